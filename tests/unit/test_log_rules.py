@@ -1,5 +1,7 @@
 """Each rule over serving logs: one it fires on, and all the others on which it is silent."""
 
+import gc
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
 from gemma4_triage.logs.catalog import ENDINGS, FALLBACKS, LOADS, findings
 from gemma4_triage.logs.read import read_source
+from gemma4_triage.logs.rule import _LatePattern
 from gemma4_triage.logs.rules import known_issue, other_crash, refused_by_check, unexplained_line
 from gemma4_triage.logs.source import Source
 from made_logs import (
@@ -299,3 +302,10 @@ def test_commands_to_run_next_exist():
     every += [finding for lines in MADE.values() for finding in found_in(lines)]
     for line in {command for finding in every for command in finding.next_commands}:
         parse_command(line)
+
+
+def test_every_pattern_of_a_rule_compiles():
+    found = [one for one in gc.get_objects() if type(one) is _LatePattern]
+    assert len(found) > 200
+    for one in found:
+        re.compile(one.pattern, one._flags)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place, RankFacts
@@ -15,6 +16,26 @@ PLAN_POOLS = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20Gi
 """What plans the pools; config, sizes and load are put in where something says them."""
 _LONGEST_EXCEPTION = 300
 _INNERMOST = 3  # frames
+
+
+class _LatePattern:
+    """A pattern that is compiled when it is first asked for something but its text."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self.pattern, self._flags = pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(re.compile(self.pattern, self._flags), name)
+        setattr(self, name, found)
+        return found
+
+
+def pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a regular expression of a rule, compiled at its first use.
+
+    There are hundreds, a log needs some of them, and compiling them all would take a tenth of a short command's time.
+    """
+    return cast("re.Pattern[str]", _LatePattern(text, flags))
 
 
 @dataclass(frozen=True)

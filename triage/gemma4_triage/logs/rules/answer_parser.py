@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, says
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, pattern, says
 
-_WORDS = re.compile(
+_WORDS = pattern(
     r"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
     r"Failed to parse (?:tool calls?|reasoning)|HarmonyError(?!.*(?:vocab|download))|"
     r"Unexpected token \d+ while expecting|Expected \d+ output messages"
 )
 # A vocabulary that cannot be fetched is no answer.
-_HARMONY = re.compile(
+_HARMONY = pattern(
     r"HarmonyError(?!.*(?:vocab|download))|Unexpected token \d+ while expecting|Expected \d+ output messages"
 )
 
 
-_PARSER = re.compile(
+_PARSER = pattern(
     r"(?:\w*_detector|function_call_parser|reasoning_parser|harmony_parser)\.py:|.* (?:parse_streaming_increment|"
     r"detect_and_parse|_partial_json_loads)$"
 )
@@ -71,7 +70,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-_BEFORE = re.compile(r".* (?:structure_info|get_structure_\w+|structural_tag|build_ebnf|get_model_structural_tag)$")
+_BEFORE = pattern(r".* (?:structure_info|get_structure_\w+|structural_tag|build_ebnf|get_model_structural_tag)$")
 
 
 def _of_the_request(facts: LogFacts, death: Death) -> Finding:
@@ -92,7 +91,7 @@ def _of_the_request(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-_NOT_SET = re.compile(r"Unsupported tool_call_parser(?:: (\S+))?")
+_NOT_SET = pattern(r"Unsupported tool_call_parser(?:: (\S+))?")
 
 
 def _harmony(facts: LogFacts, death: Death) -> Finding | None:

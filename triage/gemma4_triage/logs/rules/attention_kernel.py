@@ -6,27 +6,25 @@ stands in its server_args.py: triton anywhere, trtllm_mha on SM100, intel_xpu on
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
 
-_REFUSED = re.compile(r"Gemma4 only supports trtllm_mha, triton|Bidirectional attention for image tokens requires")
-_HEADS = re.compile(
+_REFUSED = pattern(r"Gemma4 only supports trtllm_mha, triton|Bidirectional attention for image tokens requires")
+_HEADS = pattern(
     r"(?i)head[ _]?(?:dim(?:ension)?s?|size)\W.{0,80}?(?:not supported|unsupported|only support|at most|must be|"
     r"<=|divis)|"
     r"(?:unsupported|not supported|only supports?|invalid|no kernel).{0,60}head[ _]?(?:dim|size)|"
     r"failed to dispatch head_dim|"
     r"This flash attention build does not support|Unsupported max_mma_kv|Invalid configuration\s*:\s*NUM_MMA"
 )
-_GPU = re.compile(
+_GPU = pattern(
     r"(?i)(?:FlashAttention|FA3|fa4|flash_attn|trtllm[_ -]?(?:mha|gen)|flashinfer|cutlass_mla|flashmla).{0,120}"
     r"(?:only support|requires?|not supported|unsupported|missing).{0,80}(?:SM ?\d|sm_?\d|Ampere|Hopper|"
     r"Blackwell|GPUs?|kernel)|"
     r"(?:fmha|trtllm\w*attention|mla)\w*.{0,200}unsupported architecture|missing trtllm-gen kernel"
 )
-_DTYPE = re.compile(
+_DTYPE = pattern(
     r"(?i)(?:only supports? .{0,20}(?:fp16|bf16|fp8)|data type).{0,60}(?:kv|query|attention)|"
     r"kv.{0,30}dtype.{0,40}not support"
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, of_death, of_failure, remarked
+from gemma4_triage.logs.rule import at, of_death, of_failure, pattern, remarked
 
-_WORDS = re.compile(r"Bus error|\bSIGBUS\b|exit ?code[ =:]*(?:-7|135)\b")
-_LOADS = re.compile(r".*(?:load_weights|weight_loader|load_model|safetensors)")
+_WORDS = pattern(r"Bus error|\bSIGBUS\b|exit ?code[ =:]*(?:-7|135)\b")
+_LOADS = pattern(r".*(?:load_weights|weight_loader|load_model|safetensors)")
 
 
 def _explains(death: Death) -> bool:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 
-_LACKS = re.compile(
+_LACKS = pattern(
     r"(?i)chat[_ ]template .{0,200}(?:is not a built-in|not found|does not exist)|no chat template|"
     r"chat_template is not set|does not have a chat template"
 )
-_NONE = re.compile(r"(?i)chat_template is not set|does not have a chat template|no chat template")
-_RENDERS = re.compile(
+_NONE = pattern(r"(?i)chat_template is not set|does not have a chat template|no chat template")
+_RENDERS = pattern(
     r"(?:jinja2\.|\b)(?:exceptions\.)?(?:TemplateError|UndefinedError|TemplateSyntaxError|TemplateRuntimeError)\b|"
     r"Object of type Undefined is not JSON serializable|roles must alternate|Failed to render chat template"
 )
-_ROLES = re.compile(r"(?i)system role (?:is )?not supported|roles must alternate[\w /]*")
-_FRAME = re.compile(r".* (?:apply_chat_template|_apply_jinja_template|render_jinja_template|_compile_jinja_template)$")
+_ROLES = pattern(r"(?i)system role (?:is )?not supported|roles must alternate[\w /]*")
+_FRAME = pattern(r".* (?:apply_chat_template|_apply_jinja_template|render_jinja_template|_compile_jinja_template)$")
 
 
 def _explains(death: Death) -> bool:

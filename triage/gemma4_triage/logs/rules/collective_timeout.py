@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over
+from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over, pattern
 
-_TIMEOUT = re.compile(
+_TIMEOUT = pattern(
     r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
     r"collective.{0,40}timed? ?out"
 )
-_GONE = re.compile(
+_GONE = pattern(
     r"(?i)connection (?:closed|reset) by peer|ncclRemoteError|remote process exited|\[gloo/|Broken pipe|"
     r"communicator was aborted"
 )
-_BEGIN = re.compile(
+_BEGIN = pattern(
     r"(?i)unhandled (?:cuda|system) error|ncclInternalError|ncclInvalidUsage|, invalid usage|"
     r"DistNetworkError|DistStoreError|clients? (?:has|have) (?:not )?joined|connectFullMesh|waiting for clients"
 )
-_NCCL = re.compile(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective")
+_NCCL = pattern(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective")
 _NCCL_SAYS = (
     (
-        re.compile(r"Duplicate GPU detected"),
+        pattern(r"Duplicate GPU detected"),
         "Two ranks of one group were given the same GPU.",
         (
             "--tp (times --pp, and --dp without attention) must not exceed the GPUs that CUDA_VISIBLE_DEVICES leaves: "
@@ -32,22 +30,22 @@ _NCCL_SAYS = (
         ),
     ),
     (
-        re.compile(r"(?i)out of memory|Failed to CUDA (?:m|c)alloc"),
+        pattern(r"(?i)out of memory|Failed to CUDA (?:m|c)alloc"),
         "NCCL found no memory on a GPU for its buffers: another process holds it, or pools and weights took all.",
         ("nvidia-smi: end what else runs there", "a lower --mem-fraction-static leaves room for NCCL's buffers"),
     ),
     (
-        re.compile(r"(?i)driver version is insufficient|invalid device ordinal|initialization error|no CUDA-capable"),
+        pattern(r"(?i)driver version is insufficient|invalid device ordinal|initialization error|no CUDA-capable"),
         "NCCL could not use a GPU: the driver is older than this CUDA, or the GPU is not in this container.",
         ("nvidia-smi in the container: driver and GPUs; docker --gpus all", "a driver for the CUDA of the image"),
     ),
     (
-        re.compile(r"(?i)peer access|p2p|invalid argument"),
+        pattern(r"(?i)peer access|p2p|invalid argument"),
         "GPUs of this host cannot read each other's memory as NCCL tried to (P2P).",
         ("NCCL_P2P_DISABLE=1 once; nvidia-smi topo -m; IOMMU and ACS off on bare metal",),
     ),
     (
-        re.compile(r"(?i)ibv_|\bIB\b|net_ib|GID|local qp"),
+        pattern(r"(?i)ibv_|\bIB\b|net_ib|GID|local qp"),
         "NCCL could not use this host's InfiniBand or RoCE cards.",
         (
             "NCCL_IB_DISABLE=1 once; then NCCL_IB_HCA and NCCL_IB_GID_INDEX; ulimit -l unlimited, IPC_LOCK and "
@@ -55,9 +53,9 @@ _NCCL_SAYS = (
         ),
     ),
 )
-_JOINED = re.compile(r"(\d+)/(\d+) clients joined")
-_RANK = re.compile(r"\[[Rr]ank ?(\d+)\]")
-_WORK = re.compile(r"SeqNum=(\d+), OpType=(\w+)")
+_JOINED = pattern(r"(\d+)/(\d+) clients joined")
+_RANK = pattern(r"\[[Rr]ank ?(\d+)\]")
+_WORK = pattern(r"SeqNum=(\d+), OpType=(\w+)")
 
 
 def _explains(death: Death) -> bool:

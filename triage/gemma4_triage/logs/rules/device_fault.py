@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, remarked
+from gemma4_triage.logs.rule import of_death, of_failure, pattern, remarked
 
-_XID = re.compile(r"Xid(?: \([^)]*\))?: ?(\d+)")
-_HARDWARE = re.compile(
+_XID = pattern(r"Xid(?: \([^)]*\))?: ?(\d+)")
+_HARDWARE = pattern(
     r"(?i)fallen off the bus|uncorrectable ECC|ECC error|cudaErrorDevicesUnavailable|system not yet initialized|"
     r"CUDA error: (?:unknown error|hardware|device not ready|all CUDA-capable devices are busy)|GPU is lost"
 )
 # What ROCm's runtime says before it ends the process.
-_ROCM = re.compile(
+_ROCM = pattern(
     r"HSA_STATUS_ERROR|Memory access fault by GPU|HSAIL operation resulted in a hardware exception|HIP error"
 )
 # NVIDIA's list of Xid errors: faults of the program that ran.

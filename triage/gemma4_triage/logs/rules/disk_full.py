@@ -6,17 +6,17 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
 from gemma4_triage.logs.rules import shared_memory
 
-_WORDS = re.compile(
+_WORDS = pattern(
     r"(?i)No space left on device|\bos error 28\b|\bErrno 28\b|\bENOSPC\b|Disk quota exceeded|\bErrno 122\b|"
     r"not enough (?:free )?(?:disk )?space (?:to|on|for|left)|not enough free disk space|disk is full"
 )
-_DOWNLOAD = re.compile(
+_DOWNLOAD = pattern(
     r"(?:file_download|_snapshot_download|weight_utils|hf_\w+|loader)\.py:|.* (?:\w*download\w*|xet_get|http_get)$"
 )
-_COMPILES = re.compile(r"(?:jit\w*|cpp_ext\w*|cpp_extension|compiler|cache|codecache|cuda_utils)\.py:")
+_COMPILES = pattern(r"(?:jit\w*|cpp_ext\w*|cpp_extension|compiler|cache|codecache|cuda_utils)\.py:")
 
 
 def _explains(death: Death) -> bool:

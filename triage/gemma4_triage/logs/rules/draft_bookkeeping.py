@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.rules import stale_write_rows, unmergeable_batch
 
-_DRAFTS = re.compile(
+_DRAFTS = pattern(
     r"\w*(?:eagle|mtp|spec_|speculative|draft|ngram|multi_layer)\w*\.py:|.* \w*(?:draft|verify|spec_info)\w*$"
 )
-_MISFIT = re.compile(
+_MISFIT = pattern(
     r"Sizes of tensors must match|must match the size of|size of tensor|shape mismatch|doesn't match the "
     r"broadcast shape|"
     r"is invalid for input of size|index .{0,40}out of (?:bounds|range)|device-side assert|out of bounds|"
     r"The expanded size of the tensor|cannot be broadcast|cannot reshape"
 )
 _INNER = 5  # frames
-_COPY = re.compile(r"cuda_graph_buffer_registry\.py:.* fill_from$")
-_RUNNER = re.compile(r"(?:cuda_graph_buffer_registry|eager_runner|\w*graph_runner|model_runner|hook_registry)\.py:")
+_COPY = pattern(r"cuda_graph_buffer_registry\.py:.* fill_from$")
+_RUNNER = pattern(r"(?:cuda_graph_buffer_registry|eager_runner|\w*graph_runner|model_runner|hook_registry)\.py:")
 
 
-_ROTATES = re.compile(r"(?:rotary_embedding|rope\w*)\.py:|.* \w*(?:rotary|rope)\w*$")
+_ROTATES = pattern(r"(?:rotary_embedding|rope\w*)\.py:|.* \w*(?:rotary|rope)\w*$")
 
 
 def rotates(death: Death) -> bool:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 
-_LACKS = re.compile(
+_LACKS = pattern(
     r"'(\w+)' object has no attribute '(set_embed|set_embed_and_head|get_embed_and_head|get_input_embeddings|"
     r"set_eagle3_layers_to_capture|get_hot_token_id|hot_token_id|capture_aux_hidden_states)'"
 )
 _OF_A_DRAFT = ("set_embed", "set_embed_and_head", "get_hot_token_id", "hot_token_id")
 
 
-_SHAPES = re.compile(r"mat1 and mat2 shapes cannot be multiplied \((\d+x\d+) and (\d+x\d+)\)")
-_DRAFTS = re.compile(r"\w*(?:eagle|draft|mtp|nextn|medusa)\w*\.py:")
+_SHAPES = pattern(r"mat1 and mat2 shapes cannot be multiplied \((\d+x\d+) and (\d+x\d+)\)")
+_DRAFTS = pattern(r"\w*(?:eagle|draft|mtp|nextn|medusa)\w*\.py:")
 
 
 def _of_a_shape(death: Death) -> bool:

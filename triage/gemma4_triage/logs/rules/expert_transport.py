@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence
-from gemma4_triage.logs.rule import Wording, of_wordings
+from gemma4_triage.logs.rule import Wording, of_wordings, pattern
 
 _WORDINGS = (
     Wording(
-        re.compile(r"peer access is not supported between"),
+        pattern(r"peer access is not supported between"),
         "Some pairs of GPUs here cannot reach each other's memory (peer access), which the custom all-reduce needs.",
         "--disable-custom-all-reduce: NCCL then does the sums (NCCL_P2P_DISABLE=1 if it hangs); nvidia-smi topo -p2p r "
         "shows the pairs",
-        frames=re.compile(r"(?:\S*/)?\w*custom_all_reduce\w*\.py:"),
+        frames=pattern(r"(?:\S*/)?\w*custom_all_reduce\w*\.py:"),
     ),
     Wording(
-        re.compile(r"(?i)(?:deep_?ep|nvshmem).{0,200}(?:peer access|P2P|IPC)|peer access is not supported between"),
+        pattern(r"(?i)(?:deep_?ep|nvshmem).{0,200}(?:peer access|P2P|IPC)|peer access is not supported between"),
         "DeepEP needs peer access between all GPUs of a host, and some pairs here have none.",
         "nvidia-smi topo -p2p r shows the pairs; --moe-a2a-backend none (or without DeepEP), or GPUs with NVLink "
         "between all",
     ),
     Wording(
-        re.compile(r"(?i)HANDLE_TYPE_FABRIC|mnnvl|(?:deep_?ep|nvshmem|cuMem\w+).{0,200}(?:fabric|NOT_SUPPORTED)"),
+        pattern(r"(?i)HANDLE_TYPE_FABRIC|mnnvl|(?:deep_?ep|nvshmem|cuMem\w+).{0,200}(?:fabric|NOT_SUPPORTED)"),
         "The transport of experts asked for memory that is shared over a fabric (MNNVL), which this host has not.",
         "switch that path off (allow_mnnvl False, SGLANG_IS_FLASHINFER_AVAILABLE=false), or another "
         "--moe-a2a-backend, or "
         "a later release of DeepEP and SGLang",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"(?i)^(?!.*NCCL error in).*ibv_\w+.{0,40}fail|(?:ep_connect|connect EPS|setup connections) failed|"
             r"nvshmem\w*.{0,80}fail|NVSHMEM API called before|nvshmem initialization failed"
         ),
@@ -41,7 +39,7 @@ _WORDINGS = (
         "none",
     ),
     Wording(
-        re.compile(r"(?i)DeepEP (?:error: )?(?:[\w ]{0,30})timeout|deep_ep.{0,80}timed? ?out"),
+        pattern(r"(?i)DeepEP (?:error: )?(?:[\w ]{0,30})timeout|deep_ep.{0,80}timed? ?out"),
         "Ranks waited in DeepEP, which carries tokens to the experts of other GPUs, for one that did not come in time: "
         "it died, hangs, or compiles a kernel (DeepGEMM) that the others have.",
         "the log of every rank and node at that time: the first other exception, or a rank that compiles. Compile "
@@ -49,9 +47,7 @@ _WORDINGS = (
         "--moe-a2a-backend none",
     ),
     Wording(
-        re.compile(
-            r"(?i)deep_?ep\.cpp|DeepEP (?:error|timeout)|deep_ep.{0,80}(?:timed? ?out|fail)|rocshmem.{0,80}fail"
-        ),
+        pattern(r"(?i)deep_?ep\.cpp|DeepEP (?:error|timeout)|deep_ep.{0,80}(?:timed? ?out|fail)|rocshmem.{0,80}fail"),
         "DeepEP, which carries tokens to the experts of other GPUs, failed.",
         "once with --moe-a2a-backend none; the releases of DeepEP, NVSHMEM and SGLang have to fit, as SGLang's image "
         "has "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 
-_WORDS = re.compile(r"UnpicklingError|invalid load key|pickle data was truncated|Ran out of input|unpickling stack")
-_OF_A_SOCKET = re.compile(r".* (?:recv\w*|handle_loop|event_loop\w*|_chain|_deserialize)$|_?future\.py|socket\.py")
+_WORDS = pattern(r"UnpicklingError|invalid load key|pickle data was truncated|Ran out of input|unpickling stack")
+_OF_A_SOCKET = pattern(r".* (?:recv\w*|handle_loop|event_loop\w*|_chain|_deserialize)$|_?future\.py|socket\.py")
 
 
 def _explains(death: Death) -> bool:

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings
+from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings, pattern
 
-_FRAME = re.compile(
+_FRAME = pattern(
     r"\w*(?:grammar|xgrammar|outlines|llguidance)\w*\.py:|.* (?:compile_(?:json_schema|grammar|regex|structural_tag)|"
     r"accept_token|\w*vocab_mask|\w*token_bitmask\w*|try_jump_forward)$"
 )
-_SPECULATIVE = re.compile(r"(?:eagle|spec|mtp)\w*\.py:")
+_SPECULATIVE = pattern(r"(?:eagle|spec|mtp)\w*\.py:")
 _INNER = 4  # frames
 
 
 _OF_A_START = (" __init__", " <module>", " create_grammar_backend", " init_tokenizer")
-_MASK = re.compile(r"(?i)logits and bitmask|bitmask.{0,60}(?:batch size|shape)|vocab_?mask.{0,60}(?:shape|size)")
+_MASK = pattern(r"(?i)logits and bitmask|bitmask.{0,60}(?:batch size|shape)|vocab_?mask.{0,60}(?:shape|size)")
 
 
 def _explains(death: Death) -> bool:

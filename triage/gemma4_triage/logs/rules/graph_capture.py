@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, remarked, says
+from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, pattern, remarked, says
 from gemma4_triage.logs.rules import attention_kernel, collective_timeout, kernel_too_large, no_kernel_image
 
-_FAILED = re.compile(r"Capture (?:\w+ )*graph failed: ?(.*)")
-_IN_CAPTURE = re.compile(
+_FAILED = pattern(r"Capture (?:\w+ )*graph failed: ?(.*)")
+_IN_CAPTURE = pattern(
     r"(?i)operation not permitted when stream is capturing|cudaErrorStreamCapture\w+|during CUDA graph capture"
 )
 # These have a rule of their own, and fail without graphs too.
 _OWN_CAUSES = (no_kernel_image.WORDS, kernel_too_large.WORDS)
 # device_fault.py tells it: ROCm refuses calls beside a capture.
-_OF_ROCM = re.compile(r"HIP error: .*captur")
-_ALL_REDUCE = re.compile(r"\w*custom_all_reduce\w*\.py:|.* register_graph_buffers$")
+_OF_ROCM = pattern(r"HIP error: .*captur")
+_ALL_REDUCE = pattern(r"\w*custom_all_reduce\w*\.py:|.* register_graph_buffers$")
 _SAVER = (
     "--enable-memory-saver replaces the allocations whose handles are exchanged: a later release, or without it, or "
     "--disable-custom-all-reduce"

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
-from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, remarked, says, usage_text
+from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
 
-_WORDS = re.compile(r"[Ww]atchdog [Tt]imeout")
+_WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
 _SHOWN = 8
 # What the innermost frames of a main thread say; the first that fits. Waiting for others is no fault of its own.
 _PLACES = (
     (
         "a collective",
-        re.compile(r"all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier|nccl|gloo|deep_?ep"),
+        pattern(r"all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier|nccl|gloo|deep_?ep"),
     ),
-    ("a receive from another process", re.compile(r"recv|zmq|queue\.py")),
-    ("a compilation", re.compile(r"ninja|nvcc|inductor|triton/compiler|jit|compile")),
-    ("host or storage I/O", re.compile(r"cache_controller|hicache|mooncake|nixl|storage|hiradix")),
-    ("a lock", re.compile(r"acquire|threading\.py|lock")),
-    ("a wait for the GPU", re.compile(r"synchronize|\bitem\b|tolist|\bcpu\b|cudaStream|cuEvent|copy_done|wait")),
+    ("a receive from another process", pattern(r"recv|zmq|queue\.py")),
+    ("a compilation", pattern(r"ninja|nvcc|inductor|triton/compiler|jit|compile")),
+    ("host or storage I/O", pattern(r"cache_controller|hicache|mooncake|nixl|storage|hiradix")),
+    ("a lock", pattern(r"acquire|threading\.py|lock")),
+    ("a wait for the GPU", pattern(r"synchronize|\bitem\b|tolist|\bcpu\b|cudaStream|cuEvent|copy_done|wait")),
 )
 _WAITS = ("a collective", "a receive from another process")
 _ADVICE = {

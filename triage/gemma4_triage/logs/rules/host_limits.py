@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence
-from gemma4_triage.logs.rule import Wording, of_wordings
+from gemma4_triage.logs.rule import Wording, of_wordings, pattern
 
 _WORDINGS = (
     Wording(
-        re.compile(r"Too many open files|Errno 24\b|out of system resource"),
+        pattern(r"Too many open files|Errno 24\b|out of system resource"),
         "A process has as many files and connections open as it may: no further client or file is let in.",
         "ulimit -n 65536 (docker: --ulimit nofile=65536:65536), then look at what keeps connections open: ss -s, "
         "clients that never close theirs",
     ),
     Wording(
-        re.compile(r"can't start new thread|pthread_create failed|Resource temporarily unavailable|Errno 11\b"),
+        pattern(r"can't start new thread|pthread_create failed|Resource temporarily unavailable|Errno 11\b"),
         "No further thread or process may be started: the limit of the user or of the container is reached.",
         "ulimit -u, pids.max of the cgroup (docker: --pids-limit -1); OMP_NUM_THREADS=1 starts fewer",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"(?:FileNotFoundError|OSError|FileExistsError|BlockingIOError).{0,200}(?:\.triton|torchinductor|/triton/|"
             r"cached_ops|tvm_ffi|deep_gemm)|Stale file handle"
         ),
@@ -30,15 +28,15 @@ _WORDINGS = (
         "FLASHINFER_WORKSPACE_BASE, SGLANG_DG_CACHE_DIR; remove what is half written there, then start again",
     ),
     Wording(
-        re.compile(r"FileNotFoundError: .*\.db'$"),
+        pattern(r"FileNotFoundError: .*\.db'$"),
         "A file of the metrics, which the server's processes share in a folder, is gone: /tmp was cleaned, or is "
         "another one in that process.",
         "PROMETHEUS_MULTIPROC_DIR on a folder that nothing cleans (and is empty at the start), or without "
         "--enable-metrics",
-        frames=re.compile(r"(?:\S*/)?mmap_dict\.py:"),
+        frames=pattern(r"(?:\S*/)?mmap_dict\.py:"),
     ),
     Wording(
-        re.compile(r"(?i)memlock|ibv_reg_mr.{0,60}(?:fail|ENOMEM|Cannot allocate)|cannot lock memory|mlock.{0,40}fail"),
+        pattern(r"(?i)memlock|ibv_reg_mr.{0,60}(?:fail|ENOMEM|Cannot allocate)|cannot lock memory|mlock.{0,40}fail"),
         "Memory could not be locked for a network card or a GPU: the limit of locked memory is too small.",
         "ulimit -l unlimited (docker: --ulimit memlock=-1, and the capability IPC_LOCK)",
     ),

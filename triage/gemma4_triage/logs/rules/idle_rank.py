@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.suspects import features, of_files
 
-_EMPTY = re.compile(
+_EMPTY = pattern(
     r"(?i)numel\(\) ?== ?0|\bsize 0\b|\b0 elements|(?:is|are) empty|empty (?:tensor|batch|sequence|list)|"
     r"non-?(?:empty|zero)|\bidle\b"
 )
-_IDLES = re.compile(r".* \w*(?:forward_idle|idle_batch|prepare_(?:for_)?idle|idle_input)\w*$")
-_PARALLEL = re.compile(r"\bDP\d")
+_IDLES = pattern(r".* \w*(?:forward_idle|idle_batch|prepare_(?:for_)?idle|idle_input)\w*$")
+_PARALLEL = pattern(r"\bDP\d")
 
 
 def _explains(death: Death) -> bool:

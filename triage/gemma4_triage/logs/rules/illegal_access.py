@@ -7,11 +7,9 @@ hands out ids beyond it, which is when the SWA pool is nearly used up.
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
+from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.suspects import of_files, switched_on
 
@@ -148,7 +146,7 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     return (*dict.fromkeys(found), *switched_on(facts))
 
 
-_DRAFTS = re.compile(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")
+_DRAFTS = pattern(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")
 _INNER = 5  # frames
 
 

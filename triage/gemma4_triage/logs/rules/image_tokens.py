@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, says
+from gemma4_triage.logs.rule import of_death, of_failure, pattern, says
 
 _COUNTS = (
-    re.compile(r"Got (?P<text>\d+) tokens in the text but (?P<made>\d+)"),
-    re.compile(r"num_mm_tokens_in_input_ids=(?P<text>\d+) vs num_mm_tokens_in_embedding=(?P<made>\d+)"),
-    re.compile(
+    pattern(r"Got (?P<text>\d+) tokens in the text but (?P<made>\d+)"),
+    pattern(r"num_mm_tokens_in_input_ids=(?P<text>\d+) vs num_mm_tokens_in_embedding=(?P<made>\d+)"),
+    pattern(
         r"(?i)(?:image|audio|video) features and (?:image|audio|"
         r"video) tokens do not match:? tokens: (?P<text>\d+),? features:? (?P<made>\d+)"
     ),
 )
-_WORDS = re.compile(
+_WORDS = pattern(
     r"(?i)multimodal embedding does not match|Insufficient multimodal embedding|"
     r"(?:image|audio|video) features and (?:image|audio|video) tokens do not match|"
     r"number of (?:image|audio|video|placeholder) (?:tokens|placeholders).{0,60}(?:match|differ|equal)|"
@@ -25,7 +23,7 @@ _WORDS = re.compile(
 )
 
 
-_POSITIONS = re.compile(r".* (?:get_rope_index\w*|get_input_positions|_?compute_\w*mrope_positions)$|mrope\w*\.py:")
+_POSITIONS = pattern(r".* (?:get_rope_index\w*|get_input_positions|_?compute_\w*mrope_positions)$|mrope\w*\.py:")
 
 
 def _of_positions(death: Death) -> bool:
@@ -34,12 +32,8 @@ def _of_positions(death: Death) -> bool:
     return misfit and any(map(_POSITIONS.match, death.frames[-3:]))
 
 
-_EMBEDS = re.compile(
-    r".* (?:_?get_chunked_\w*embedding\w*|get_embedding\w*|embed_mm_inputs|_?get_precomputed_embedding)$"
-)
-_SPLIT = re.compile(
-    r"sum exactly to (?P<made>\d+).{0,60}split_sizes=\[(?P<text>\d+)\]|must match|out of (?:range|bounds)"
-)
+_EMBEDS = pattern(r".* (?:_?get_chunked_\w*embedding\w*|get_embedding\w*|embed_mm_inputs|_?get_precomputed_embedding)$")
+_SPLIT = pattern(r"sum exactly to (?P<made>\d+).{0,60}split_sizes=\[(?P<text>\d+)\]|must match|out of (?:range|bounds)")
 
 
 def _of_embeddings(death: Death) -> bool:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank
+from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern
 from gemma4_triage.logs.rules import draft_bookkeeping
 from gemma4_triage.logs.suspects import of_files, switched_on
 
-_MESSAGE = re.compile(
-    r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size (?!0\b)\d+"
-)
+_MESSAGE = pattern(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size (?!0\b)\d+")
 
 
 _INNER = 4  # frames
-_WRITES_KV = re.compile(r".* \w*(?:set_kv_buffer|store_kvcache|write_kv)\w*$")
+_WRITES_KV = pattern(r".* \w*(?:set_kv_buffer|store_kvcache|write_kv)\w*$")
 
 
 def _explains(death: Death) -> bool:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import Wording, of_wordings
+from gemma4_triage.logs.rule import Wording, of_wordings, pattern
 from gemma4_triage.logs.rules import graph_capture
 
 _WORDINGS = (
     Wording(
-        re.compile(r"(?:CUBLAS|CUDNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"),
+        pattern(r"(?:CUBLAS|CUDNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"),
         "A library of CUDA got no memory for its workspace: the pools took all.",
         "lower --mem-fraction-static by 0.03 to 0.05",
     ),
     Wording(
-        re.compile(r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_INTERNAL_ERROR"),
+        pattern(r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_INTERNAL_ERROR"),
         "A library of CUDA failed inside, for want of memory, for an earlier kernel's error, or for a release of it "
         "that does not fit this torch or GPU.",
         "lower --mem-fraction-static by 0.05; CUDA_LAUNCH_BLOCKING=1 shows whether an earlier kernel failed; the "
         "nvidia-cublas that torch pins, and no LD_LIBRARY_PATH that puts another before it",
     ),
     Wording(
-        re.compile(r"(?:CUBLAS|CUDNN)_STATUS_(?:NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)"),
+        pattern(r"(?:CUBLAS|CUDNN)_STATUS_(?:NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)"),
         "A library of CUDA was asked for a product that it does not have for these sizes or types.",
         "another --dtype or backend of the quantised GEMM; the frame names the layer",
     ),
     Wording(
-        re.compile(r"AlignedAllocator|[Ii]ncrease the workspace buffer size"),
+        pattern(r"AlignedAllocator|[Ii]ncrease the workspace buffer size"),
         "FlashInfer's workspace is too small for the plan of this batch: its prefill is too long at once. The GPU's "
         "memory is not full.",
         "a --chunked-prefill-size (not -1) that cuts long prompts; SGLANG_FLASHINFER_WORKSPACE_SIZE in bytes, above "
@@ -38,7 +37,7 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
-        re.compile(r"AclNN_Parameter_Error|EZ1001|error code is 161\d{3}"),
+        pattern(r"AclNN_Parameter_Error|EZ1001|error code is 161\d{3}"),
         "An operator of Ascend's refused what it was given (sizes, dimensions or a type): the model's code in this "
         "release asks for something that the NPU does not serve.",
         "a later release and image of SGLang for NPUs, or a model of its list for NPUs; once without images, drafts "
@@ -46,7 +45,7 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
-        re.compile(r"current working operator name is (?P<operator>\w+)"),
+        pattern(r"current working operator name is (?P<operator>\w+)"),
         "A kernel of Ascend's failed on the NPU, mostly as it read outside of its memory. It names the operator: "
         "{operator}.",
         "the operator that is named says which part it is: of attention, fewer requests at once and shorter contexts "
@@ -55,7 +54,7 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
-        re.compile(r"NPU function error|\baclInit\b|\baclnn\w+ failed|ERR\d{5} (?:PTA|OPS|GRAPH)"),
+        pattern(r"NPU function error|\baclInit\b|\baclnn\w+ failed|ERR\d{5} (?:PTA|OPS|GRAPH)"),
         "Ascend's runtime (CANN) refused a call: CANN, the driver, torch_npu and SGLang's kernels for NPUs do not fit "
         "each other or this NPU, or the container lacks its devices or memory.",
         "SGLang's image for this NPU (910b, a3) and the CANN that it names; every /dev/davinci device and the driver's "
@@ -63,14 +62,14 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
-        re.compile(r"\[torch_memory_saver\.cpp\].{0,80}error"),
+        pattern(r"\[torch_memory_saver\.cpp\].{0,80}error"),
         "The memory saver could not give or take back GPU memory behind addresses that stay: on a resume mostly since "
         "somebody else, such as the trainer, took it meanwhile.",
         "release the trainer's memory before resume_memory_occupation (nvidia-smi then), a lower "
         "--mem-fraction-static; one engine per process that preloads the saver; its release as SGLang pins it",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"misaligned address|unspecified launch failure|CUBLAS_STATUS_EXECUTION_FAILED|illegal instruction|"
             r"CUDA_EXCEPTION"
         ),
@@ -78,7 +77,7 @@ _WORDINGS = (
         "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph name the kernel; then try another backend",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"CUDA error: invalid (?:argument|configuration|resource handle|device ordinal)|"
             r"too many resources requested"
         ),
@@ -88,7 +87,7 @@ _WORDINGS = (
 )
 
 
-_PREFILL_GRAPH = re.compile(r"(?:piecewise|prefill|breakable)_?cuda_graph\w*\.py:|.* warmup_compile$")
+_PREFILL_GRAPH = pattern(r"(?:piecewise|prefill|breakable)_?cuda_graph\w*\.py:|.* warmup_compile$")
 _WITHOUT_GRAPH = (
     "once without the graph of prefills, in whose warmup or capture it stands (--cuda-graph-backend-prefill=disabled; "
     "earlier --disable-piecewise-cuda-graph): it runs sizes that a short --context-length or a full GPU has no room "

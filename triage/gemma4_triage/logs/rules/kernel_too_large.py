@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
 
-WORDS = re.compile(r"out of resources?: (?:shared memory|threads|registers|tensor memory|\w+)")
-_NUMBERS = re.compile(r"out of resources?: ([\w ]+), Required: (\d+), Hardware limit: (\d+)")
-_EXPERTS = re.compile(r"(?i).*(?:moe|grouped_gemm|expert)")
-_ATTENTION = re.compile(r"(?i).*(?:attention|attn|extend_|decode_.*fwd|prefill_.*fwd|_fwd_kernel)")
-_LINEAR = re.compile(r"(?i).*(?:fp8|int8|awq|gptq|quant|scaled_mm|matmul)")
+WORDS = pattern(r"out of resources?: (?:shared memory|threads|registers|tensor memory|\w+)")
+_NUMBERS = pattern(r"out of resources?: ([\w ]+), Required: (\d+), Hardware limit: (\d+)")
+_EXPERTS = pattern(r"(?i).*(?:moe|grouped_gemm|expert)")
+_ATTENTION = pattern(r"(?i).*(?:attention|attn|extend_|decode_.*fwd|prefill_.*fwd|_fwd_kernel)")
+_LINEAR = pattern(r"(?i).*(?:fp8|int8|awq|gptq|quant|scaled_mm|matmul)")
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import COLLECT, at, last_sign_of_life, of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import COLLECT, at, last_sign_of_life, of_death, of_failure, of_settings, pattern
 
-_OF_MEMORY = re.compile(r"OOMKilled|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory")
-_CODE = re.compile(
+_OF_MEMORY = pattern(r"OOMKilled|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory")
+_CODE = pattern(
     r"[Ee]xit(?:ed with)? ?(?:[Cc]ode)?\W{0,3}(?:-9|137)\b|exitcode[ =:]*(?:-9|137)\b|terminated with -9\b|"
     r"\bstatus=9/KILL\b|: Killed\W*$|\bExited \(137\)"
 )

@@ -9,9 +9,19 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import COLLECT, at, exception_text, of_death, of_failure, of_settings, over, remarked
+from gemma4_triage.logs.rule import (
+    COLLECT,
+    at,
+    exception_text,
+    of_death,
+    of_failure,
+    of_settings,
+    over,
+    pattern,
+    remarked,
+)
 
-_WORDS = re.compile(
+_WORDS = pattern(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     r"[Uu]nexpected transfer worker error|[Tt]ransfer thread failed|"
     r"(?:bootstrap|handshake) (?:failed|timed out)|"
@@ -113,14 +123,14 @@ _REGISTER = (
     "--disaggregation-ib-device with names of ibv_devices, on both servers",
     "once with --disaggregation-transfer-backend nixl",
 )
-_OF_THE_SPLIT = re.compile(r"disaggregation/")
+_OF_THE_SPLIT = pattern(r"disaggregation/")
 _REFUSED = (
     "both servers have to be asked for the same: --tp, --dp and --pp, --page-size, --kv-cache-dtype, model and "
     "release; models with windows or states bear no differing --tp",
     "once with the other of --disaggregation-transfer-backend mooncake and nixl; then a later release",
     "a request whose transfer failed so may wait for ever: bound it in the client or router",
 )
-_GONE = re.compile(r"Los(?:t|ing) connection with (prefill|decode) instance")
+_GONE = pattern(r"Los(?:t|ing) connection with (prefill|decode) instance")
 _NIXL_ONCE = "once with --disaggregation-transfer-backend nixl on both servers: if it then holds, Mooncake is at fault"
 _OTHER = (
     "the other server's log at the same time says why: it died, has no room, or its network does not answer",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 
 _PACKAGES = frozenset(
     {
@@ -25,8 +25,8 @@ _PACKAGES = frozenset(
 _PINNED = "the releases of sglang-kernel and flashinfer that SGLang pins (pip list), for the CUDA that is installed"
 _OF_ITS_IMAGE = "the {0} of SGLang's image for this GPU: its kernels and its tuned tables have to be of one release"
 _OF_IMAGES = frozenset({"aiter", "vllm", "tilelang", "humming"})
-_SAYS = re.compile(r"Error in function '(\w+)' at|csrc/[\w/.]+\.cuh?:\d+")
-_NOT_THIS_GPU = re.compile(r"(?i)unsupported arch|architecture|compute capability|\bsm_?\d{2,3}|not supported on|cubin")
+_SAYS = pattern(r"Error in function '(\w+)' at|csrc/[\w/.]+\.cuh?:\d+")
+_NOT_THIS_GPU = pattern(r"(?i)unsupported arch|architecture|compute capability|\bsm_?\d{2,3}|not supported on|cubin")
 
 
 class _Part(NamedTuple):
@@ -46,32 +46,32 @@ class _Part(NamedTuple):
 # The first whose words fit counts.
 _PARTS = (
     _Part(
-        re.compile(r"(?i)all_?reduce|mnnvl|nvshmem|trtllm_ar|\bcomm\b|all_?gather"),
+        pattern(r"(?i)all_?reduce|mnnvl|nvshmem|trtllm_ar|\bcomm\b|all_?gather"),
         "the exchange between GPUs",
         "without --enable-flashinfer-allreduce-fusion, then --disable-custom-all-reduce",
     ),
     _Part(
-        re.compile(r"(?i)moe|grouped|batched_gemm|expert"),
+        pattern(r"(?i)moe|grouped|batched_gemm|expert"),
         "the experts of a MoE layer",
         "another --moe-runner-backend (triton serves most models and GPUs; flashinfer_cutlass NVFP4)",
     ),
     _Part(
-        re.compile(r"(?i)mamba|causal_conv|gdn|delta_rule|\bfla\b|kda|ssd"),
+        pattern(r"(?i)mamba|causal_conv|gdn|delta_rule|\bfla\b|kda|ssd"),
         "layers that keep states (Mamba, GDN)",
         "--mamba-backend triton and --linear-attn-backend triton, where the release has them",
     ),
     _Part(
-        re.compile(r"(?i)fmha|attention|paged|prefill|decode|\bmla|xqa|flash_attn"),
+        pattern(r"(?i)fmha|attention|paged|prefill|decode|\bmla|xqa|flash_attn"),
         "attention",
         "another --attention-backend (triton serves most models and GPUs)",
     ),
     _Part(
-        re.compile(r"(?i)sampl|top_?k|top_?p|min_?p|softmax"),
+        pattern(r"(?i)sampl|top_?k|top_?p|min_?p|softmax"),
         "sampling",
         "--sampling-backend pytorch",
     ),
     _Part(
-        re.compile(r"(?i)gemm|scaled_mm|fp[48]|quant|\bmm_"),
+        pattern(r"(?i)gemm|scaled_mm|fp[48]|quant|\bmm_"),
         "quantised layers",
         "--fp8-gemm-runner-backend or --fp4-gemm-runner-backend of another library (triton, cutlass)",
     ),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import Rule, at, exception_text
+from gemma4_triage.logs.rule import Rule, at, exception_text, pattern
 
-_FRAME = re.compile(
+_FRAME = pattern(
     r".* (?:load_audio|load_image|load_video|_load_single_item)$|(?:_audio_decoder|_video_decoder|ImageFile|Image)\.py:"
 )
 
-_FETCHES = re.compile(
+_FETCHES = pattern(
     r"HTTPError|ReadTimeout|ConnectTimeout|ConnectionError|ConnectionReset|ClientError|SSLError|InvalidSchema|"
     r"Max retries exceeded|Read timed out"
 )

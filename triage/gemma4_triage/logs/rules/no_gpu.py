@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, of_failure, of_settings, remarked, says
+from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, remarked, says
 
-_NONE = re.compile(
+_NONE = pattern(
     r"No CUDA GPUs are available|0 active drivers|could not select device driver|no CUDA-capable device is detected|"
     r"No accelerator \(.*\) is available|Torch not compiled with CUDA enabled|"
     r"Failed to infer device type|nvidia-container-cli: (?:initialization|mount|device) error|Found no NVIDIA driver"
 )
-_DRIVER = re.compile(
+_DRIVER = pattern(
     r"CUDA driver version is insufficient|driver on your system is too old|cudaErrorInsufficientDriver|"
     r"cudaErrorSystemDriverMismatch|system has unsupported display driver|forward compatibility was attempted|"
     r"provided PTX was compiled with an unsupported toolchain|unsatisfied condition: cuda"
 )
-_FOUND = re.compile(r"found version (\d+)")
+_FOUND = pattern(r"found version (\d+)")
 _PARTS = 1000  # CUDA 12.2 is version 12020
 
 

@@ -6,9 +6,9 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, remarked, says
+from gemma4_triage.logs.rule import of_death, of_failure, pattern, remarked, says
 
-WORDS = re.compile(
+WORDS = pattern(
     r"(?i)only supports sm ?\d+ and above|no (?:CUDA )?kernel image (?:is )?available|"
     r"sm_?\d+ is not compatible with the current PyTorch|"
     r"cudaErrorNoKernelImageForDevice|(?:CUDA|HIP) error: invalid device function|"
@@ -16,7 +16,7 @@ WORDS = re.compile(
     r"is for sm_?\d+(?:-sm_?\d+)?, but was built for sm_?\d+"
 )
 _OLD, _NEW = 80, 120  # compute capability: the least that SGLang's kernels are built for, and consumer Blackwell
-_CAPABILITY = re.compile(r"(?i)(?:\bsm_?|compute capability[: ]*)(\d+)\.?(\d)?\b")
+_CAPABILITY = pattern(r"(?i)(?:\bsm_?|compute capability[: ]*)(\d+)\.?(\d)?\b")
 _NEWER = (
     "the GPU is newer than the build: sglang-kernel and torch of CUDA 12.8 or later (cu128, cu130), or a later image "
     "of SGLang"
@@ -25,7 +25,7 @@ _OLDER = (
     "the GPU is older than the build: SGLang's kernels begin at compute capability 8.0 (Ampere); take a later GPU, or "
     "build sglang-kernel from source for this one"
 )
-_LIBRARY = re.compile(r"_deps/repo-(\w+)-src|\b(flash_?mla|flash_attn|deep_gemm|deep_ep|flashinfer)\b", re.IGNORECASE)
+_LIBRARY = pattern(r"_deps/repo-(\w+)-src|\b(flash_?mla|flash_attn|deep_gemm|deep_ep|flashinfer)\b", re.IGNORECASE)
 _OTHER = (
     "another backend of what that library computes: --attention-backend (and --nsa-prefill-backend, "
     "--nsa-decode-backend, later --dsa-…), --moe-runner-backend or --moe-a2a-backend; not every GPU has kernels in each"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
 
-_LACKS = re.compile(r"'\w*ChunkCache' object has no attribute '(\w+)'")
-_OF_THE_HOST = re.compile(r"hicache|host|load_back|writ|prefetch|storage")
+_LACKS = pattern(r"'\w*ChunkCache' object has no attribute '(\w+)'")
+_OF_THE_HOST = pattern(r"hicache|host|load_back|writ|prefetch|storage")
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:

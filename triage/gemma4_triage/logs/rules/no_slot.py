@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, of_settings, over, remarked
+from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, of_settings, over, pattern, remarked
 
 _CAUSES = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
@@ -22,7 +21,7 @@ _ADVICE = (
     "these are tokens of a KV pool, not bytes: a larger pool (--mem-fraction-static, --kv-cache-dtype fp8_e5m2)",
     "or less at once: --max-running-requests, --chunked-prefill-size, a higher --schedule-conservativeness",
 )
-_ROWS = re.compile(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
+_ROWS = pattern(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
 _ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
 
@@ -80,8 +79,8 @@ def _not_given(facts: LogFacts) -> tuple[tuple[str, ...], str]:
     )
 
 
-_FREE = re.compile(r"available_size(?:\(\))?_?=(\d+)")
-_KEPT = re.compile(r"evictable_size(?:\(\))?_?=(\d+)")
+_FREE = pattern(r"available_size(?:\(\))?_?=(\d+)")
+_KEPT = pattern(r"evictable_size(?:\(\))?_?=(\d+)")
 
 
 def _of_states(facts: LogFacts, death: Death) -> Finding:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank
+from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank, pattern
 from gemma4_triage.logs.started import Started
 
-_WORDS = re.compile(
+_WORDS = pattern(
     r"contains either `inf`, `nan`|(?i:nan in the (?:logits|probs))|[Dd]etected (?:NaN|nan|inf)\b|"
     r"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
     r"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
+from gemma4_triage.logs.rule import at, exception_text, on_rank, pattern, probe_could_see, usage_text
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import part_of, part_of_file
 from gemma4_triage.logs.suspects import of_files, switched_on
@@ -82,47 +82,47 @@ class _Handled:
 
 _HANDLED = (
     _Handled(
-        re.compile(r"\w*abort\w*$"),
+        pattern(r"\w*abort\w*$"),
         " It took an abort, of a request that was no longer there or not yet whole.",
         "a later release: an abort can race with its request's end; until then clients that wait longer and give up "
         "fewer requests at once",
     ),
     _Handled(
-        re.compile(r"\w*log_?probs?\w*$|_normalize_decode_outputs$"),
+        pattern(r"\w*log_?probs?\w*$|_normalize_decode_outputs$"),
         " It made up the log probabilities of a step, which a request had asked for.",
         "once with requests that ask for no log probabilities (logprobs, return_logprob, prompt_logprobs); a later "
         "release",
     ),
     _Handled(
-        re.compile(r"(?:init|destroy|update|receive|pull)_weights\w*|\w*weights_from_\w+$"),
+        pattern(r"(?:init|destroy|update|receive|pull)_weights\w*|\w*weights_from_\w+$"),
         " It put new weights into the running server, as a trainer asks for.",
         "restart it with those weights on disk; names, shapes, dtype and parallelism that the trainer sends have to be "
         "the server's",
     ),
     _Handled(
-        re.compile(r"(?:release|resume)_memory_\w+|\w*(?:onload|wake_up)\w*$"),
+        pattern(r"(?:release|resume)_memory_\w+|\w*(?:onload|wake_up)\w*$"),
         " It gave memory up or took it back, as a trainer asks for between two steps.",
         "no request may run meanwhile (pause_generation, flush_cache first); once without --enable-memory-saver",
     ),
     _Handled(
-        re.compile(r"\w*(?:encoder_info|_encoder_|mm_embed|multimodal)\w*$"),
+        pattern(r"\w*(?:encoder_info|_encoder_|mm_embed|multimodal)\w*$"),
         " It counted the tokens of an image's or a sound's encoder in a batch.",
         "once with --chunked-prefill-size -1: a chunk that ends inside such tokens miscounts them; one such request "
         "at a time; then a later release",
     ),
     _Handled(
-        re.compile(r"\w*sanity_check\w*$"),
+        pattern(r"\w*sanity_check\w*$"),
         " It looked through its own prefix cache, which it does while it is idle, or was asked to.",
         "unset SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK, if it is set: the check itself may be at fault; once with "
         "--disable-radix-cache; then a later release",
     ),
     _Handled(
-        re.compile(r"\w*_session\w*$"),
+        pattern(r"\w*_session\w*$"),
         " It served a session of requests.",
         "once with requests without session_params; a later release",
     ),
     _Handled(
-        re.compile(r"\w*(?:start|stop)_profile\w*$"),
+        pattern(r"\w*(?:start|stop)_profile\w*$"),
         " It profiled itself, as somebody had asked for.",
         "do without the profile (/start_profile), or once with fewer activities; a later release",
     ),
@@ -136,21 +136,21 @@ def _handled(death: Death) -> _Handled | None:
     return next((one for name in names for one in _HANDLED if one.functions.match(name)), None)
 
 
-_WAITED = re.compile(r".* _?(?:wait_\w*|launch_(?:server|subprocess|worker)\w*|execute_server_warmup)$")
-_PIPE = re.compile(r"connection\.py:\d+ _?recv")
+_WAITED = pattern(r".* _?(?:wait_\w*|launch_(?:server|subprocess|worker)\w*|execute_server_warmup)$")
+_PIPE = pattern(r"connection\.py:\d+ _?recv")
 _ENDS = frozenset({"killed", "signalled", "device", "nccl"})
 """Alarms that say of what the other process ended."""
 _WHERE = (
     "its exception or signal stands above, or in another file: keep all of stdout and stderr of every rank; dmesg -T "
     "and docker inspect if none does (the host's memory)"
 )
-_GONE = re.compile(
+_GONE = pattern(
     r"(?i)(?:server|engine|worker|scheduler)s?(?: process\w*)? "
     r"(?:terminated|exited|died|failed|is not (?:healthy|ready))|Initialization failed|failed to start"
 )
 
 
-_CODE = re.compile(r"exit code:? ?\(?(-\d+)\b")
+_CODE = pattern(r"exit code:? ?\(?(-\d+)\b")
 _SIGNALS = {"-9": "SIGKILL: memory of the host", "-11": "a segmentation fault", "-6": "an abort", "-7": "a bus error"}
 _SIGNALS |= {"-4": "an illegal instruction: a build for another CPU"}
 
@@ -175,7 +175,7 @@ _REACH = (
     "the server's own log says whether it still starts or what it died of; curl its /health; in a container --host "
     "0.0.0.0 and a published port; proxies: no_proxy=localhost,127.0.0.1"
 )
-_SERVED = re.compile(r".* (?:\w*event_loop\w*|process_input_requests|run_batch)$")
+_SERVED = pattern(r".* (?:\w*event_loop\w*|process_input_requests|run_batch)$")
 _OTHER_BUILD = (
     "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
 )
@@ -196,12 +196,10 @@ def _in_a_package(death: Death) -> bool:
 
 
 _OF_CODE = frozenset({"AttributeError", "TypeError", "ImportError", "ModuleNotFoundError", "NameError", "KeyError"})
-_NAMES = re.compile(
-    r"name '(\w+)' is not defined|cannot access local variable '(\w+)'|local variable '(\w+)' referenced"
-)
-_IMPORTS = re.compile(r"(?!launch_server|__main__|<|serve|cli|run\w*|main|server|app)[\w.]+\.py:\d+ <module>$")
-_ATTRIBUTE = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
-_CALL = re.compile(r"([\w.]+\(\)) (?:got an unexpected keyword|missing \d+ required|takes \d+ positional)")
+_NAMES = pattern(r"name '(\w+)' is not defined|cannot access local variable '(\w+)'|local variable '(\w+)' referenced")
+_IMPORTS = pattern(r"(?!launch_server|__main__|<|serve|cli|run\w*|main|server|app)[\w.]+\.py:\d+ <module>$")
+_ATTRIBUTE = pattern(r"'(\w+)' object has no attribute '(\w+)'")
+_CALL = pattern(r"([\w.]+\(\)) (?:got an unexpected keyword|missing \d+ required|takes \d+ positional)")
 
 
 def _of_the_code(death: Death) -> str:
@@ -227,11 +225,11 @@ def _of_the_code(death: Death) -> str:
     return ""
 
 
-_NONE = re.compile(
+_NONE = pattern(
     r"'NoneType' object (?:has no attribute '(\w+)'|is not (?:subscriptable|iterable|callable))|"
     r"object of type 'NoneType' has no len"
 )
-_LACKS = re.compile(r"'?([\w./-]{1,60})'?$")
+_LACKS = pattern(r"'?([\w./-]{1,60})'?$")
 _SHORT = 120  # characters
 _UNREACHED = ("ConnectionError", "ConnectError", "ConnectionRefusedError", "APIConnectionError")
 

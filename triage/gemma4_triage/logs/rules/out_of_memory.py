@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, remarked
+from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
 
 _ON_THE_DEVICE = "CUDA out of memory"
@@ -21,10 +19,10 @@ _CAUSES = {
     _HOST: "The host has not the memory that the hierarchical cache asks for.",
     _TOO_SMALL: "Weights alone fill the share of memory that pools were to come from.",
 }
-_TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:|.* (?:get_image_feature|get_audio_feature)\w*$")
-_PICTURES = re.compile(r"(?:image_process\w*|video_process\w*|processing_\w+|(?!logits_)\w+_processor)\.py:")
-_PINNED = re.compile(r".* \w*(?:offload|pin_memory|host_register|alloc_host|pinned)\w*$|memory_pool_host\.py:")
-_LOADS = re.compile(r".* (?:load_model|_initialize_model|load_weights\w*|process_weights_after_loading)$")
+_TOWER = pattern(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:|.* (?:get_image_feature|get_audio_feature)\w*$")
+_PICTURES = pattern(r"(?:image_process\w*|video_process\w*|processing_\w+|(?!logits_)\w+_processor)\.py:")
+_PINNED = pattern(r".* \w*(?:offload|pin_memory|host_register|alloc_host|pinned)\w*$|memory_pool_host\.py:")
+_LOADS = pattern(r".* (?:load_model|_initialize_model|load_weights\w*|process_weights_after_loading)$")
 _OF_WEIGHTS = (
     "The device's memory ran out while weights were loaded: they alone do not fit on each GPU. No share helps.",
     (
@@ -32,7 +30,7 @@ _OF_WEIGHTS = (
         "nvidia-smi before the start: what another process holds is missing here",
     ),
 )
-_FIRST = re.compile(r".* (?:set_device|init_torch_distributed|init_device|_lazy_init|_cuda_init)$")
+_FIRST = pattern(r".* (?:set_device|init_torch_distributed|init_device|_lazy_init|_cuda_init)$")
 _OF_OTHERS = (
     "The GPU had no memory left before anything was loaded: another process holds it, mostly a server that has not "
     "ended, or was not ended whole.",
@@ -50,9 +48,9 @@ _OF_PINNED = (
         "docker: --ulimit memlock=-1 and more memory; WSL: memory= in .wslconfig; ulimit -l, free -g",
     ),
 )
-_PROCESS = re.compile(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
-_LOGITS = re.compile(r"logits_processor\.py:")
-_ASKED = re.compile(
+_PROCESS = pattern(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
+_LOGITS = pattern(r"logits_processor\.py:")
+_ASKED = pattern(
     r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
     r"(\d+(?:\.\d+)?) ([MG])iB"
 )
@@ -160,7 +158,7 @@ def _larger_share(facts: LogFacts) -> tuple[str, ...]:
     )
 
 
-_TYPE = re.compile(r"\btype=(\w+)")
+_TYPE = pattern(r"\btype=(\w+)")
 
 
 def _target_and_draft(facts: LogFacts) -> tuple[str, ...] | None:

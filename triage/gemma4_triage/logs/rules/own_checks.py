@@ -7,15 +7,13 @@ managers/scheduler_components/invariant_checker.py of 0.5.23. Whether the server
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence
-from gemma4_triage.logs.rule import Wording, of_wordings
+from gemma4_triage.logs.rule import Wording, of_wordings, pattern
 
-_CANARY = re.compile(r"kv_canary violation: |KV cache canary violation detected")
-_INVARIANT = re.compile(r"invariant-check (?:FAILED )?\[")
-_FREE_TWICE = re.compile(r"\bKV double free: sub-pool")
-_FREE_AND_HELD = re.compile(r"\bKV page use-after-free: ")
+_CANARY = pattern(r"kv_canary violation: |KV cache canary violation detected")
+_INVARIANT = pattern(r"invariant-check (?:FAILED )?\[")
+_FREE_TWICE = pattern(r"\bKV double free: sub-pool")
+_FREE_AND_HELD = pattern(r"\bKV page use-after-free: ")
 
 RULE = of_wordings(
     "own-checks",

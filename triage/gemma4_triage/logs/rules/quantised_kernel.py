@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.rules.draft_model import quantised_on_load
 from gemma4_triage.logs.rules.wheels_do_not_fit import BUILDS
 
-_QUANTISED = re.compile(
+_QUANTISED = pattern(
     r"(?:w?8a8|fp[48]\w*|mxfp[48]\w*|nvfp4\w*|modelopt\w*|awq\w*|gptq\w*|marlin\w*|int[48]\w*|flashinfer_trtllm|"
     r"compressed_tensors\w*|unquant|quant\w*)\.py:|.* \w*(?:fp[48]|process_weights_after_loading|scaled_mm|mxfp4)\w*$"
 )
-_TOO_OLD = re.compile(r"(?i)min(?:imum)? capability: ?(\d+)\.? current capability: ?(\d+)")
-OF_A_SPLIT = re.compile(r"not divisible by weight quantization block_[nk]")
-_ALIGNED = re.compile(r"(?i)multiple of \d+|must be (?:a )?(?:multiple|divisible)|alignment|not divisible")
-_NEEDS_PADDING = re.compile(r"(?i)padding|padded|intermediate[_ ]size")
-_TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:")
-OF_A_WEIGHT = re.compile(r"(?i)size of tensor a|split_with_sizes|shape mismatch|size mismatch|start \(\d+\) \+ length")
-_LOADS = re.compile(r"(?:post_)?load_weights$|weight_loader")
+_TOO_OLD = pattern(r"(?i)min(?:imum)? capability: ?(\d+)\.? current capability: ?(\d+)")
+OF_A_SPLIT = pattern(r"not divisible by weight quantization block_[nk]")
+_ALIGNED = pattern(r"(?i)multiple of \d+|must be (?:a )?(?:multiple|divisible)|alignment|not divisible")
+_NEEDS_PADDING = pattern(r"(?i)padding|padded|intermediate[_ ]size")
+_TOWER = pattern(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:")
+OF_A_WEIGHT = pattern(r"(?i)size of tensor a|split_with_sizes|shape mismatch|size mismatch|start \(\d+\) \+ length")
+_LOADS = pattern(r"(?:post_)?load_weights$|weight_loader")
 _INNER = 6  # frames
 _QUOTED = 120  # characters
 
 
-_CREATES = re.compile(r".* (?:create_weights|get_quant_method|process_weights_after_loading|create_moe_runner)$")
+_CREATES = pattern(r".* (?:create_weights|get_quant_method|process_weights_after_loading|create_moe_runner)$")
 
 
 # A layer that was made for a packed format has packed parameters alone.
-_NO_PARAMETER = re.compile(
+_NO_PARAMETER = pattern(
     r"'\w*(?:Linear|Head|Embedding|MoE|Experts?)\w*' object has no attribute "
     r"'(?:weight\w*|qweight|qzeros|scales|w\d+_\w+|w\d+|input_scale|\w+_scale\w*)'"
 )

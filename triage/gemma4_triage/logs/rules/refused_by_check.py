@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, of_failure, of_settings, on_rank
+from gemma4_triage.logs.rule import at, exception_text, of_failure, of_settings, on_rank, pattern
 from gemma4_triage.logs.suspects import features, switched_on
 
 ID = "refused-by-check"
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 def _part(files: str, what: str, look: str) -> Part:
-    return Part(re.compile(files), what, look)
+    return Part(pattern(files), what, look)
 
 
 _HOST_CACHE = _part(
@@ -50,7 +50,7 @@ _STATES = _part(
     "(--max-mamba-cache-size, --mamba-full-memory-ratio) or fewer requests at once (--max-running-requests); then a "
     "later release",
 )
-_OF_STATES = re.compile(r".* \w*mamba\w*$|\w*mamba\w*\.py:")
+_OF_STATES = pattern(r".* \w*mamba\w*$|\w*mamba\w*\.py:")
 _ANSWER = _part(
     r"entrypoints/",
     "how an answer is put together, behind the model",
@@ -58,15 +58,15 @@ _ANSWER = _part(
     "token, or of a field that was asked for (logprobs, usage, weight_version): that request alone; then a later "
     "release",
 )
-_ANSWERS = re.compile(r".* \w*(?:_response|response_|_stream|_chunk|_output|_usage)\w*$")
+_ANSWERS = pattern(r".* \w*(?:_response|response_|_stream|_chunk|_output|_usage)\w*$")
 _POOLS = _part(
     r"mem_cache/.*memory_pool",
     "how the KV pools are laid out",
     "what this server was asked for beside the model's own choice: once without --kv-cache-dtype, --page-size and "
     "--attention-backend; not every GPU and model has every form of them; then a later release",
 )
-_LAID_OUT = re.compile(r".* (?:__init__|_?create_\w*|_?init_\w*)$")
-_OF_THE_HOST = re.compile(r".* \w*(?:hicache|load_back|write_back|backup|prefetch_from|host)\w*$")
+_LAID_OUT = pattern(r".* (?:__init__|_?create_\w*|_?init_\w*)$")
+_OF_THE_HOST = pattern(r".* \w*(?:hicache|load_back|write_back|backup|prefetch_from|host)\w*$")
 # The first whose files fit counts.
 _PARTS = (
     _part(
@@ -197,10 +197,10 @@ _TYPES = frozenset(
     {"ValueError", "AssertionError", "NotImplementedError", "RuntimeError", "ImportError", "TypeError", "Exception"}
     | {"KeyError", "ModuleNotFoundError", "FileNotFoundError", "OSError", "AttributeError", "MemoryError"}
 )
-_WORDS = re.compile(r"[A-Za-z_]{2,}")
+_WORDS = pattern(r"[A-Za-z_]{2,}")
 _FEWEST_WORDS = 3
 # Words of torch's, CUDA's and Python's own, that a file of SGLang only passed on.
-_NOT_ITS_OWN = re.compile(
+_NOT_ITS_OWN = pattern(
     r"CUDA error|HIP error|NCCL|out of memory|size of tensor|mat1 and mat2|must match the size|has no attribute|"
     r"Expected all tensors|died during initialization|NPU function error|not supported between instances|"
     r"Boolean value of Tensor|operand type|division by zero|cannot be interpreted as|unhashable|"
@@ -208,13 +208,13 @@ _NOT_ITS_OWN = re.compile(
     r"invalid for input of size|must be Tensor, not|index k out of range|Expected reduction dim|INTERNAL ASSERT|"
     r"is not defined|not subscriptable|expected str|invalid literal|values to unpack"
 )
-_TELLING = re.compile(
+_TELLING = pattern(
     r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"
     r"not found|missing|exceed|too (?:small|large|long|old)|increase|at least|not enough|expected|--\w"
 )
-_DTYPE = re.compile(r"Supported dtypes: \[torch\.(\w+)")
-_FLAG = re.compile(r"--[a-z][\w-]+[a-z0-9]")
-_ASKED = re.compile(r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b[^.;]{8,160}")
+_DTYPE = pattern(r"Supported dtypes: \[torch\.(\w+)")
+_FLAG = pattern(r"--[a-z][\w-]+[a-z0-9]")
+_ASKED = pattern(r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b[^.;]{8,160}")
 _LONGEST = 220
 
 
@@ -222,7 +222,7 @@ _DEFECT = (
     ", which does not hold. A state that its code does not expect is a defect of the release, for what this server was "
     "asked."
 )
-_ARGUMENT = re.compile(r"server_args(?:\(\))?\.(\w+)|\bget_\w+\(\)\.((?:disable|enable)_\w+)")
+_ARGUMENT = pattern(r"server_args(?:\(\))?\.(\w+)|\bget_\w+\(\)\.((?:disable|enable)_\w+)")
 
 
 def _condition(death: Death) -> str:

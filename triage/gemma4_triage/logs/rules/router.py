@@ -5,20 +5,19 @@ Sources: the messages of sgl-router (smg) on circuit breakers, workers and token
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts
-from gemma4_triage.logs.rule import Rule, at, remarked
+from gemma4_triage.logs.rule import Rule, at, pattern, remarked
 
-_CIRCUIT = re.compile(r"[Cc]ircuit ?[Bb]reaker")
+_CIRCUIT = pattern(r"[Cc]ircuit ?[Bb]reaker")
 _STARTING = "to become healthy"
-_NONE_OF_A_KIND = re.compile(r"(?i)no (?:prefill|decode) (?:workers|servers)|to select PD pair")
-_LOST = re.compile(r"[Ss]tream error from")
-_ROOM = re.compile(r"without boo?t?strap room")
-_UNREACHABLE = re.compile(r"(?i)timed out|error sending request|connection|resolve|retry|unreachable")
+_NONE_OF_A_KIND = pattern(r"(?i)no (?:prefill|decode) (?:workers|servers)|to select PD pair")
+_LOST = pattern(r"[Ss]tream error from")
+_ROOM = pattern(r"without boo?t?strap room")
+_UNREACHABLE = pattern(r"(?i)timed out|error sending request|connection|resolve|retry|unreachable")
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, says
+from gemma4_triage.logs.rule import of_death, of_failure, pattern, says
 
-_WORDS = re.compile(
+_WORDS = pattern(
     r"(?i)insufficient shared memory|out of shared memory|shared memory \(shm\)|/dev/shm.{0,80}(?:No space|"
     r"failed|Error)|"
     r"(?:No space left on device|Error while creating shared memory).{0,80}shm"

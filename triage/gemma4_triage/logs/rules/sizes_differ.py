@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.suspects import Feature, features, of_files
 
-MISFIT = re.compile(
+MISFIT = pattern(
     r"Size mismatch for shape|Sizes of tensors must match|must match the (?:existing )?size|size of tensor a|"
     r"shape mismatch|doesn't match the broadcast shape|is invalid for input of size|The expanded size of the tensor|"
     r"cannot be broadcast|cannot reshape|mat1 and mat2 shapes|Expected size \d+ but got size \d+|"
     r"must have (?:the )?shape|expected .{0,40}batch.{0,20}(?:got|but)"
 )
-_STEP = re.compile(r".* (?:run_batch|forward\w*|\w*forward|replay|verify|draft\w*|process_batch_result\w*|sample)$")
+_STEP = pattern(r".* (?:run_batch|forward\w*|\w*forward|replay|verify|draft\w*|process_batch_result\w*|sample)$")
 _NUMBERS = (
-    re.compile(r"Size mismatch for shape#\d+\('(?P<what>\w+)'\): expected (?P<a>\d+) but got (?P<b>\d+)"),
-    re.compile(r"tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)"),
-    re.compile(r"Expected size (?P<a>\d+) but got size (?P<b>\d+)"),
+    pattern(r"Size mismatch for shape#\d+\('(?P<what>\w+)'\): expected (?P<a>\d+) but got (?P<b>\d+)"),
+    pattern(r"tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)"),
+    pattern(r"Expected size (?P<a>\d+) but got size (?P<b>\d+)"),
 )
 # What makes rows of a step that others do not see, or takes some away; nearest to the rows first.
 _OF_ROWS = (
@@ -27,7 +25,7 @@ _OF_ROWS = (
     *("enable_mixed_chunk", "disaggregation_mode", "enable_lora"),
 )
 _MOST = 3
-OF_ADAPTERS = re.compile(r"(?:lora\w*|mem_pool)\.py:\d+ \w*(?:load|prepare_lora|slice_lora|init_buffers)\w*$")
+OF_ADAPTERS = pattern(r"(?:lora\w*|mem_pool)\.py:\d+ \w*(?:load|prepare_lora|slice_lora|init_buffers)\w*$")
 
 
 def _explains(death: Death) -> bool:

@@ -9,17 +9,15 @@ where more was copied than the server takes requests. From 0.5.14 on eager batch
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, of_death, of_settings
+from gemma4_triage.logs.rule import at, of_death, of_settings, pattern
 
-_TWO = re.compile(r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
-_ONE = re.compile(r"output with shape \[(\d+)\] doesn't match the broadcast shape \[(\d+)\]")
+_TWO = pattern(r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+_ONE = pattern(r"output with shape \[(\d+)\] doesn't match the broadcast shape \[(\d+)\]")
 _FRAME = "_eager_fb_view"
-_LATER_FRAME = re.compile(r"eager_runner\.py:.* load_batch$")
-_OF_A_DRAFT = re.compile(r"\w*(?:eagle|mtp|draft|spec)\w*\.py:|.* \w*draft\w*$")
+_LATER_FRAME = pattern(r"eager_runner\.py:.* load_batch$")
+_OF_A_DRAFT = pattern(r"\w*(?:eagle|mtp|draft|spec)\w*\.py:|.* \w*draft\w*$")
 
 
 def _explains(death: Death) -> bool:

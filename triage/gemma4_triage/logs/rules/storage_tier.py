@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, says
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, pattern, says
 
-_WORDS = re.compile(
+_WORDS = pattern(
     r"\b(?:L[23]|HiCache|[Ss]torage(?: backend)?|[Hh]ost cache) (?:write|read|get|set|load|backup|prefetch)\w* "
     r"(?:failed|timed out)"
 )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Wording, of_wordings
+from gemma4_triage.logs.rule import Wording, of_wordings, pattern
 
 _WORDINGS = (
     Wording(
-        re.compile(
+        pattern(
             r"out of range integral type conversion attempted|piece id is out of range|"
             r"can't convert negative int to unsigned|"
             r"token id .{0,40}(?:out of|outside).{0,20}(?:vocab|range)"
@@ -21,22 +20,22 @@ _WORDINGS = (
         "once with --enable-nan-detection: NaN logits are the usual source",
     ),
 )
-_DETOKENIZES = re.compile(r"detokenizer_manager\.py:")
+_DETOKENIZES = pattern(r"detokenizer_manager\.py:")
 _TEXT = (
     Wording(
-        re.compile(r"^KeyError"),
+        pattern(r"^KeyError"),
         "The detokenizer had forgotten a request: more ran at once than it keeps states of, or one ended there twice.",
         "SGLANG_DETOKENIZER_MAX_STATES above the requests in flight, or a lower --max-running-requests; then a later "
         "release",
         frames=_DETOKENIZES,
     ),
     Wording(
-        re.compile(r"^(?:TypeError|UnicodeDecodeError|AttributeError|IndexError)"),
+        pattern(r"^(?:TypeError|UnicodeDecodeError|AttributeError|IndexError)"),
         "The tokenizer's code could not turn token ids into text: its class, often one that comes with the checkpoint, "
         "does not fit the installed transformers, or ids beyond its vocabulary were sampled.",
         "the transformers that SGLang pins, and the checkpoint's newest tokenizer files; once with --tokenizer-mode "
         "auto; once without --trust-remote-code if the model is built in",
-        frames=re.compile(r".* (?:\w*decode\w*|convert_tokens_to_string|convert_ids_to_tokens)$"),
+        frames=pattern(r".* (?:\w*decode\w*|convert_tokens_to_string|convert_ids_to_tokens)$"),
     ),
 )
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 
 _TYPES = frozenset(
     {"InternalTorchDynamoError", "BackendCompilerFailed", "InductorError", "TorchRuntimeError", "Unsupported"}
     | {"UserError", "CppCompileError", "FailOnRecompileLimitHit", "UncapturedHigherOrderOpError", "LoweringException"}
 )
-_WORDS = re.compile(r"torch\._(?:dynamo|inductor)|(?i:dynamo|inductor) (?:failed|error)|recompile_limit")
+_WORDS = pattern(r"torch\._(?:dynamo|inductor)|(?i:dynamo|inductor) (?:failed|error)|recompile_limit")
 
 
 def _explains(death: Death) -> bool:

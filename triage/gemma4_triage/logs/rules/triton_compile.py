@@ -6,17 +6,13 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.suspects import of_files
 
 _TYPES = frozenset({"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"})
-_PASSES = re.compile(
-    r"PassManager::run failed|Triton Error|error encountered during parsing|failed to translate module"
-)
-_DTYPES = re.compile(
-    r"(?i)mismatched type|(?:dtype|type)s? (?:do not|don't) match|both operands must|must be same type"
-)
-_MIXED = re.compile(r"\b(bf16|fp16|fp32|fp8\w*)\b.*\b(?!\1\b)(bf16|fp16|fp32|fp8\w*)\b", re.DOTALL)
+_PASSES = pattern(r"PassManager::run failed|Triton Error|error encountered during parsing|failed to translate module")
+_DTYPES = pattern(r"(?i)mismatched type|(?:dtype|type)s? (?:do not|don't) match|both operands must|must be same type")
+_MIXED = pattern(r"\b(bf16|fp16|fp32|fp8\w*)\b.*\b(?!\1\b)(bf16|fp16|fp32|fp8\w*)\b", re.DOTALL)
 
 
 def _explains(death: Death) -> bool:

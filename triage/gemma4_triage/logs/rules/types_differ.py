@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, remarked
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, remarked
 from gemma4_triage.logs.suspects import of_files
 
-_WORDS = re.compile(
+_WORDS = pattern(
     r"(?i)(?:have|be|of) the same (?:data ?type|dtype)|expected (?:scalar )?(?:data ?)?type|"
     r"Input type .{0,60}should be the same|dtypes? (?:mismatch|differ|do not match)|"
     r"expected .{0,30}(?:bfloat16|float16|half|float32|float)\b.{0,30}(?:but (?:got|found)|got)"
 )
-_TOWER = re.compile(r"\w*(?:vision|vit|siglip|clip|audio|_mm|whisper)\w*\.py:|.* get_(?:image|audio|video)_feature$")
-_CACHE = re.compile(r"(?i)\b(?:key|k_cache|kv|value|cache)")
+_TOWER = pattern(r"\w*(?:vision|vit|siglip|clip|audio|_mm|whisper)\w*\.py:|.* get_(?:image|audio|video)_feature$")
+_CACHE = pattern(r"(?i)\b(?:key|k_cache|kv|value|cache)")
 
 
 def _explains(death: Death) -> bool:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 
-_WORDS = re.compile(r"(?i)(?:must be|is not|not|should be) (?:evenly )?divisible (?:by|with)|is not a multiple of")
-_OF_A_SPLIT = re.compile(
+_WORDS = pattern(r"(?i)(?:must be|is not|not|should be) (?:evenly )?divisible (?:by|with)|is not a multiple of")
+_OF_A_SPLIT = pattern(
     r"(?i)tensor|parallel|\btp|head|partition|block|shard|size|^AssertionError: \d+ is not divisible by \d+"
 )
-_RESHAPED = re.compile(r"shape '\[([\d, -]+)\]' is invalid for input of size (\d+)")
-_QUANTISED = re.compile(r"(?i)block_[nk]|group_size|quant|weight_block")
+_RESHAPED = pattern(r"shape '\[([\d, -]+)\]' is invalid for input of size (\d+)")
+_QUANTISED = pattern(r"(?i)block_[nk]|group_size|quant|weight_block")
 
 
 def _ranks_in(death: Death) -> int:
@@ -62,8 +61,8 @@ def _explains(death: Death) -> bool:
     return (bool(_WORDS.search(said) and _OF_A_SPLIT.search(said)) or _too_many(death)) and death.usage is None
 
 
-_MORE_THAN = re.compile(r"(?i)(?:tensor|expert) parallel size \d+ is greater than")
-_MAKES = re.compile(r"\w+\.py:\d+ __init__$")
+_MORE_THAN = pattern(r"(?i)(?:tensor|expert) parallel size \d+ is greater than")
+_MAKES = pattern(r"\w+\.py:\d+ __init__$")
 
 
 def _too_many(death: Death) -> bool:

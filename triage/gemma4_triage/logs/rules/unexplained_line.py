@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
-from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_rank
+from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_rank, pattern
 
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
@@ -200,32 +199,30 @@ _TRANSPORT = (
 )
 _NATIVE = (
     (
-        re.compile(r".*aiter\w*\.py:|core\.py:\d+ (?:custom_)?wrapper$"),
+        pattern(r".*aiter\w*\.py:|core\.py:\d+ (?:custom_)?wrapper$"),
         "it was in a kernel of AITER (AMD): once with SGLANG_USE_AITER=0, once with --disable-custom-all-reduce and "
         "SGLANG_USE_AITER_AR=0; then an image whose AITER is built for this GPU and ROCm",
     ),
     (
-        re.compile(
-            r"\w*(?:code_generator|compiler|jit|semantic|driver)\w*\.py:|.* (?:ast_to_ttir|make_\w+ir|compile)$"
-        ),
+        pattern(r"\w*(?:code_generator|compiler|jit|semantic|driver)\w*\.py:|.* (?:ast_to_ttir|make_\w+ir|compile)$"),
         "it was compiling a kernel: rm -r ~/.triton/cache (TRITON_CACHE_DIR), then the triton that the installed torch "
         "asks for; a kernel of another --attention-backend or --moe-runner-backend if it names this GPU",
     ),
     (
-        re.compile(r"\w*(?:pynccl|parallel_state|communicator|all_reduce|symm_mem|deep_?ep|nvshmem)\w*\.py:"),
+        pattern(r"\w*(?:pynccl|parallel_state|communicator|all_reduce|symm_mem|deep_?ep|nvshmem)\w*\.py:"),
         "it was exchanging data between GPUs: once with --disable-custom-all-reduce, then NCCL_P2P_DISABLE=1; "
         "NCCL_DEBUG=INFO and nvidia-smi topo -m",
     ),
     (
-        re.compile(r"\w*(?:mooncake|nixl|conn|transfer_engine|hf3fs|storage)\w*\.py:"),
+        pattern(r"\w*(?:mooncake|nixl|conn|transfer_engine|hf3fs|storage)\w*\.py:"),
         _TRANSPORT,
     ),
     (
-        re.compile(r"\w*(?:weight_utils|loader|safetensors|torch_load|serialization)\w*\.py:"),
+        pattern(r"\w*(?:weight_utils|loader|safetensors|torch_load|serialization)\w*\.py:"),
         "it was reading weights: compare the files with the repository, and look at the volume (dmesg -T: I/O errors)",
     ),
     (
-        re.compile(r"(?:_ops|elementwise|gemm|\w*attention\w*|flash_attn\w*|fused_moe\w*|core|moe|\w*graph\w*)\.py:"),
+        pattern(r"(?:_ops|elementwise|gemm|\w*attention\w*|flash_attn\w*|fused_moe\w*|core|moe|\w*graph\w*)\.py:"),
         "a compiled kernel or library was called there: sglang-kernel, flashinfer and torch of the releases that "
         "SGLang pins, for this GPU; once with --disable-cuda-graph and another backend of that part",
     ),
@@ -246,7 +243,7 @@ def _in_library(facts: LogFacts, lead: Alarm) -> str:
     return _TRANSPORT if "mooncake" in name or "nixl" in name else ""
 
 
-_HEARTBEAT = re.compile(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")
+_HEARTBEAT = pattern(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")
 
 
 def _silent_for(text: str) -> tuple[str, tuple[str, ...]] | None:
@@ -270,8 +267,8 @@ def _silent_for(text: str) -> tuple[str, tuple[str, ...]] | None:
     )
 
 
-_REFUSED = re.compile(r"Error in request: (.{12,})")
-_ASKED = re.compile(r"(?:[Pp]lease|Use|Set|Add|Enable)\b[^.;]{8,160}")
+_REFUSED = pattern(r"Error in request: (.{12,})")
+_ASKED = pattern(r"(?:[Pp]lease|Use|Set|Add|Enable)\b[^.;]{8,160}")
 _QUOTED = 160
 _OTHER_CPU = (
     "the CPU lacks instructions that a wheel was built with (AVX2, AVX-512, AMX: lscpu): another machine, or the "

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, of_death
+from gemma4_triage.logs.rule import at, of_death, pattern
 
-_MESSAGE = re.compile(r"'\w+VerifyInput' object has no attribute '(?:merge_batch|filter_batch)'")
+_MESSAGE = pattern(r"'\w+VerifyInput' object has no attribute '(?:merge_batch|filter_batch)'")
 
 
 def _explains(death: Death) -> bool:

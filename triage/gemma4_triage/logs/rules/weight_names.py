@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.rules import quantised_kernel
 
-_NAME = re.compile(
+_NAME = pattern(
     r"'?[\w.]*(?:layers|blocks|experts)\.\d+\.[\w.]+'?|"
     r"'[\w.]+\.(?:weight|bias|qweight|qzeros|scales|g_idx|\w*_scale\w*|weight_\w+)'"
 )
-_CONFLICT = re.compile(
+_CONFLICT = pattern(
     r"(?i)Quantization method .{0,80}does not match|Unknown quantization method|Invalid quantization method|"
     r"quantization method .{0,60}is not supported|Cannot find the config file for \w+"
 )
-_SHAPE = re.compile(
+_SHAPE = pattern(
     r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape|"
     r"size of tensor a \(\d+\) must match the size of tensor b|split_with_sizes expects|start \(\d+\) \+ length"
 )
-_LOADS = re.compile(
+_LOADS = pattern(
     r".*\b(?:load_weights|weight_loader|_load_w\d+\w*|_load_\w*weight\w*|default_weight_loader|load_column_parallel_weight)\w*$"
 )
 
-_LACKED = re.compile(r"weights (?:were|are) not initialized from (?:the )?checkpoints?: (.{0,120})")
+_LACKED = pattern(r"weights (?:were|are) not initialized from (?:the )?checkpoints?: (.{0,120})")
 _TIED = "a later release, which passes that weight over; or a copy whose config.json says tie_word_embeddings false"
 
 
@@ -42,11 +40,11 @@ def _explains(death: Death) -> bool:
     )
 
 
-_OF_QUANTISED = re.compile(
+_OF_QUANTISED = pattern(
     r"(?:\.|_)(?:weight_scale\w*|weight_packed|weight_shape|weight_zero_point|qweight|qzeros|scales|g_idx|input_scale\w*|"
     r"\w*global_scale|[kvqo]_scale|w\d+_(?:weight|scale|qweight)\w*)$"
 )
-_TWICE = re.compile(r"\b([a-z]+_)\1")
+_TWICE = pattern(r"\b([a-z]+_)\1")
 _QUOTED = 160  # characters
 _PACKED = "a later release of SGLang: its code of this model splits or fuses such weights and scales otherwise"
 _LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
@@ -63,7 +61,7 @@ def _why(name: str) -> str:
     return ""
 
 
-_SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+_SIZES = pattern(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import Wording, of_wordings, remarked
+from gemma4_triage.logs.rule import Wording, of_wordings, pattern, remarked
 
-BUILDS = re.compile(r"(?i)ninja build failed|Command '\['ninja'|Error building extension")
+BUILDS = pattern(r"(?i)ninja build failed|Command '\['ninja'|Error building extension")
 _PINNED_TRANSFORMERS = (
     "pip show transformers sglang; upgrade SGLang together with the transformers of its pyproject, or take its image; "
     "of SGLang's main branch take a release instead"
 )
 _WORDINGS = (
     Wording(
-        re.compile(
+        pattern(
             r"Couldn't instantiate the backend tokenizer|Tokenizer class \S+ (?:does not exist|is not)|"
             r"TokenizersBackend"
         ),
@@ -27,12 +27,12 @@ _WORDINGS = (
         "an SGLang of the transformers that wrote it",
     ),
     Wording(
-        re.compile(r"untagged enum ModelWrapper"),
+        pattern(r"untagged enum ModelWrapper"),
         "The checkpoint's tokenizer.json was written by later tokenizers than are installed.",
         "pip install -U tokenizers transformers, of the releases in SGLang's pyproject; or take SGLang's image",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"has no SGlang implementation|Unsupported architectures: |"
             r"Model architectures .{0,200}not supported for now",
             re.IGNORECASE,
@@ -42,7 +42,7 @@ _WORDINGS = (
         "--is-embedding; an adapter or a draft is no model by itself",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"Transformers does not recognize this architecture|KeyError: '(?:gemma\d\w*|gpt_oss\w*)'|"
             r"cannot import name '\w+' from 'transformers|has no attribute 'Gemma\w+Config'"
         ),
@@ -50,14 +50,14 @@ _WORDINGS = (
         _PINNED_TRANSFORMERS,
     ),
     Wording(
-        re.compile(r"is a per-layer attribute and may vary across layers"),
+        pattern(r"is a per-layer attribute and may vary across layers"),
         "The installed transformers (5.15 or later) keeps sizes of attention heads per layer, and this SGLang asks "
         "the model's config for one of all layers.",
         "pip install the transformers that SGLang's pyproject names, in the server's own environment, or take a later "
         "release of SGLang",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"(?P<package>[\w.-]+) (?:is installed with version (?P<found>\S+?),|with minimum required version)|"
             r"No package metadata was found for (?P<lacking>[\w.-]+)"
         ),
@@ -66,39 +66,39 @@ _WORDINGS = (
         "the names flashinfer and flashinfer_python); pip list shows who else asks for another one",
     ),
     Wording(
-        re.compile(r"^KeyError: "),
+        pattern(r"^KeyError: "),
         "The installed transformers does not know the kind of model that config.json names.",
         _PINNED_TRANSFORMERS,
-        frames=re.compile(r"(?:configuration|modeling|processing|tokenization)_auto\.py:"),
+        frames=pattern(r"(?:configuration|modeling|processing|tokenization)_auto\.py:"),
     ),
     Wording(
-        re.compile(r"^AssertionError"),
+        pattern(r"^AssertionError"),
         "Kernels are compiled on this machine, and no CUDA toolkit was found to compile them with.",
         "install nvcc of torch's CUDA and set CUDA_HOME to its folder, or take SGLang's image; "
         "SGLANG_ENABLE_JIT_DEEPGEMM=0 leaves DeepGEMM out",
-        frames=re.compile(r".* \w*find_cuda_home$"),
+        frames=pattern(r".* \w*find_cuda_home$"),
     ),
     Wording(
-        re.compile(r"is not defined for option 'gpu-name'"),
+        pattern(r"is not defined for option 'gpu-name'"),
         "The assembler that Triton brings along (ptxas) is older than this GPU and does not know its architecture.",
         "TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas of a CUDA toolkit that knows the GPU (13.0 for sm_103, sm_110, "
         "sm_121; 12.8 for sm_100, sm_120); or a later triton, or SGLang's image for this GPU",
     ),
     Wording(
-        re.compile(r"Command '\['[^']*(?:gcc|g\+\+|cc|clang)'.*returned non-zero"),
+        pattern(r"Command '\['[^']*(?:gcc|g\+\+|cc|clang)'.*returned non-zero"),
         "A small module of Triton's, in C, did not compile on this machine: headers of Python or the driver's library "
         "lack.",
         "apt install build-essential python3-dev (of this Python), libcuda.so.1 where the linker looks (it comes with "
         "the driver); the compiler's own lines above say which; or SGLang's image",
     ),
     Wording(
-        re.compile(r"not supported on \.target|Internal Triton PTX codegen error"),
+        pattern(r"not supported on \.target|Internal Triton PTX codegen error"),
         "A kernel uses instructions that this GPU's architecture lacks.",
         "another --moe-runner-backend or --attention-backend, or a release with kernels for this GPU; compute_cap in "
         "nvidia-smi names it",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"Could not run '[\w:.]+' with arguments from the '\w+' backend|not currently (?:supported|implemented) "
             r"(?:on|for) the \w+ (?:backend|device)"
         ),
@@ -106,7 +106,7 @@ _WORDINGS = (
         "a release of SGLang for this device that serves the model, or a GPU that the operator is for",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"operator torchvision::\w+ does not exist|module 'torch\.\w+' has no attribute|"
             r"numpy\.core\.multiarray failed|compiled using NumPy 1"
         ),
@@ -115,13 +115,13 @@ _WORDINGS = (
         "names numpy: numpy below 2, or a later opencv-python-headless",
     ),
     Wording(
-        re.compile(r"undefined symbol|DLL load failed|version `(?:GLIBC|CXXABI)|symbol lookup error|ABI"),
+        pattern(r"undefined symbol|DLL load failed|version `(?:GLIBC|CXXABI)|symbol lookup error|ABI"),
         "Two wheels were built against different releases of torch or of the system's libraries.",
         "reinstall sglang-kernel, flashinfer and torch together, of the releases that SGLang's pyproject names, in a "
         "fresh environment; or take SGLang's image",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"\b(?P<library>lib(?!cu|nv|torch|c10|nccl|rocm|amdhip|hip)[\w+.-]+\.so[\w.]*): cannot open shared object"
         ),
         "The system's library {library} is missing, so that a wheel that needs it cannot be loaded. The wheel itself "
@@ -130,13 +130,13 @@ _WORDINGS = (
         "search {library} names it; libnuma.so.1 is of libnuma1, libGL.so.1 of libgl1)",
     ),
     Wording(
-        re.compile(r"cannot open shared object file|libcud\w+\.so"),
+        pattern(r"cannot open shared object file|libcud\w+\.so"),
         "A library of CUDA or of another wheel is missing: this wheel was built for another CUDA than is installed.",
         "hold the library's number against torch.version.cuda, and take the wheels or the image of that CUDA; "
         "libcuda.so.1 comes with the driver (docker: --gpus all)",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"(?i)ninja is required|Failed to find C compiler|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
             r"nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
             r"Could not find (?:nvcc|CUDA)|NV(?:CC|RTC) compilation failed|nvcc fatal|"
@@ -157,7 +157,7 @@ _WORDINGS = (
         "--attention-backend (triton) needs no nvcc",
     ),
     Wording(
-        re.compile(r"'(?P<of>\w+Config)' object has no attribute '(?P<field>\w+)'"),
+        pattern(r"'(?P<of>\w+Config)' object has no attribute '(?P<field>\w+)'"),
         "The model's {of} has no {field}, which this SGLang reads: the installed transformers, or the model's own "
         "code (--trust-remote-code), is of another release than this one was written for, or SGLang does not know the "
         "model.",
@@ -165,7 +165,7 @@ _WORDINGS = (
         "a later release of SGLang; the model's card says with which releases its own code runs",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"cannot import name '\w+' from|module '(?:sgl_kernel|flashinfer|triton|torch|transformers|"
             r"xgrammar)[\w.]*' has no "
             r"attribute|(?:Wrapper|flashinfer|xgrammar|"
@@ -176,7 +176,7 @@ _WORDINGS = (
         "hold pip list against the releases in SGLang's pyproject: transformers, flashinfer, sglang-kernel, torch",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"[Pp]lease (?:install|upgrade) (?:the )?(?P<package>[\w.-]+(?: (?:library|package))?)|"
             r"(?P<needed>[\w.-]+) is required for [^.]{3,60}\. Please install|"
             r"requires a newer version of (?P<newer>[\w.-]+)|requires the \w+ library but it was not found"
@@ -186,7 +186,7 @@ _WORDINGS = (
         "out the argument that needs it",
     ),
     Wording(
-        re.compile(
+        pattern(
             r"No module named '(?:sgl_kernel|flashinfer|sglang|transformers|triton|xgrammar|vllm|torchvision|"
             r"torchaudio|timm|librosa|(?!common_ops)\w+)'"
         ),
