@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,7 +40,16 @@ from gemma4_repro.engine import supervisor
 from gemma4_repro.engine.outcome import Ending
 from gemma4_repro.mutations import runner as mutation_runner
 from gemma4_runtime.releases import RUNNABLE
-from gemma4_triage.cli import app, bench_kernels, bench_probes, bench_serving, bench_step, crash_plan, diff_live
+from gemma4_triage.cli import (
+    app,
+    bench_kernels,
+    bench_probes,
+    bench_serving,
+    bench_step,
+    check_start,
+    crash_plan,
+    diff_live,
+)
 from gemma4_triage.report.kernel_bench_document import kernel_bench_document
 from gemma4_triage.report.serving_bench_document import serving_bench_document
 from gemma4_triage.report.step_bench_document import step_bench_document
@@ -133,6 +143,7 @@ CASES = (
     Case(
         "serve",
         ("--dry-run", "--debug", "trap", "--host-engine", "--dump-dir", "d", "--", "--model-path", "m"),
+        stand_in="free-port",
         by_release=True,
     ),
     Case("patches list", ("--kind", "probe")),
@@ -212,6 +223,13 @@ class Added:
 
 @contextlib.contextmanager
 def nothing(scene: Scene) -> Iterator[Added]:
+    yield Added()
+
+
+@contextlib.contextmanager
+def free_port(scene: Scene) -> Iterator[Added]:
+    """Let a server without --port take any port that is free, which 0 means: others may run here at SGLang's own."""
+    scene.patch.setattr(check_start, "PORT", 0)
     yield Added()
 
 
@@ -329,6 +347,7 @@ def servers(scene: Scene) -> Iterator[Added]:
 
 STAND_INS: dict[str, Callable[[Scene], contextlib.AbstractContextManager[Added]]] = {
     "": nothing,
+    "free-port": free_port,
     "e4b-trtllm": partial(playback, run="e4b-trtllm"),
     "corpus": partial(playback, run="corpus"),
     "audit-live": partial(playback, run="corpus", arm="double-bookkeeping"),
@@ -397,6 +416,13 @@ class TestEveryCommand:
         assert code == (case.code if case.view_code is None else case.view_code), err
         text = f"{out}[stderr]\n{err}" if err else out
         compare(f"view_{case.slug}.txt", neutral_text(text, replaced, case.timed), case.by_release)
+
+
+def test_a_server_at_sglangs_port_changes_no_answer(said, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(check_start, "PORT", other.getsockname()[1])
+        _, out, err, _ = said(next(case for case in CASES if case.command == "serve"), True)
+    assert (json.loads(out)["refused_here"], "in use" in err) == ([], False)
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
