@@ -106,6 +106,16 @@ def test_a_narrow_terminal_loses_no_word(shown, line, monkeypatch):
     assert words <= set(shown(f"{line} -v --color never", 60)[0].split())
 
 
+@pytest.mark.parametrize("line", ["patches list", "known list"])
+def test_a_pipe_has_a_line_for_each_row_and_cuts_no_word(shown, line):
+    ids = shown(f"{line} -q")[0].splitlines()
+    out = shown(line)[0]
+    assert sorted(text.split()[0] for text in out.splitlines()[1:]) == sorted(ids)
+    assert max(map(len, out.splitlines())) > 160
+    assert not any(text.endswith(" ") for text in out.splitlines())
+    assert shown(f"{line} --color always")[0].count("\n") == out.count("\n")
+
+
 @pytest.mark.parametrize(("line", "of"), [("patches list", "patches list -q"), ("known list", "known list -q")])
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_a_long_list_takes_a_line_for_each_unless_all_is_asked_for(shown, line, of, columns):

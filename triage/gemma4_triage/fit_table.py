@@ -9,6 +9,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+_ANY_WIDTH = 1_000_000
+
 
 def fit(table: Table, console: Console) -> bool:
     """Give each column its width, and return whether the terminal has room for the longest word of every column.
@@ -20,8 +22,7 @@ def fit(table: Table, console: Console) -> bool:
     sizes = [
         Measurement(max(a.minimum, b.minimum), max(a.maximum, b.maximum)) for a, b in zip(natural, heads, strict=True)
     ]
-    most = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-    room = console.width - (most - sum(size.maximum for size in sizes))
+    room = console.width - (natural_width(table, console) - sum(size.maximum for size in sizes))
     if sum(size.minimum for size in sizes) > room:
         return False
     level = max((size.maximum for size in sizes), default=0)
@@ -32,9 +33,14 @@ def fit(table: Table, console: Console) -> bool:
     return True
 
 
+def natural_width(table: Table, console: Console) -> int:
+    """Return how wide a table is that breaks no cell."""
+    return Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum
+
+
 def _measure(console: Console, cells: Iterable[object], no_wrap: bool | None) -> Measurement:
     texts = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells]
-    sizes = [Measurement.get(console, console.options.update(max_width=10_000), text) for text in texts]
+    sizes = [Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), text) for text in texts]
     longest = max((size.maximum for size in sizes), default=0)
     return Measurement(longest if no_wrap else max((size.minimum for size in sizes), default=0), longest)
 

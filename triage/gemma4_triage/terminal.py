@@ -185,10 +185,12 @@ def stdout_console() -> Console:
             raise BrokenPipeError
 
         def print(self, *objects: Any, **options: Any) -> None:
-            if terminal and not options and len(objects) == 1 and isinstance(objects[0], Table):
+            if options or len(objects) != 1 or not isinstance(objects[0], Table):
+                super().print(*objects, **options)
+            elif terminal:
                 _print_table(self, objects[0])
             else:
-                super().print(*objects, **options)
+                _print_whole(self, objects[0])
 
     colored = MANNER.color == "always" or (MANNER.color == "auto" and terminal and not os.environ.get("NO_COLOR"))
     console = PipeAwareConsole(
@@ -201,6 +203,18 @@ def stdout_console() -> Console:
     )
     console.width = max(console.width, LEAST_WIDTH)
     return console
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Print each row in one line, for whoever looks for a word with grep; no line has spaces at its end."""
+    from gemma4_triage.fit_table import natural_width
+
+    usual, console.width = console.width, natural_width(table, console)
+    with console.capture() as captured:
+        console.print(table, crop=False)
+    console.width = usual
+    for line in captured.get().splitlines():
+        console.file.write(f"{line.rstrip()}\n")
 
 
 def _print_table(console: Console, table: Table) -> None:
