@@ -129,8 +129,8 @@ class DumpStore:
         _refuse_what_may_not_be_entered(text)
         names = self.names()
         if text == "latest":
-            # Opens no more than it has to.
-            newest = next((name for name in names if describe(self.root, name).state == "complete"), None)
+            # Opens no more than it has to, and takes none that a list calls torn.
+            newest = next((one.dump_id for one in self.each(names) if one.state == "complete"), None)
             if newest is None:
                 raise _not_found(self.root, f"no complete dump in {self.root}")
             return self.root / newest

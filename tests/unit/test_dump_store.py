@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,6 +151,13 @@ class TestResolve:
         (oldest.path / "manifest.json").unlink()
         with pytest.raises(DumpNotFound):
             store.resolve("latest")
+
+    @pytest.mark.parametrize("tear", [Path.unlink, lambda path: os.truncate(path, path.stat().st_size - 1)])
+    def test_latest_is_none_that_a_list_calls_torn(self, store, tear):
+        newest, oldest = store.list()
+        tear(next(path for path in newest.path.iterdir() if path.name != "manifest.json"))
+        assert [one.state for one in store.each(store.names())] == ["torn", "complete"]
+        assert store.resolve("latest") == oldest.path
 
 
 class TestPrune:
