@@ -13,6 +13,8 @@ import pytest
 
 from command_line import run_command
 from gemma4_dumps.directory_name import short_id
+from gemma4_repro.catalog import SCENARIOS, find_scenario
+from gemma4_repro.serving_bench.loads import LOADS
 from gemma4_triage.cli.app import command_tree
 from gemma4_triage.cli.shells import COMPLETE_VARIABLE, SHELLS
 from gemma4_triage.samples import SAMPLES, place
@@ -57,7 +59,7 @@ def test_verbs_dumps_and_patches():
         ("repro e4b-trt", "e4b-trtllm"),
         ("repro corpus --only double", "double-bookkeeping"),
         ("repro crash e4b_trtllm_v1_b", "e4b_trtllm_v1_bounds"),
-        ("repro e4b-trtllm --arm trtllm-fau", "trtllm-fault"),
+        ("repro e4b-triton --arm trtllm-fau", "trtllm-fault"),
         ("repro crash --load summ", "summarisation"),
         ("repro crash --fault swa", "swa-state-stale"),
         ("repro crash --patches none,+cl", "none,+clamp"),
@@ -124,6 +126,27 @@ def test_every_parameter_completes_unless_its_values_are_free():
     assert [*silent(command_tree(), "")] == [" quality --model NAME"]
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("repro mtp-v2-leak --arm ", [arm.id for arm in find_scenario("mtp-v2-leak").arms]),
+        ("repro e4b-triton --arm=", [arm.id for arm in find_scenario("e4b-triton").arms]),
+        ("repro --keep e4b-triton --arm ", [arm.id for arm in find_scenario("e4b-triton").arms]),
+        ("bench serving decode --arm ", [arm.id for arm in LOADS["decode"].arms]),
+        ("bench serving pictures --rounds 3 --model ", [*LOADS["pictures"].models]),
+    ],
+)
+def test_arms_and_models_are_those_of_what_the_line_names(words, expected):
+    assert completed(f"gemma4-triage {words}") == expected
+
+
+def test_an_arm_is_completed_before_its_scenario_is_typed_too():
+    every = completed("gemma4-triage repro --arm ")
+    assert set(every) == {arm.id for scenario in SCENARIOS for arm in scenario.arms}
+    assert completed("gemma4-triage repro no-such --arm ") == every
+    assert len(completed("gemma4-triage bench serving --arm ")) > len(LOADS["decode"].arms)
+
+
 def test_runs_are_completed_beside_dumps(tmp_path):
     run = tmp_path / "gemma4-triage/runs/20261126T000000Z_e4b-trtllm"
     run.mkdir(parents=True)
@@ -151,7 +174,7 @@ LINES = [
     ("gemma4-triage serve --patches default,+triton-d", "default,+triton-decode-window"),
     ("gemma4-triage known show gemma4-mtp-trtllm-s", "gemma4-mtp-trtllm-swa-stale"),
     ("gemma4-triage logs x --color al", "always"),
-    ("gemma4-triage repro e4b-trtllm --arm trtllm-fau", "trtllm-fault"),
+    ("gemma4-triage repro e4b-triton --arm trtllm-fau", "trtllm-fault"),
     (f"gemma4-triage diagnose --log {LOGS}/illegal-acc", f"{LOGS}/illegal-access.log"),
 ]
 GLUED = [

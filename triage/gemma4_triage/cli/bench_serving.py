@@ -36,7 +36,7 @@ def serving(
             "--model",
             metavar="IDS",
             help="Of the load's models; default: all of them.",
-            autocompletion=completions.words(completions.models_of_loads),
+            autocompletion=completions.words_of("load", completions.models_of_load),
         ),
     ] = None,
     arms: Annotated[
@@ -45,7 +45,7 @@ def serving(
             "--arm",
             metavar="IDS",
             help="Of the load's; default: all of them. none is always measured.",
-            autocompletion=completions.words(completions.arms_of_loads),
+            autocompletion=completions.words_of("load", completions.arms_of_load),
         ),
     ] = None,
     requests: Annotated[

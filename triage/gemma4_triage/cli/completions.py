@@ -41,13 +41,32 @@ def words(*known: str | Callable[[], Iterable[str]]) -> Callable[[str], list[str
     """
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        sign = last[:1] if last[:1] in ("+", "-") else ""
-        start = f"{before}{comma}{sign}"
-        every = (word for one in known for word in ((one,) if isinstance(one, str) else one()))
-        return [f"{start}{word}" for word in every if word.startswith(last.removeprefix(sign))]
+        return _ending(incomplete, (word for one in known for word in ((one,) if isinstance(one, str) else one())))
 
     return complete
+
+
+def words_of(argument: str, known: Callable[[str | None], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """Return what completes words that depend on what was typed for a command's argument.
+
+    Args:
+        argument: Its name.
+        known: Returns the words for a value of it, and those of all its values for None or a value that is none.
+    """
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        # A line that ends behind an option's name is parsed no further, and its arguments are left over.
+        typed = context.params.get(argument) or next(iter(context.args), None)
+        return _ending(incomplete, known(typed))
+
+    return complete
+
+
+def _ending(incomplete: str, every: Iterable[str]) -> list[str]:
+    """Return what the last word of a list with commas can be, with the list and its sign before it."""
+    before, comma, last = incomplete.rpartition(",")
+    sign = last[:1] if last[:1] in ("+", "-") else ""
+    return [f"{before}{comma}{sign}{word}" for word in every if word.startswith(last.removeprefix(sign))]
 
 
 def listed(module: str, name: str) -> Callable[[], list[str]]:
@@ -129,25 +148,28 @@ def scenarios() -> list[str]:
     return ["corpus", "crash", "mutations", *(one.id for one in SCENARIOS)]
 
 
-def arms() -> list[str]:
-    """Return the arms of all scenarios, each once: a shell asks before the scenario of its line is parsed."""
+def arms_of_scenario(scenario: str | None) -> list[str]:
+    """Return the arms of a scenario; of all scenarios, each once, where there is none of that name."""
     from gemma4_repro.catalog import SCENARIOS
 
-    return list(dict.fromkeys(arm.id for one in SCENARIOS for arm in one.arms))
+    chosen = [one for one in SCENARIOS if one.id == scenario] or SCENARIOS
+    return list(dict.fromkeys(arm.id for one in chosen for arm in one.arms))
 
 
-def models_of_loads() -> list[str]:
-    """Return the models of all loads of `bench serving`, each once."""
+def models_of_load(load: str | None) -> list[str]:
+    """Return the models of a load of `bench serving`; of all loads, each once, where there is none of that name."""
     from gemma4_repro.serving_bench.loads import LOADS
 
-    return list(dict.fromkeys(model for load in LOADS.values() for model in load.models))
+    chosen = [LOADS[load]] if load in LOADS else LOADS.values()
+    return list(dict.fromkeys(model for one in chosen for model in one.models))
 
 
-def arms_of_loads() -> list[str]:
-    """Return the arms of all loads of `bench serving`, each once."""
+def arms_of_load(load: str | None) -> list[str]:
+    """Return the arms of a load of `bench serving`; of all loads, each once, where there is none of that name."""
     from gemma4_repro.serving_bench.loads import LOADS
 
-    return list(dict.fromkeys(arm.id for load in LOADS.values() for arm in load.arms))
+    chosen = [LOADS[load]] if load in LOADS else LOADS.values()
+    return list(dict.fromkeys(arm.id for one in chosen for arm in one.arms))
 
 
 def corpus_cases() -> list[str]:

@@ -59,7 +59,7 @@ def repro(
             "--arm",
             metavar="NAMES",
             help="Run these arms only.",
-            autocompletion=completions.words(completions.arms),
+            autocompletion=completions.words_of("scenario", completions.arms_of_scenario),
         ),
     ] = None,
     keep: Annotated[
