@@ -10,7 +10,7 @@ DUMP_MARK = " [dump: "
 FEW_NAMES = 8
 
 
-def names_near(typed: str, known: Iterable[str], all_shown: str = "", prefix: str = "") -> str:
+def names_near(typed: str, known: Iterable[str], all_shown: str = "", prefix: str = "", few: int = FEW_NAMES) -> str:
     """Return what to say of a name that nothing has: those near it, else all if they are few, else the first few.
 
     Args:
@@ -18,6 +18,7 @@ def names_near(typed: str, known: Iterable[str], all_shown: str = "", prefix: st
         known: The names that there are.
         all_shown: What shows all of them, as a clause; with it no first few are named.
         prefix: With which all begin, and which makes none like another.
+        few: So many are all named, where none is near.
     """
     from difflib import get_close_matches
 
@@ -25,7 +26,7 @@ def names_near(typed: str, known: Iterable[str], all_shown: str = "", prefix: st
     compared = {name.removeprefix(prefix).casefold(): name for name in names}
     like = [one for one in compared if word and word in one][:3] or get_close_matches(word, compared, 3, 0.6)
     near = [compared[one] for one in like]
-    if not near and len(names) <= FEW_NAMES:
+    if not near and len(names) <= few:
         return f"there are {', '.join(names)}"
     shown = f"near it: {', '.join(near)}" if near else "" if all_shown else f"such as {', '.join(names[:FEW_NAMES])}, …"
     return "; ".join(part for part in (shown, all_shown) if part)

@@ -264,7 +264,7 @@ def read_settings() -> Settings:
     strangers = [n for n in os.environ if n.startswith(_PREFIX) and n not in (*VARIABLES, *_OTHERS)]
     if strangers:
         known = [name for name in VARIABLES if name.startswith(_PREFIX)]
-        said = (names_near(name, known, "docs/settings.md lists all", _PREFIX) for name in sorted(strangers))
+        said = (names_near(name, known, prefix=_PREFIX, few=len(known)) for name in sorted(strangers))
         raise SettingsError(f"{', '.join(sorted(strangers))}: no such setting; {'; '.join(dict.fromkeys(said))}")
     try:
         settings = Settings.model_validate({name: os.environ[name] for name in VARIABLES if name in os.environ})

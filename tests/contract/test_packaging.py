@@ -228,6 +228,10 @@ def test_a_wheel_says_where_sglang_is_and_carries_types_samples_and_constraints(
     assert {f"samples/{sample.file}" for sample in SAMPLES if sample.is_log} <= shared
     assert {f"samples/{sample.file}/manifest.json" for sample in SAMPLES if not sample.is_log} <= shared
     assert not [name for name in held if "toys" in name and name.endswith(".safetensors")]
+    # Links to files in the README, which the metadata repeats, lead nowhere without a clone: limits say so.
+    assert not [name for name in held if "docs/" in name or name.endswith("README.md")]
+    assert any("](docs/" in line for line in lines)
+    assert "**An installation carries no docs.**" in (ROOT / "docs" / "limits.md").read_text()
 
 
 def test_what_an_earlier_build_left_is_in_no_wheel(copied):

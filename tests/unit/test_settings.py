@@ -1,5 +1,7 @@
 """Settings: every value is read as documented or refused by name."""
 
+import re
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -73,8 +75,18 @@ def test_every_bad_variable_is_named_at_once(monkeypatch):
 
 def test_a_misspelt_variable_is_refused(monkeypatch):
     monkeypatch.setenv("GEMMA4_TRIAGE_PATCH", "default")
-    with pytest.raises(SettingsError, match=r"GEMMA4_TRIAGE_PATCH: no such setting; near it: GEMMA4_TRIAGE_PATCHES; "):
+    with pytest.raises(SettingsError, match=r"GEMMA4_TRIAGE_PATCH: no such setting; near it: GEMMA4_TRIAGE_PATCHES$"):
         read_settings()
+
+
+def test_a_variable_like_none_is_told_which_there_are(monkeypatch):
+    """An installation has no docs."""
+    monkeypatch.setenv("GEMMA4_TRIAGE_XYZ", "1")
+    with pytest.raises(SettingsError, match=r"XYZ: no such setting; there are GEMMA4_TRIAGE_PROBES, ") as raised:
+        read_settings()
+    assert set(re.findall(r"GEMMA4_TRIAGE_[A-Z_]+", str(raised.value))) >= {
+        name for name in VARIABLES if name.startswith("GEMMA4_TRIAGE_")
+    }
 
 
 def test_choosing_probes_while_off_is_refused(monkeypatch):
