@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from diagnose_examples import CORPUS, ROOT
-from gemma4_triage.collect import processes
+from gemma4_triage.collect import gather_bundle, processes
 from gemma4_triage.collect.gather_bundle import output_of
 from small_server import closing_port
 
@@ -337,9 +337,29 @@ class TestProcesses:
     def test_one_that_is_gone_without_a_trace(self, cli, tmp_path):
         dead = subprocess.Popen([sys.executable, "-c", ""])
         dead.wait()
-        code, out, err = cli("collect", dead.pid, "-o", tmp_path / "a.zip")
-        assert (code, out) == (5, "")
-        assert "nothing is left of" in err
+        for gone in (dead.pid, 999999999):
+            code, out, err = cli("collect", gone, "-o", tmp_path / "a.zip")
+            assert (code, out) == (5, "")
+            assert err.startswith(f"error: nothing is left of {gone}: there is no such process on this machine\n")
+
+    def test_a_dump_that_is_removed_meanwhile_is_named_and_the_others_are_packed(self, cli, tmp_path, monkeypatch):
+        monkeypatch.setattr(socket, "gethostname", lambda: "vm")
+        store = shutil.copytree(CORPUS / "swa-state-stale", tmp_path / "store")
+        gone = next(json.loads(path.read_text())["pid"] for path in (store / "guards").iterdir())
+        removed = []
+
+        def then_prune(*given):
+            found = launch_of(*given)
+            removed.append(found[0].dumps[0].path)
+            shutil.rmtree(removed[0])
+            return found
+
+        launch_of = gather_bundle._launch_of
+        monkeypatch.setattr(gather_bundle, "_launch_of", then_prune)
+        code, out, _ = cli("collect", gone, "-o", tmp_path / "a.zip")
+        assert code == 0
+        assert f"not in it: dumps/{removed[0].name}: it was removed while this bundle was made" in out
+        assert sum(name.endswith("/manifest.json") for name in opened(tmp_path / "a.zip")) == 3
 
     def test_command_variables_and_log_of_one_that_runs(self, cli, tmp_path):
         log = tmp_path / "server.log"
@@ -422,9 +442,14 @@ class TestProcesses:
         try:
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
             words = ("collect", child.pid, "-o", tmp_path / "a.zip", "--log", LOGS / "healthy.log")
-            assert cli(*words)[0] == 0
+            code, said, _ = cli(*words)
         finally:
             child.wait()
+        assert code == 0
+        lacks = [line for line in said.splitlines() if line.startswith("  not in it: ")]
+        assert f"  not in it: process/{child.pid}.json: environment: the process has ended" in lacks
+        ended = "the process has ended, and where its output went can no longer be seen; name the log with --log"
+        assert f"  not in it: logs/: {ended}" in lacks
         code, out, _ = cli("diagnose", tmp_path / "a.zip")
         assert (code, "LIKELY  server-not-answering" in out) == (1, True)
         assert "has ended, and its parent has not noticed" in out

@@ -51,6 +51,15 @@ class TestRenamed:
         assert document["unreadable"][0]["path"] == str(torn)
         assert rules(cli, torn)[0] == 4
 
+    def test_one_that_lost_its_manifest_is_named_with_what_it_lacks(self, cli, tmp_path):
+        torn = shutil.copytree(DUMPS / CPU, tmp_path / "from bob" / "torn")
+        (torn / "manifest.json").unlink()
+        code, _, err = cli("diagnose", tmp_path)
+        assert (code, err) == (4, f"not read: {torn}: there is no manifest.json in it: torn, or no dump\n")
+        for name in (torn, torn / "events.jsonl", torn / "tensors.safetensors"):
+            code, _, err = cli("diagnose", name)
+            assert (code, "there is no manifest.json in it" in err) == (4, True)
+
 
 class TestZips:
     def test_an_export_is_read_in_place_and_named_by_the_zip(self, cli, tmp_path):
@@ -111,7 +120,7 @@ class TestZips:
         inner.unlink()
         for name in (tmp_path, tmp_path / "outer.zip"):
             code, _, err = cli("diagnose", name)
-            assert (code, "outer.zip/inner.zip: a zip in a zip; unpack the outer one" in err) == (5, True)
+            assert (code, "outer.zip/inner.zip: a zip in a zip; unpack the outer one" in err) == (4, True)
 
 
 class TestLogs:

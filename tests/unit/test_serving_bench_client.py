@@ -13,7 +13,10 @@ from gemma4_repro.serving_bench.agree import Told
 from gemma4_repro.serving_bench.client import bodies_of, median_tpot_s, median_ttft_s, run_burst, told_of
 from gemma4_repro.serving_bench.loads import Shape
 from gemma4_repro.serving_bench.plan import ENCODER_LINES
+from small_server import closing_port
 
+SHORT = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nda"
+"""An answer that breaks off in its first piece."""
 SHAPE = Shape("x 5/3", requests=2, prompt_tokens=5, new_tokens=3)
 
 
@@ -111,6 +114,23 @@ class TestBurst:
     def test_a_server_that_is_gone_is_lost(self, tmp_path):
         with pytest.raises(ServerLost, match="refused"):
             burst_of(Server("http://127.0.0.1:9", tmp_path), Shape("x", 1, 5, 3))
+
+
+@pytest.mark.parametrize("answer", [b"no HTTP\r\n\r\n", b"HTTP/1.1 500 No\r\nContent-Length: 9\r\n\r\n", SHORT])
+def test_what_is_no_answer_of_http_loses_the_server(tmp_path, answer):
+    with closing_port(answer, resets=False) as url:
+        server = Server(url, tmp_path)
+        with pytest.raises(ServerLost, match="/server_info: "):
+            server.ask("/server_info")
+        with pytest.raises(ServerLost, match="/generate: "):
+            client._stream(server, {}, 0.0, 20)
+
+
+def test_a_port_that_speaks_no_http_is_not_ready(tmp_path):
+    with closing_port(b"no HTTP\r\n\r\n", resets=False) as url:
+        server = Server(url, tmp_path)
+        server._process = SimpleNamespace(poll=lambda: None)
+        assert not server.is_ready()
 
 
 class TestRequests:

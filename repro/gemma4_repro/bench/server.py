@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -101,7 +102,7 @@ class ServerProcess:
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=5):
                 pass
-        except (urllib.error.URLError, OSError):
+        except (OSError, http.client.HTTPException):
             return False
         self._members = session_members(self._process.pid)
         if self.start_s is None:
@@ -120,8 +121,8 @@ class ServerProcess:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 text = answer.read().decode()
         except urllib.error.HTTPError as error:
-            raise self.lost(f"{path}: HTTP {error.code}: {error.read().decode(errors='replace')[:300]}") from error
-        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise self.lost(f"{path}: HTTP {error.code}: {_said(error)}") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise self.lost(f"{path}: {error}") from error
         try:
             return json.loads(text)
@@ -170,6 +171,14 @@ class BenchServer(ServerProcess):
         command = [sys.executable, "-m", "sglang.launch_server", *words]
         url = f"http://127.0.0.1:{port}"
         super().__init__(server_name(arm, copy), command, folder / LOG_NAME, url, environment, cores)
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """Return the beginning of a refusal's text; "" where the server breaks off before it."""
+    try:
+        return error.read().decode(errors="replace")[:300]
+    except (OSError, http.client.HTTPException):
+        return ""
 
 
 def server_name(arm: BenchArm, copy: int) -> str:

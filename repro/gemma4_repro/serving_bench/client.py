@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import pickle
 import statistics
 import time
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -171,7 +171,7 @@ def _stream(server: BenchServer, body: dict[str, Any], started: float, limit_s: 
                 if "error" in event:
                     raise server.lost(f"/generate: {event['error']}")
                 first_s, info = first_s or last_s, event["meta_info"]
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise server.lost(f"/generate: {error}") from error
     if first_s is None or info is None:
         raise server.lost("/generate: the answer has no token")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.read_logs import read_evidence, read_logs
@@ -125,6 +126,9 @@ def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
         for remark in evidence.remarks:
             say(remark)
         refuse_torn(logs)
+        if evidence.not_read:
+            what = number_of(evidence.not_read, "file or folder", "files and folders")
+            raise DumpUnreadable(f"{what} there could not be read, and nothing else is there", "see the lines above")
         if evidence.remarks:
             raise NothingChecked("nothing there can be read", "name dumps, logs, zips, or folders that hold some")
         raise NothingChecked(

@@ -200,7 +200,10 @@ class _Collector:
         self._bundle.items.append(Item(name, False, clean_line(problem)[:400], round(took_s, 3)))
 
     def _http(self, found: Sequence[processes.Process]) -> list[ask_server.Answer]:
-        if not self._target.url and found and processes.has_ended(found[0]):
+        if not self._target.url and not found:
+            self._lacks("http/", "there is no such process on this machine")
+            return []
+        if not self._target.url and processes.has_ended(found[0]):
             whose = f"process {found[0].pid} has ended, and its parent, process {found[0].parent}, has not noticed"
             self._lacks("http/", f"{whose}: its command can no longer be read, nor the port in it")
             return []
@@ -240,8 +243,10 @@ class _Collector:
                 first = first or variables
                 fields["environment"] = clean_variables(variables)
             except OSError as error:
-                fields["problem"] = f"its environment cannot be read: {error.strerror}"
-                self._lacks(f"process/{one.pid}.json: environment", f"{error.strerror}: of another user, or gone")
+                ended = processes.has_ended(one)
+                why = "the process has ended" if ended else f"{error.strerror}: of another user, or gone"
+                fields["problem"] = f"its environment cannot be read: {why}"
+                self._lacks(f"process/{one.pid}.json: environment", why)
             # One that has ended and is not called SGLang may have been anything.
             told = processes.serves([one]) or not processes.has_ended(one)
             self._add(f"process/{one.pid}.json", json.dumps(clean_json(fields), indent=1).encode(), evidence=told)
@@ -255,7 +260,10 @@ class _Collector:
                 wanted.setdefault(str(path), path)
             if others and not files and one is found[0]:
                 place = ", ".join(others)[:200]
-                seen = f"stdout goes to {place}" if os.strerror(errno.EACCES) not in others else f"stdout: {place}"
+                hidden = {os.strerror(errno.EACCES), os.strerror(errno.ENOENT)}
+                seen = f"stdout: {place}" if hidden & set(others) else f"stdout goes to {place}"
+                if processes.has_ended(one):
+                    seen = "the process has ended, and where its output went can no longer be seen"
                 self._lacks("logs/", f"{seen}; name the log with --log")
         for path in self._target.logs:
             wanted[str(path)] = path
@@ -310,13 +318,21 @@ class _Collector:
         room = MAX_DUMPS_BYTES
         for incident in launch:
             for dump in incident.dumps[-MAX_DUMPS:]:
-                size = sum(path.stat().st_size for path in dump.path.iterdir() if path.is_file())
                 name = f"dumps/{dump.path.name}"
+                try:
+                    files = [path for path in _files(dump.path) if path.is_file()]
+                    size = sum(path.stat().st_size for path in files)
+                except OSError as error:
+                    self._lacks(name, f"it cannot be read: {error.strerror}")
+                    continue
+                if not files:
+                    self._lacks(name, "it was removed while this bundle was made")
+                    continue
                 if size > room:
                     self._lacks(name, f"{size} bytes are more than the {room} that are left for dumps")
                     continue
                 room -= size
-                self._copy(name, sorted(path for path in dump.path.iterdir() if path.is_file()))
+                self._copy(name, files)
             # A process that wrote a dump is known by the manifest in there; it has a file of its own all the same.
             ends = tuple(f"_p{guards.pid}.json" for guards in incident.guards)
             self._copy("dumps/guards", [path for path in _files(store.root / "guards") if path.name.endswith(ends)])
@@ -381,7 +397,11 @@ def _end_of(path: Path) -> list[bytes]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        # Whoever prunes dumps meanwhile may have removed it.
+        return []
 
 
 def _folder(variables: dict[str, str], found: Sequence[processes.Process]) -> Path | None:

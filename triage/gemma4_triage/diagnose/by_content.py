@@ -32,10 +32,10 @@ _BINARIES = (
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a folder's manifest.json is a dump's, whole or torn."""
+    """Return whether a folder's manifest.json is a dump's, whole or torn, or its other files say that it lost one."""
     manifest = path / MANIFEST_NAME
     if not os.path.lexists(manifest):
-        return False
+        return all(os.path.lexists(path / name) for name in (TENSORS_NAME, EVENTS_NAME))
     if any(os.path.lexists(path / name) for name in (TENSORS_NAME, EVENTS_NAME)) or time_key(path.name):
         return True
     try:

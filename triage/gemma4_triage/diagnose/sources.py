@@ -2,7 +2,8 @@
 
 | what lies there                                       | is                                                          |
 |-------------------------------------------------------|-------------------------------------------------------------|
-| a folder with a dump's manifest.json, or a dump's name | a dump, complete or torn, whatever its folder is called     |
+| a folder with a dump's manifest.json or other files,  | a dump, complete or torn, whatever its folder is called     |
+| or with a dump's name                                 |                                                             |
 | `guards/` and `audits/` beside dumps                  | guard manifests and leak ledgers of those processes         |
 | a zip                                                 | what is in it; a zip in a zip is left alone                 |
 | a file that a reader of readers/catalog.py takes      | what that reader makes of it                                |
