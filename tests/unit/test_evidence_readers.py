@@ -1,13 +1,18 @@
 """Readers of what else a server leaves, on real samples; test_evidence_damaged.py has torn and hostile files."""
 
 import json
+import pickle
 import shutil
+import sys
+import types
 import zipfile
 
 import pytest
 
 from asked_evidence import EVIDENCE, SNAPSHOT, document, readings
 from diagnose_examples import ROOT
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.launch import left_out, server_arguments
 
 
 class TestCrashSnapshot:
@@ -45,6 +50,49 @@ class TestCrashSnapshot:
         (tmp_path / "a" / "vm").rename(tmp_path / "a" / "elsewhere")
         _, found = document(cli, tmp_path)
         assert [one["relation"] for incident in found["incidents"] for one in incident["readings"]] == ["apart"]
+
+    @pytest.mark.parametrize("named", [True, False], ids=["0.5.13", "0.5.23"])
+    def test_what_it_says_of_adapters_and_keys_is_said_as_a_log_says_it(self, cli, tmp_path, named, monkeypatch):
+        registry = types.ModuleType("sglang_registry")
+
+        class LoRARef:
+            def __init__(self, *fields):
+                self.fields = fields
+
+            def __reduce__(self):
+                names = ("lora_id", "lora_name", "lora_path", "pinned")
+                return (LoRARef, (), dict(zip(names, self.fields, strict=True))) if named else (LoRARef, self.fields)
+
+        class ServerArgs:
+            pass
+
+        for made in (LoRARef, ServerArgs):
+            made.__module__, made.__qualname__ = registry.__name__, made.__name__
+            setattr(registry, made.__name__, made)
+        monkeypatch.setitem(sys.modules, registry.__name__, registry)
+        arguments = ServerArgs()
+        vars(arguments).update(
+            model_path="/m",
+            lora_paths=[LoRARef("1", "tax", "/l/tax", False)],
+            api_key="a-secret-key",
+            lora_target_modules=["q_proj"],
+            json_model_override_args="x" * 5000,
+            mm_process_config={"image": LoRARef("1", "tax", "/l/tax", False), "b": []},
+            forward_hooks=[object],
+        )
+        path = tmp_path / "dump.pkl"
+        path.write_bytes(pickle.dumps({"server_args": arguments, "requests": []}))
+        (reading,) = readings(path)
+        settings = reading.identity.settings
+        assert {name for name, value in settings.items() if value == "..."} == {
+            "json_model_override_args",
+            "mm_process_config",
+            "forward_hooks",
+        }
+        line = server_arguments(Incident(readings=(reading,)))
+        assert line == '--model-path /m --lora-paths tax=/l/tax --api-key "$API_KEY" --lora-target-modules q_proj'
+        assert set(left_out(Incident(readings=(reading,)))) >= {"json_model_override_args", "mm_process_config"}
+        assert "a-secret-key" not in "".join(cli("diagnose", path, *form)[1] for form in ((), ("--json",)))
 
     def test_alone_it_does_not_know_why(self, cli):
         code, found = document(cli, SNAPSHOT)

@@ -13,17 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.errors import DumpUnreadable
-from gemma4_dumps.redaction import redact_launch_args
+from gemma4_dumps.redaction import REDACTED, names_a_secret, redact_launch_args
 from gemma4_dumps.unpacked import origin
 from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.start_line import CUT, LONGEST_VALUE
 from gemma4_triage.readers.opcodes import Blob, Thing, read_pickle
 from gemma4_triage.readers.reading import Identity, Moment, NotThis, Reading
 
 KIND = "sglang-requests"
 RULE, TITLE = "ended-with-requests", "SGLang wrote down the requests that were there when it ended"
 _HOSTS_FOLDER = "crash_dump_"
-_SIMPLE = str | int | float | bool
+_SIMPLE = str | int | float | bool | None
+_PRINTED = str | int | float | bool | list | dict
+_LONGEST_LIST = 64
+_ADAPTER = "LoRARef"
+_OF_AN_ADAPTER = ("lora_id", "lora_name", "lora_path", "pinned")
+"""In the order in which a release that keeps no names has them."""
 
 
 def takes(head: bytes) -> bool:
@@ -81,8 +87,7 @@ def _lack(listed: list[Any] | None, read_count: int) -> str:
 def _identity(path: Path, fields: dict[Any, Any]) -> Identity:
     arguments = fields.get("server_args")
     state = arguments.state if isinstance(arguments, Thing) and isinstance(arguments.state, dict) else {}
-    settings = {str(name): str(value) for name, value in state.items() if isinstance(value, _SIMPLE)}
-    settings = {name: value for name, value in settings.items() if len(value) <= 200}
+    settings = {str(name): _printed(str(name), value) for name, value in state.items() if isinstance(value, _PRINTED)}
     command = fields.get("launch_command")
     words: list[str] = []
     if isinstance(command, str):
@@ -93,6 +98,29 @@ def _identity(path: Path, fields: dict[Any, Any]) -> Identity:
     # SGLang puts a crash snapshot into a folder of its host's name.
     host = path.parent.name if path.name.startswith(_HOSTS_FOLDER) else ""
     return Identity(host=host, command=tuple(redact_launch_args(words)), settings=settings)
+
+
+def _printed(name: str, value: Any) -> str:
+    """Return an argument as SGLang's log prints it: a secret redacted, CUT for one that is too long or is an object."""
+    if names_a_secret(name) and isinstance(value, str):
+        return REDACTED
+    if isinstance(value, list):
+        shown = [_adapter(part) or (repr(part) if isinstance(part, _SIMPLE) else CUT) for part in value[:_LONGEST_LIST]]
+        text = CUT if len(value) > _LONGEST_LIST or CUT in shown else f"[{', '.join(shown)}]"
+    elif isinstance(value, dict):
+        text = "{}" if not value else CUT
+    else:
+        text = str(value)
+    return text if len(text) <= LONGEST_VALUE else CUT
+
+
+def _adapter(part: Any) -> str:
+    """Return an adapter of --lora-paths as the log prints one; "" for anything else."""
+    if not isinstance(part, Thing) or part.made_by.rpartition(".")[2] != _ADAPTER:
+        return ""
+    fields = part.state if isinstance(part.state, dict) else dict(zip(_OF_AN_ADAPTER, part.args, strict=False))
+    known = (f"{name}={fields[name]!r}" for name in _OF_AN_ADAPTER if isinstance(fields.get(name), _SIMPLE))
+    return f"{_ADAPTER}({', '.join(known)})"
 
 
 def _finish_reason(output: Any) -> Any:
