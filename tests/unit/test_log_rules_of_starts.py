@@ -55,6 +55,25 @@ class TestGpusAndDrivers:
         )
 
 
+class TestPackages:
+    def test_a_module_that_python_has_not_on_windows_is_no_package_to_install(self):
+        finding = only([death(1, "ModuleNotFoundError: No module named 'resource'")])
+        assert "SGLang does not run on Windows" in finding.cause
+        assert "WSL" in finding.advice[0]
+
+    def test_what_pip_could_not_install_is_a_finding(self):
+        finding = only(["ERROR: No matching distribution found for sgl-kernel==0.3.9\n"])
+        assert finding.rule == "unexplained-line"
+
+    @pytest.mark.parametrize(
+        "name", ["requests.exceptions.ReadTimeout", "httpx.ConnectTimeout", "subprocess.TimeoutExpired"]
+    )
+    def test_an_exception_whose_name_does_not_end_in_error_is_one(self, name):
+        frame = '  File "/venv/site-packages/sglang/srt/utils.py", line 10, in load\n'
+        finding = only(["Traceback (most recent call last):\n", frame, f"{name}: no answer within 10 s\n"])
+        assert (finding.rule, name.rpartition(".")[2] in finding.cause) == ("other-crash", True)
+
+
 class TestMessagesThatBeginBelowTheirException:
     BELOW = (
         "ImportError: \n[sgl_kernel] CRITICAL: Could not load any common_ops library!\n\n3. Standard import - failed\n"

@@ -186,6 +186,11 @@ _WORDINGS = (
         "out the argument that needs it",
     ),
     Wording(
+        pattern(r"No module named '(?P<module>resource|fcntl|pwd|grp|termios)'"),
+        "Python has its module {module} on Linux and macOS alone: SGLang does not run on Windows itself.",
+        "run it under WSL 2 or in SGLang's image, in Docker; there is no package of that name to install",
+    ),
+    Wording(
         pattern(
             r"No module named '(?:sgl_kernel|flashinfer|sglang|transformers|triton|xgrammar|vllm|torchvision|"
             r"torchaudio|timm|librosa|(?!common_ops)\w+)'"
