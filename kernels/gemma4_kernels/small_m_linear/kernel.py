@@ -1,4 +1,9 @@
-"""A tile of weight rows per program, or a part of their depth."""
+"""A tile of weight rows per program, or a part of their depth.
+
+Rejected, since a decode step of E4B was no faster by it on an H200: holding more than one block of weights ahead of the
+wait, though some products alone were; letting the kernel behind start before the wait, whose programs then take room
+from those that run. Warps that share a block's depth were no faster than programs that do, for a layer's Q, K and V.
+"""
 
 # The annotations are Triton's, which reads them as the types of the compiled kernel's parameters.
 # pyright: reportInvalidTypeForm=false
