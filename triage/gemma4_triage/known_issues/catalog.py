@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tomllib
+import zipfile
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from io import BytesIO
 
 from pydantic import ValidationError
 
@@ -17,8 +19,10 @@ class RecordMistake(ValueError):
 
 
 def records_folder() -> Traversable:
-    """Return the folder of the records, in a checkout and in an installed package."""
-    return files("gemma4_triage.known_issues") / "records"
+    """Return the folder of the records in a checkout, and in an installed package the archive that setup.py packs."""
+    package = files("gemma4_triage.known_issues")
+    folder, archive = package / "records", package / "records.zip"
+    return folder if folder.is_dir() else zipfile.Path(BytesIO(archive.read_bytes()))
 
 
 @cache
