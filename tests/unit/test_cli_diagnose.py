@@ -114,6 +114,13 @@ class TestWhatItSays:
         assert out.count("nothing wrong here") == 1
         assert "the same in 1 more run;" in out
 
+    def test_of_manifests_alone_that_mark_no_end_nobody_says_that_it_was_well(self, cli):
+        # Those of a server whose scheduler SIGKILL ended, by a plugin that wrote no ends.
+        code, out, _ = cli("diagnose", ROOT / "tests" / "data" / "evidence" / "crash" / "guards")
+        assert (code, "nothing wrong" in out) == (0, False)
+        assert "nothing was found, which may not be all: 3 guarded processes" in out
+        assert "no incident found in 1 run; of 1 nothing says how it ended" in out
+
     def test_what_a_dump_says_cannot_command_the_terminal(self, cli, tmp_path):
         dump = shutil.copytree(CORPUS / "unmergeable-spec-info", tmp_path / "store")
         (manifest,) = dump.rglob("manifest.json")
@@ -127,7 +134,7 @@ class TestLog:
     @pytest.fixture
     def own_log(self, tmp_path):
         """Return the log of a crash that names a dump of the seed bug's run."""
-        text = (LOGS / "illegal-access.log").read_text()
+        text = (LOGS / "illegal-access.log").read_text().replace("19284", "18402")
         log = tmp_path / "server.log"
         log.write_text(f"{text}page-table-bounds: page 65 [logged; seen 1 times; dump: /gone/{LATEST}]\n")
         return log
@@ -166,14 +173,17 @@ class TestLog:
         assert "the log has page size 16, the dump 64" in run["logs"][0]["reasons"]
         assert "the log has device cpu, the dump cuda" in run["logs"][0]["reasons"]
 
-    def test_a_guess_is_called_one_and_is_no_evidence(self, cli):
+    def test_a_guess_is_called_one_and_is_no_evidence(self, cli, tmp_path):
         _, alone, _ = cli("diagnose", SEED, "--json")
-        code, out, _ = cli("diagnose", SEED, "--log", LOGS / "illegal-access.log", "--json")
+        # Its own log names a process that is none of the launch's, and so is no guess.
+        log = tmp_path / "server.log"
+        log.write_text((LOGS / "illegal-access.log").read_text().replace("parent_pid=19284", ""))
+        code, out, _ = cli("diagnose", SEED, "--log", log, "--json")
         (incident, run) = document(out)["incidents"]
         assert code == 1
         assert incident["findings"] == document(alone)["incidents"][0]["findings"]
         assert (run["logs"][0]["relation"], run["logs"][0]["guess"]) == ("guess", True)
-        _, out, _ = cli("diagnose", SEED, "--log", LOGS / "illegal-access.log")
+        _, out, _ = cli("diagnose", SEED, "--log", log)
         assert "a guess: perhaps of the server of 20261121T165049" in out
 
     def test_it_goes_to_the_incident_whose_dump_it_names(self, cli, tmp_path):

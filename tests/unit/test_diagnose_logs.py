@@ -1,5 +1,7 @@
 """Logs beside dumps: one cause is one finding, with values of both; what only a log says is a finding too."""
 
+import json
+import re
 from datetime import timedelta
 
 import pytest
@@ -300,6 +302,67 @@ class TestWhichIncident:
         told = {tokens: self.placed([of(dump)], log_of(start, sizes.format(tokens)))[1] for tokens in (1024, 1040, 4)}
         assert "the log has full pool tokens 4, the dump 1024 or 1040" in told[4].text
         assert all(f"both have full pool tokens {tokens}" in told[tokens].text for tokens in (1024, 1040))
+
+    def test_processes_part_them_where_one_side_is_whole(self):
+        """What a log says of processes, and whether it may still be that of a crash's three processes."""
+        folder = ROOT / "tests" / "data" / "evidence" / "crash-0.5.23"
+        material = read_store(DumpStore(folder), None)
+        (incident,) = group(material.dumps, material.guards, material.ledgers)
+        text = (folder / "server.log").read_text()
+        assert sorted(guards.pid for guards in incident.guards if guards.pid) == [19394, 19870, 19871]
+
+        def relation(text: str) -> str:
+            return self.placed([incident], read_log("server.log", [text.encode()]))[1].relation
+
+        def before(prefix: str) -> str:
+            return "".join(f"{prefix}{line}" for line in text.splitlines(keepends=True))
+
+        assert relation(text) == "names"
+        unnamed = re.sub("gemma4-triage: .*verified.*\n", "gemma4-triage: on\n", text)
+        assert relation(unnamed) == "agrees"
+        other = re.sub("19394|19870|19871", "777", unnamed)
+        assert relation(other) == "apart"
+        assert "the log names process 777, the guarded run 19394 or 19870 or 19871" in (
+            self.placed([incident], read_log("server.log", [other.encode()]))[1].text
+        )
+        nothing = re.sub(r"\(pid=\d+\)|parent_pid=\d+", "", unnamed)
+        assert relation(nothing) == "agrees"
+        journal = "Nov 26 01:51:44 vm {}[{}]: "
+        for name, pid, expected in (
+            ("sglang", 19394, "names"),
+            ("python3.11", 4711, "apart"),
+            ("sglang", 4711, "apart"),
+            # Of docker's process nothing is known.
+            ("docker", 4711, "names"),
+            ("start.sh", 4711, "names"),
+        ):
+            assert relation(before(journal.format(name, pid))) == expected
+        assert relation(before("(SGLang pid=4711) ")) == "apart"
+        lines = [json.dumps({"_PID": "4711", "_COMM": "sglang", "MESSAGE": line}) for line in text.splitlines()]
+        assert relation("\n".join(lines)) == "apart"
+        # A container numbers its processes itself, so that a collector outside of it has other numbers.
+        for guards in incident.guards:
+            guards.fields["process"]["pid_namespace"] = "pid:[4026532999]"
+        assert relation(before(journal.format("sglang", 4711))) == "names"
+        assert relation(other) == "apart"
+
+    def test_of_a_dump_alone_only_its_scheduler_can_be_named(self):
+        pid = SEED.manifest.host.pid
+        start = "server_args=ServerArgs(page_size=16, tp_size={})\n"
+        crashed = "[2026-11-21 16:51:40] Subprocess scheduler_0 (pid={}) crashed with exit code -9. Triggering\n"
+        up = "INFO:     Started server process [{}]\n"
+        pinned = "Process {} gpu_id 0 is running on CPUs: [0]\n"
+        nccl = "vm:{}:77 [0] NCCL INFO Bootstrap: Using eth0\n"
+        for line in (crashed, pinned, nccl):
+            for named, size, parted in ((pid, 1, False), (777, 1, True), (777, 2, False)):
+                text = self.placed([of(SEED)], log_of(ON_CPU, start.format(size), line.format(named)))[1].text
+                assert (f"the log names process 777, the dump {pid}" in text) == parted
+        # The launcher has another number than the scheduler, and so has the detokenizer.
+        others = (up.format(777), crashed.replace("scheduler_0", "detokenizer_0").format(777))
+        assert "process" not in self.placed([of(SEED)], log_of(ON_CPU, start.format(1), *others))[1].text
+        # Of several starts nobody knows which one's it is.
+        twice = log_of(ON_CPU, start.format(1), start.format(1), crashed.format(777))
+        assert "process 777" not in self.placed([of(SEED)], twice)[1].text
 
     def test_the_first_dump_that_a_log_names_is_the_one_that_is_said(self, two):
         said = "page-table-bounds: x [logged; seen 1 times; dump: /d/20260101T00000{}.1Z_vm_r0_p1_x_1]\n"

@@ -153,6 +153,34 @@ class TestStacks:
         _, found = document(cli, tmp_path / "a.log")
         assert [len(one["logs"]) for one in found["incidents"]] == [1]
 
+    def test_of_several_processes_of_an_incident_they_are_its_own_and_of_one_alone_a_guess(self, cli, tmp_path):
+        shutil.copytree(EVIDENCE / "crash-0.5.23" / "guards", tmp_path / "a" / "guards")
+        text = "".join(path.read_text() for path in sorted((EVIDENCE / "stacks").iterdir()))
+
+        def relation(*pids: int) -> list[tuple[int, str]]:
+            stacks = text.replace("14097", str(pids[0])).replace("14098", str(pids[-1]))
+            (tmp_path / "stacks.txt").write_text(stacks)
+            _, found = document(cli, tmp_path)
+            return [(len(one["guards"]), two["relation"]) for one in found["incidents"] for two in one["readings"]]
+
+        assert relation(19394, 19870) == [(3, "names")]
+        assert relation(14097, 19870) == [(0, "guess")]
+        assert relation(14097, 14098) == [(0, "alone")]
+        # A container that starts again numbers its processes alike.
+        shutil.copytree(tmp_path / "a" / "guards", tmp_path / "c" / "guards")
+        for manifest in (tmp_path / "c" / "guards").iterdir():
+            fields = json.loads(manifest.read_text())
+            manifest.write_text(json.dumps(fields | {"created_utc": fields["created_utc"].replace("T01:", "T05:")}))
+        assert relation(19394, 19870) == [(0, "guess")]
+
+    def test_they_are_of_the_server_whose_log_names_their_processes(self, cli, tmp_path):
+        shutil.copy(EVIDENCE / "crash-0.5.23" / "server.log", tmp_path)
+        for path, pid in zip(sorted((EVIDENCE / "stacks").iterdir()), ("19394", "19870"), strict=True):
+            (tmp_path / f"{pid}.txt").write_text(path.read_text().replace(path.stem[-5:], pid))
+        _, found = document(cli, tmp_path)
+        (incident,) = found["incidents"]
+        assert [one["relation"] for one in incident["readings"]] == ["names"]
+
     def test_as_json(self, cli, tmp_path):
         threads = []
         for pid, name in ((10, "all_reduce"), (11, "all_reduce"), (12, "item")):

@@ -3,14 +3,16 @@
 | the file                                                       | relation | stands                                |
 |----------------------------------------------------------------|----------|---------------------------------------|
 | names a process of the incident on the same host, at a time    | `names`  | with that incident, as evidence       |
-| that fits to minutes; is named by its log; or lies in a bundle |          |                                       |
-| of that server                                                 |          |                                       |
+| that fits to minutes; names, without a time, several of its    |          |                                       |
+| processes and those of no other, or one and an argument of it; |          |                                       |
+| is named by its log; or lies in a bundle of that server        |          |                                       |
 | has the very launch command, or arguments that agree, and a    | `agrees` | with that incident, as evidence       |
 | time within NEAR_S                                             |          |                                       |
 | contradicts no fact of it, and says too little                 | `guess`  | alone; it is evidence of nothing else |
 | contradicts every incident                                     | `apart`  | alone, and says what parts them       |
 
 Process ids come again after hours, and every container has a process 1: without a time, a pid has to have company.
+Stacks of py-spy have no time, and those of one process alone are a guess.
 """
 
 from __future__ import annotations
@@ -35,18 +37,28 @@ from gemma4_triage.diagnose.incident import Incident, LogLink
 from gemma4_triage.readers.reading import Reading
 
 _FEWEST_ARGUMENTS = 3
+_FEWEST_PROCESSES = 2
 _MOST_NAMED = 8
 """How many values of an incident a sentence names; thousands of readings may each bring one."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What a reading and an incident have in common, and what parts them."""
+    """What a reading and an incident have in common, and what parts them.
+
+    Attributes:
+        process: why they have a process in common, in a clause; "" if nothing says so.
+        agreements: a clause each.
+        contradictions: a clause each.
+        near: whether they are near in time; None where one of them has no time.
+        shared: how many processes both name.
+    """
 
     process: str
     agreements: tuple[str, ...]
     contradictions: tuple[str, ...]
     near: bool | None
+    shared: int = 0
 
 
 class _Said:
@@ -145,7 +157,7 @@ def _link(said: _Said, incidents: Sequence[_Known]) -> tuple[LogLink, int | None
     name = said.reading.name
     held = [(_hold(said, incident), at) for at, incident in enumerate(incidents)]
     proven = [(one, at) for one, at in held if _is_proof(one)]
-    if proven:
+    if proven and not _is_of_several([one for one, _ in proven]):
         one, at = max(proven, key=lambda pair: (bool(pair[0].process), len(pair[0].agreements)))
         relation = "names" if one.process else "agrees"
         reasons = tuple(filter(None, (one.process, *one.agreements)))
@@ -156,18 +168,23 @@ def _link(said: _Said, incidents: Sequence[_Known]) -> tuple[LogLink, int | None
     if not open_ones:
         one, at = min(held, key=lambda pair: len(pair[0].contradictions))
         return LogLink(name, "apart", incidents[at].name, one.contradictions), None
-    one, at = max(open_ones, key=lambda pair: (pair[0].near is True, len(pair[0].agreements)))
-    if one.near is not True and not one.agreements:
+    one, at = max(open_ones, key=lambda pair: (pair[0].near is True, pair[0].shared, len(pair[0].agreements)))
+    if one.near is not True and not one.agreements and not one.shared:
         return LogLink(name, "alone", "", ()), None
-    reasons = (*(("both are near in time",) if one.near else ()), *one.agreements)
+    reasons = (*(("both are near in time",) if one.near else ()), *filter(None, (one.process,)), *one.agreements)
     return LogLink(name, "guess", incidents[at].name, reasons), None
+
+
+def _is_of_several(proven: Sequence[_Held]) -> bool:
+    """Return whether only process ids join it, and those are of several incidents: containers number theirs alike."""
+    return len(proven) > 1 and all(one.near is None and one.shared and not one.agreements for one in proven)
 
 
 def _is_proof(held: _Held) -> bool:
     if held.contradictions:
         return False
     if held.process:
-        return bool(held.near) or (held.near is None and bool(held.agreements))
+        return bool(held.near) or (held.near is None and (bool(held.agreements) or held.shared >= _FEWEST_PROCESSES))
     return bool(held.near) and len(held.agreements) >= _FEWEST_ARGUMENTS
 
 
@@ -187,7 +204,7 @@ def _hold(said: _Said, known: _Known) -> _Held:
     process = f"process {', '.join(map(str, shared[:3]))} is in both" if shared else ""
     if any(os.path.basename(said.reading.name) in facts.named_files for facts in known.logs):
         process = "its log names it"
-    return _Held(process, tuple(agreements), tuple(contradictions), near)
+    return _Held(process, tuple(agreements), tuple(contradictions), near, len(shared))
 
 
 def _bundle_of(said: _Said, known: _Known) -> str:
@@ -207,6 +224,8 @@ def processes_of(incident: Incident) -> tuple[int, ...]:
     """Return the ids of every process that an incident's evidence names, in no order."""
     pids = [dump.manifest.host.pid for dump in incident.dumps]
     pids += [guards.pid for guards in incident.guards if guards.pid is not None]
+    # What a collector of logs says is the host's number of a process, which a container has under another.
+    pids += [pid for facts in incident.logs for what in ("scheduler", "other") for pid in facts.pids.get(what, ())]
     return (*pids, *(pid for reading in incident.readings for pid in reading.identity.pids))
 
 

@@ -11,6 +11,8 @@
 | release          | where a line names it               | the versions in dumps and guard manifests                   |
 | model            | server_args                         | the launch command                                          |
 | injected faults  | FAULT INJECTED                      | guard manifests                                             |
+| processes        | guard manifests that it names, and  | its dumps and guard manifests                               |
+|                  | ids that it or a collector gives    |                                                             |
 | dumps            | what its probes' lines name         | a server names every dump that it writes                    |
 | time             | first and last stamp, in any zone   | when dumps were written and processes started               |
 
@@ -19,11 +21,13 @@ Several dumps may say different things of one fact, a draft's pool being another
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rules.probe_stopped import dump_names
@@ -40,6 +44,10 @@ ARGUMENTS = (
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "tp_size", "dp_size"),
     *("max_total_tokens", "swa_full_tokens_ratio", "kv_cache_dtype", "speculative_num_steps", "port"),
 )
+_OF_A_MANIFEST = re.compile(r"_p(\d{1,10})\.json$")
+_HOSTS_NAMESPACE = "pid:[4026531836]"
+"""Linux has one number for the process ids of a host itself, on every host."""
+_MOST_NAMED = 4
 _BACKENDS = ("trtllm_mha", "triton", "flashinfer")
 
 
@@ -82,6 +90,10 @@ def compare_facts(facts: LogFacts, incident: Incident) -> tuple[list[str], list[
             agreements.append(f"both have {what} {theirs}")
         else:
             contradictions.append(f"the log has {what} {theirs}, {_who(incident)} {' or '.join(map(str, ours))}")
+    if facts.starts == 1 and (others := _other_processes(facts, incident)):
+        ours = sorted(_processes_of(incident))
+        named = f"the log names process {_listed_ids(others)}, {_who(incident)} {_listed_ids(ours)}"
+        contradictions.append(named)
     return agreements, contradictions
 
 
@@ -107,6 +119,44 @@ def _facts(facts: LogFacts, incident: Incident) -> Iterator[tuple[str, Any, tupl
     if facts.starts:
         told = [guards.faults for guards in incident.guards if "settings" in guards.fields]
         yield "injected faults:", _listed(facts.faults), _once(map(_listed, told))
+
+
+def _other_processes(facts: LogFacts, incident: Incident) -> list[int]:
+    """Return the processes of a log of one start where none of them is the incident's, though one would have to be.
+
+    One process alone proves nothing: a log may name the launcher, and a dump a scheduler of the same launch. So one
+    side has to be whole. Whoever names guard manifests names those of all workers; three processes with their manifests
+    are a launch. What a collector says is the host's number, which says nothing of a container's.
+    """
+    ours = _processes_of(incident)
+    beside = [guards for guards in incident.guards if not guards.prefix]
+    is_whole = len(ours) > 2 and bool(beside)
+    workers = [int(found[1]) for name in facts.named_files if (found := _OF_A_MANIFEST.search(name))]
+    schedulers = [*workers, *facts.pids.get("scheduler", ())]
+    named = {*schedulers, *facts.pids.get("other", ())}
+    single = all(facts.settings.get(name, "1") == "1" for name in ("tp_size", "dp_size", "pp_size"))
+    told = workers or (single and schedulers)
+    if named and not named & ours and (is_whole or (told and incident.dumps)):
+        return sorted(named)
+    outside = set(facts.pids.get("outside", ()))
+    if outside and is_whole and not outside & ours and all(map(_is_of_the_host, beside)):
+        return sorted(outside)
+    return []
+
+
+def _processes_of(incident: Incident) -> set[int]:
+    """Return the ids of the processes that an incident's dumps and guard manifests are of."""
+    pids = {dump.manifest.host.pid for dump in incident.dumps}
+    return pids | {guards.pid for guards in incident.guards if guards.pid is not None}
+
+
+def _is_of_the_host(guards: Guards) -> bool:
+    process = guards.fields.get("process")
+    return isinstance(process, dict) and process.get("pid_namespace") == _HOSTS_NAMESPACE
+
+
+def _listed_ids(pids: Sequence[int]) -> str:
+    return " or ".join(map(str, pids[:_MOST_NAMED])) + (", …" if len(pids) > _MOST_NAMED else "")
 
 
 def _pool_tokens(incident: Incident, pool: str) -> tuple[int, ...]:

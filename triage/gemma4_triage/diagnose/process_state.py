@@ -41,6 +41,16 @@ def state_of_incident(incident: Incident) -> State:
     return state_of(incident.guards, {pid for reading in incident.readings for pid in reading.identity.running})
 
 
+def has_unknown_end(incident: Incident) -> bool:
+    """Return whether nothing says how an incident's processes ended, or that they run: then nobody knows it was well.
+
+    A log says it, and so does the ledger that a process writes at its end.
+    """
+    state = state_of_incident(incident)
+    silent = bool(incident.guards) and not (incident.dumps or incident.ledgers or incident.logs)
+    return state is State.UNKNOWN or (state is State.UNMARKED and silent)
+
+
 def state_of(guards: Iterable[Guards], seen: Collection[int] = ()) -> State:
     """Return what became of the processes of a launch, from their guard manifests and this machine's process table.
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 
 from gemma4_dumps.directory_name import time_key
-from gemma4_triage.logs.facts import Death, GuardLine, LeakLine, Place, Pool
+from gemma4_triage.logs.facts import Death, GuardLine, LeakLine, Place, Pool, Process
 
 RETRACTION = b"KV cache pool is full. Retract requests."
 POOL_SIZES = b"Use sliding window memory pool"
 SERVER_ARGS = (b"server_args=ServerArgs(", b"server_args={'")
 """How a release prints its arguments: up to 0.5.13 as an object, 0.5.23 as a dict."""
 NAMES_A_FILE = (b", guard manifest ", b" requests before crash to ")
+NAMES_A_PROCESS = (
+    *(b" (pid=", b" gpu_id ", b"Started server process [", b"kill_process_tree called: ", b" NCCL INFO Bootstrap"),
+)
 LEAK_MARKS = (b"memory leak detected!", b"Mem Leak Detected!", b"] total=")
 GUARD_MARK = b"; dump: "
 FAULT_MARK = b"gemma4-triage: FAULT INJECTED: "
@@ -63,6 +66,14 @@ _SIDES = re.compile(r"\b([\w.]{0,60}(?:max_total_num_tokens|_size))(?:\(\))?=(-?
 _OLD_LEAK = "memory leak detected!"
 _GUARD = re.compile(r"([\w-]{1,60}): (.*) \[(trapped|contained|logged); seen \d+ times; dump: (.*)\]")
 _TRAPPED = re.compile(r"([\w-]{1,60}): (.*) \[(?:dump: (.*)|no dump was written: (.*))\]")
+_SCHEDULER_ID = re.compile(
+    rb"Subprocess scheduler_\d+ \(pid=(\d{1,10})\)|\bProcess (\d{1,10}) gpu_id \d|"
+    rb"Pyspy dump for PID (\d{1,10}) \(sglang::scheduler|:(\d{1,10}):\d{1,10} \[\d{1,3}\] NCCL INFO "
+)
+_PROCESS_ID = re.compile(
+    rb"Subprocess (?!scheduler)\w{1,60} \(pid=(\d{1,10})\)|"
+    rb"Started server process \[(\d{1,10})\]|kill_process_tree called: parent_pid=(\d{1,10})"
+)
 _FAULT = re.compile(rb"FAULT INJECTED: ([\w-]{1,60})")
 _LONGEST_TEXT = 2000
 _BEFORE = 100  # bytes before a mark in a long line
@@ -95,6 +106,13 @@ def named_file(line: bytes) -> str | None:
     """Return the name of the guard manifest or crash snapshot that a line with one of NAMES_A_FILE names."""
     found = _FILE.search(line)
     return (found[1] or found[2]).decode(errors="replace") if found else None
+
+
+def process_ids(line: bytes) -> list[tuple[Process, int]]:
+    """Return the processes of the server that a line of its own names, with what each is."""
+    found = _SCHEDULER_ID.findall(line), _PROCESS_ID.findall(line)
+    kinds: tuple[Process, Process] = ("scheduler", "other")
+    return [(kind, int(next(filter(None, ids)))) for kind, lines in zip(kinds, found, strict=True) for ids in lines]
 
 
 def injected_fault(line: bytes) -> str | None:

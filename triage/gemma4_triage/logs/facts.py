@@ -8,6 +8,8 @@ from typing import Literal
 
 Pool = Literal["full", "swa"]
 Device = Literal["cpu", "cuda", ""]
+Process = Literal["scheduler", "other", "outside"]
+"""What a process id in a log is of: a scheduler, any process of SGLang's, or what a collector of logs took it for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +312,8 @@ class LogFacts:
         stacks: where schedulers stood when py-spy looked.
         errors: the last exceptions that no process is known to have died of.
         named_files: guard manifests and crash snapshots that the server names, by their file's name.
+        pids: process ids of the server by what names them; those of "outside" are the host's, where a container has
+            numbers of its own.
         program_lines: how many lines that were not understood look like a Python program's: a level, a stamp, a frame.
     """
 
@@ -339,6 +343,7 @@ class LogFacts:
     end_time: str = ""
     alarms: tuple[Alarm, ...] = ()
     named_files: tuple[str, ...] = ()
+    pids: Mapping[Process, tuple[int, ...]] = field(default_factory=dict)
     program_lines: int = 0
     remarks: Mapping[str, Remark] = field(default_factory=dict)
     stacks: tuple[Stack, ...] = ()

@@ -13,7 +13,7 @@ from gemma4_triage.logs import events, remarks, start_line
 from gemma4_triage.logs.alarms import AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
-from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Remark
+from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Process, Remark
 from gemma4_triage.logs.lines import Block, blocks_of_lines, lines_with
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
@@ -40,6 +40,7 @@ _MARKS = (
     (events.FAULT_MARK, "fault"),
     *((mark, f"remark {name}") for mark, name in remarks.MARKS),
     *((mark, "stack") for mark in remarks.STACKS),
+    *((mark, "process") for mark in events.NAMES_A_PROCESS),
     *((mark, "introduction") for mark in INTRODUCTIONS),
     (FRAME, "frame"),
     *((mark, "release") for mark in release.MARKS),
@@ -117,6 +118,7 @@ class LogReading:
         self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
         self._faults: dict[str, None] = {}
         self._named_files: dict[str, None] = {}
+        self._pids: dict[Process, dict[int, None]] = {}
         self._starts = 0
         self._settings: dict[str, str] = {}
         self._arguments: dict[str, str] = {}
@@ -274,6 +276,14 @@ class LogReading:
         if kind == "release":
             self._release = self._release or release.release_in(line)
             return False
+        if kind in ("process", "stack"):
+            for what, pid in events.process_ids(line):
+                known = self._pids.setdefault(what, {})
+                if len(known) < MAX_RANKS:
+                    known[pid] = None
+        if kind == "process":
+            # What else such a line says is looked at as before.
+            return False
         stamp = self._stamp(line, len(line))
         place = Place(number, stamp.text)
         if kind.startswith("remark "):
@@ -394,6 +404,12 @@ class LogReading:
         for block in self._unwrapper.rest():
             self._bare(None, block)
 
+    def _processes(self) -> dict[Process, tuple[int, ...]]:
+        found: dict[Process, tuple[int, ...]] = {what: tuple(pids) for what, pids in self._pids.items()}
+        if self._unwrapper.pids:
+            found["outside"] = tuple(self._unwrapper.pids)
+        return found
+
     def facts(self) -> LogFacts:
         """Return what has been learnt of the log up to the last line that was read."""
         self._stacks.end()
@@ -424,6 +440,7 @@ class LogReading:
             pool_tokens=self._pool_tokens,
             faults=tuple(self._faults),
             named_files=tuple(self._named_files),
+            pids=self._processes(),
             ranks=tuple(rank.facts() for rank in self._ranks.values()),
             dropped_rank_lines=self._dropped_rank_lines,
             deaths=tuple(deaths.items),

@@ -28,6 +28,14 @@ _STAMPED_FRAME = re.compile(rb'^\[\d{4}-[^\]\n]{10,100}\]   File "', re.MULTILIN
 # What a user wrote in a request is no word of the server's.
 _REQUEST = re.compile(rb"\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionRequest|CompletionRequest)\(")
 _REQUESTS = (b"ReqInput(", b"CompletionRequest(")
+# The server's process as journald, syslog or Ray tell it: of docker's or a shell's own nothing is known.
+_PID = re.compile(
+    rb"(?:^|\s)(?:sglang|python|gemma4-triage)[\w.@-]{0,40}\[(\d{1,10})\]: $|"
+    rb"^\((?:[\w.:<>\[\]-]{1,80} )?pid=(\d{1,10})\b"
+)
+_JOURNAL_PID = re.compile(rb'"_PID" ?: ?"(\d{1,10})"')
+_JOURNAL_NAME = re.compile(rb'"(?:SYSLOG_IDENTIFIER|_COMM)" ?: ?"(?:sglang|python|gemma4-triage)')
+_MOST_PIDS = 64
 _DEEPEST = 4
 _MOST_HELD = 64
 
@@ -40,6 +48,8 @@ class Unwrapper:
         self._held: dict[bytes, bytes] = {}
         self._stamped = _StampedTracebacks()
         self._last_number = 0
+        self.pids: dict[int, None] = {}
+        """Of the server, as what stands before its lines has them."""
 
     def block(self, block: Block) -> Block | None:
         """Return the block as it came if nothing stands around its lines, else one with other lines; None of none."""
@@ -90,6 +100,7 @@ class Unwrapper:
             if end:
                 prefix, line = line[:end], line[end:]
                 stream += who
+                self._note(_PID.search(prefix))
                 # A container's two channels are one log, but each cuts its own lines.
                 channel = stream + (b"/err" if b" stderr " in prefix else b"")
                 if prefix.endswith((b"out P ", b"err P ")):
@@ -99,12 +110,18 @@ class Unwrapper:
             found = opened(line) if depth and (line[:1] not in b"[ " or b'": "' in line) else None
             if found is not None:
                 message, who = found
+                if b'"_PID"' in line and _JOURNAL_NAME.search(line):
+                    self._note(_JOURNAL_PID.search(line))
                 for part in message.rstrip(b"\n").split(b"\n"):
                     yield from self._pieces(_ESCAPES.sub(b"", part), depth - 1, stream + who)
                 return
         if (bar := _last_bar(line)) > 0:
             line = line[bar:]
         yield stream, _without_request(line) if depth < _DEEPEST else line
+
+    def _note(self, found: re.Match[bytes] | None) -> None:
+        if found is not None and len(self.pids) < _MOST_PIDS:
+            self.pids[int(next(filter(None, found.groups())))] = None
 
     def _redrawn(self, line: bytes, depth: int, stream: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield a line that was written over again and again, as progress bars are."""

@@ -14,6 +14,7 @@ from gemma4_triage.diagnose.conclude import rests_on_damage
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.plan import first_step, plan
+from gemma4_triage.diagnose.process_state import has_unknown_end
 from gemma4_triage.diagnose.sources import Evidence
 from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.diagnose.unread import Unread
@@ -73,12 +74,14 @@ class Summary:
         clean: how many runs have no cause.
         next_command: for the first cause of the first incident; "" if there is none.
         not_read: what says nothing of it all, as a clause; "" if everything was read.
+        open_ends: how many runs without a cause may have ended in any way.
     """
 
     certainty: dict[Confidence, int]
     clean: int
     next_command: str
     not_read: str = ""
+    open_ends: int = 0
 
     @property
     def text(self) -> str:
@@ -88,6 +91,8 @@ class Summary:
             runs = number_of(self.clean, "run")
             if self.not_read:
                 return f"no incident found in what was read of {runs}: {self.not_read}"
+            if self.open_ends:
+                return f"no incident found in {runs}; of {self.open_ends} nothing says how it ended"
             return f"no incident: nothing wrong in {runs}"
         parts = ", ".join(f"{number} {confidence.value}" for confidence, number in self.certainty.items() if number)
         clean = f"; {number_of(self.clean, 'run')} without a cause" if self.clean else ""
@@ -112,7 +117,8 @@ def summary(diagnoses: Sequence[Diagnosis], unread: Unread) -> Summary:
     bad = [diagnosis for diagnosis in diagnoses if diagnosis.causes]
     certainty = {one: sum(diagnosis.causes[0].confidence is one for diagnosis in bad) for one in Confidence}
     commands = (command for diagnosis in bad if (command := first_step(diagnosis.findings)))
-    return Summary(certainty, len(diagnoses) - len(bad), next(commands, ""), unread.text)
+    open_ends = sum(not one.causes and has_unknown_end(one.incident) for one in diagnoses)
+    return Summary(certainty, len(diagnoses) - len(bad), next(commands, ""), unread.text, open_ends)
 
 
 def damage_line(dump: Dump, name: str = "") -> str:

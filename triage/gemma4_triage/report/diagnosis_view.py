@@ -11,7 +11,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
 from gemma4_triage.diagnose.nothing_to_run import why_nothing
 from gemma4_triage.diagnose.plan import plan
-from gemma4_triage.diagnose.process_state import State, state_of_incident
+from gemma4_triage.diagnose.process_state import State, has_unknown_end, state_of_incident
 from gemma4_triage.diagnose.timeline import joint_timeline
 from gemma4_triage.diagnose.unread import EVERYTHING, Unread
 from gemma4_triage.finding import Confidence, Finding
@@ -199,12 +199,13 @@ def _nothing(console: Console, incident: Incident) -> None:
     dumps = f"{number_of(len(incident.dumps), 'dump')} of notes only" if incident.dumps else "no dump"
     state = state_of_incident(incident)
     # Whose processes may have been killed for all that can be seen is not said to be well.
-    found = "nothing wrong here" if state is not State.UNKNOWN else "nothing was found, which may not be all"
+    is_open = has_unknown_end(incident)
+    found = "nothing was found, which may not be all" if is_open else "nothing wrong here"
     said = f"{found}: {processes} guarded process{'es' * (processes != 1)}, {verified} verified, {dumps}"
     audits = sum(sum(_counts(ledger.fields.get("audits"))) for ledger in incident.ledgers)
     said += f"; {audits} leak audits without a finding" if audits else ""
-    said += f"; {state.value}" if state in (State.RUNNING, State.SEEN, State.STOPPED, State.UNKNOWN) else ""
-    print_line(console, said, style="bold yellow" if state is State.UNKNOWN else "bold green")
+    said += f"; {state.value}" if is_open or state in (State.RUNNING, State.SEEN, State.STOPPED) else ""
+    print_line(console, said, style="bold yellow" if is_open else "bold green")
     for note in notes(incident):
         print_line(console, f"  noted at start-up: {note}", style="dim")
 
