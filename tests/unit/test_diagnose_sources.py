@@ -139,6 +139,12 @@ class TestLogs:
         assert (document["err"], document["files_left_alone"]) == ("", 2)
         assert "left alone, by their content: 2 files" in cli("diagnose", tmp_path)[1]
 
+    def test_the_one_line_that_a_leak_left_is_a_log_in_a_folder_too(self, cli, tmp_path):
+        shutil.copy(LOGS / "healthy.log", tmp_path)
+        (tmp_path / "end").write_text("AssertionError: Full Pool Mem Leak Detected!\n")
+        code, found, _ = rules(cli, tmp_path)
+        assert (code, sorted(found)) == (1, [[], ["unexplained-line"]])
+
     def test_a_log_alone_speaks_of_that_log_only(self, cli, monkeypatch):
         monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(SEED))
         for words in (["--log", LOGS / "pool-leak.log"], [LOGS / "pool-leak.log"]):
@@ -299,6 +305,35 @@ class TestPipesAndMissingFiles:
             2,
             f"error: {tmp_path / 'latest'} is a link to /gone/dumps, which is not there",
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[New LWP 9]\n\nThread 2 (Thread 0x7f10 (LWP 12) "python"):\n#0  0x00007f in poll () from /lib/libc.so.6\n',
+            "is gdb's stacks of threads",
+        ),
+        (
+            "  Kernel Parent Dev Grid Status SMs Mask GridDim BlockDim Invocation\n*      0      -   0    1 Active\n",
+            "is cuda-gdb's table of kernels",
+        ),
+        ("internal record id: 3\ngroup info: default\ncollective state: scheduled\n", "is what torchfrtrace says"),
+    ],
+    ids=["gdb", "info cuda kernels", "torchfrtrace"],
+)
+def test_what_a_tool_printed_and_nobody_reads_is_named(cli, tmp_path, text, said):
+    (tmp_path / "a.txt").write_text(text)
+    code, _, err = cli("diagnose", tmp_path / "a.txt")
+    assert (code, said in err, "hint: " in err) == (2, True, True)
+    code, _, err = cli("diagnose", tmp_path)
+    assert (code, f"left alone: {tmp_path}/a.txt is " in err, said in err) == (5, True, True)
+    shutil.copy(LOGS / "healthy.log", tmp_path)
+    code, _, err = cli("diagnose", tmp_path)
+    assert (code, said in err) == (0, True)
+    # What a log quotes is a log's.
+    (tmp_path / "a.txt").write_text((LOGS / "healthy.log").read_text() + text)
+    assert cli("diagnose", tmp_path / "a.txt")[0] == 0
 
 
 class TestWhatIsNotUnpacked:

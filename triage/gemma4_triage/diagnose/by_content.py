@@ -18,7 +18,7 @@ from gemma4_triage.readers.catalog import head_of
 _LOG_MARKS = re.compile(
     rb"server_args=|Prefill batch|Decode batch|Traceback \(most recent call last\)|CUDA error: |Uvicorn running|"
     rb"gemma4-triage: |NCCL (?:WARN|error)|^Killed$|Segmentation fault|Scheduler hit an exception|"
-    rb"; seen \d+ times; dump: ",
+    rb"; seen \d+ times; dump: |[Mm]em(?:ory)? [Ll]eak [Dd]etected!",
     re.MULTILINE,
 )
 _BINARIES = (
@@ -28,6 +28,24 @@ _BINARIES = (
         "cuda-gdb -batch -ex 'target cudacore {0}' -ex bt > core.txt, then name that",
     ),
     (b"SQLite format 3", "a database, such as Nsight Systems writes", "gemma4-triage profile reads torch's traces"),
+)
+# Texts that tools print of a server, which no reader takes and which look like nobody's.
+_TEXTS = (
+    (
+        re.compile(rb"^Thread \d+ \((?:Thread 0x|LWP )[^\n]{1,200}\n+#\d+ ", re.MULTILINE),
+        "gdb's stacks of threads, which are not read",
+        "py-spy dump --pid PID > stacks.txt shows those of Python, which are: name that",
+    ),
+    (
+        re.compile(rb"^ *Kernel +Parent +Dev +Grid +Status ", re.MULTILINE),
+        "cuda-gdb's table of kernels, which is not read alone",
+        "cuda-gdb -batch -ex 'target cudacore FILE' -ex bt > core.txt shows the exception and where: name that",
+    ),
+    (
+        re.compile(rb"internal record id: \d{1,12}\s[^\n]{0,200}group info: "),
+        "what torchfrtrace says of flight recorders, which is not read",
+        "name the recorders that it was made of, a file of each rank",
+    ),
 )
 
 
@@ -53,6 +71,16 @@ def kind_of(head: bytes) -> str | None:
 def binary_of(head: bytes) -> tuple[str, str] | None:
     """Return what a binary file is and what to do instead, with {} for its path; None for a file of no such kind."""
     return next(((what, hint) for magic, what, hint in _BINARIES if head.startswith(magic)), None)
+
+
+def text_of(head: bytes) -> tuple[str, str] | None:
+    """Return what a tool's text is and what to do instead; None if a log has such lines in it, or it is no such text.
+
+    A reader that takes it has been asked before.
+    """
+    if _LOG_MARKS.search(head):
+        return None
+    return next(((what, hint) for form, what, hint in _TEXTS if form.search(head)), None)
 
 
 def is_log(path: Path) -> bool:

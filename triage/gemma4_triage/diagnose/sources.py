@@ -10,6 +10,7 @@
 | a file of a dump that is named                        | that dump                                                   |
 | another JSON document of this project                 | left alone, and said                                        |
 | text with lines that a server writes                  | a serving log                                               |
+| what gdb or torchfrtrace print                        | left alone, and said                                        |
 | an archive, or what is packed and not read, there     | counted, said, and the exit code 4 where all else is well   |
 | any other file in a folder                            | counted, not read; named by itself it is taken for a log    |
 
@@ -36,7 +37,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_dumps.tensor_file import TENSORS_NAME
 from gemma4_dumps.unpacked import inside, is_zip, origin, unpack
 from gemma4_dumps.wording import number_of
-from gemma4_triage.diagnose.by_content import binary_of, is_dump, is_log, kind_of
+from gemma4_triage.diagnose.by_content import binary_of, is_dump, is_log, kind_of, text_of
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Ledger
 from gemma4_triage.diagnose.material import (
@@ -174,6 +175,7 @@ class _Finder:
         self._files = 0
         self._by_reader: dict[tuple[str, Path], tuple[Reader, list[Path]]] = {}
         self._own: list[tuple[Path, OwnDocument]] = []
+        self._texts: list[str] = []
         self._not_unpacked: list[tuple[Path, NotUnpacked]] = []
 
     @property
@@ -191,7 +193,7 @@ class _Finder:
 
     @property
     def _is_unfinished(self) -> bool:
-        return bool(self._budget.skipped or self.evidence.not_read or self._not_unpacked)
+        return bool(self._budget.skipped or self.evidence.not_read or self._not_unpacked or self._texts)
 
     def result(self) -> Evidence:
         """Read what is left to read, and return everything."""
@@ -199,6 +201,7 @@ class _Finder:
             for reader, paths in self._by_reader.values():
                 self._read(reader, paths)
         self._tell_of_own()
+        self.evidence.remarks += self._texts
         self.evidence.not_read += len(self._not_unpacked)
         for path, error in self._not_unpacked[:_MOST_TOLD]:
             # A command cannot name what lies in a zip.
@@ -317,7 +320,7 @@ class _Finder:
         except OSError as error:
             raise UsageMistake(f"{path} cannot be read: {error.strerror}", "check who may read it") from error
         if not self._takes(path, head):
-            if (what := binary_of(head)) is not None:
+            if (what := binary_of(head) or text_of(head)) is not None:
                 raise UsageMistake(f"{path} is {what[0]}", what[1].format(path))
             self.evidence.logs.append(str(path))
 
@@ -377,6 +380,8 @@ class _Finder:
             self.evidence.found_logs.add(str(path))
         else:
             self.evidence.left_alone += 1
+            if (what := text_of(head)) is not None and len(self._texts) < _MOST_TOLD:
+                self._texts.append(f"left alone: {origin(path)} is {what[0]}; {what[1]}")
 
     def _takes(self, path: Path, head: bytes) -> bool:
         """Take the file and say so if it is a guard manifest, a ledger, or of a reader."""
