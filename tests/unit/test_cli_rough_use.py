@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import struct
@@ -212,16 +213,59 @@ class TestPaths:
     def test_what_is_to_be_unpacked_comes_back_to_the_same_command(self, cli, tmp_path, verb):
         (tmp_path / "x.tar").write_bytes(b"\0" * 257 + b"ustar" + b"\0" * 1000)
         assert f"FILE | gemma4-triage {' '.join(verb)} -\n" in cli(*verb, tmp_path / "x.tar")[2]
-        if verb != ("diagnose",):
+        if verb == ("diagnose",):
+            assert "hint: --log takes files" in cli("diagnose", "--log", tmp_path)[2]
+        else:
             assert f"hint: {' '.join(verb)} takes files" in cli(*verb, tmp_path)[2]
         assert "hint: profile takes files" in cli("profile", tmp_path)[2]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            *(
+                "report X --markdown=",
+                "report X --junit=",
+                "report X -o=",
+                "replay X --shrink --output=",
+                "pools --config=",
+            ),
+            *(
+                "dumps export X --output=",
+                "known check X --server-info=",
+                "repro e4b-trtllm --output=",
+                "diagnose --log=",
+            ),
+            *("samples --output=", "bench plot X --out=", "quality --questions=", "serve --dump-dir= --model-path m"),
+        ],
+    )
+    def test_an_empty_path_is_not_this_folder(self, cli, monkeypatch, tmp_path, line):
+        """As of a variable of the shell that is not set."""
+        monkeypatch.chdir(tmp_path)
+        words = [word for one in line.split() for word in ((one[:2], "") if one == "-o=" else (one,))]
+        code, out, err = cli(*words)
+        assert (code, out, [*tmp_path.iterdir()]) == (2, "", [])
+        assert re.fullmatch(r"error: --[a-z-]+ is empty.*\nhint: name a path; \. is this folder\n", err)
+
+    def test_a_list_that_names_nothing_runs_nothing(self, cli, tmp_path):
+        assert cli("repro", "e4b-trtllm", "--arm", "")[::2] == (
+            2,
+            "error: --arm names nothing\nhint: leave it out, or name what it takes\n",
+        )
+        for words in (("--with", ""), ("--with", "none", "--base", " ")):
+            code, _, err = cli("diff", "patches", *words, "-o", tmp_path / "run")
+            assert (code, err.splitlines()[-1]) == (2, "hint: none stands for no patches")
+
+    def test_samples_go_into_a_folder(self, cli, tmp_path):
+        (tmp_path / "file").touch()
+        code, _, err = cli("samples", "-o", tmp_path / "file")
+        assert (code, err.splitlines()[0]) == (2, f"error: {tmp_path / 'file'} is not a directory")
 
     def test_a_hint_looks_where_the_line_did(self, cli, tmp_path):
         (tmp_path / "a b").mkdir()
         shutil.copytree(DUMP, tmp_path / "a b" / DUMP.name)
         (tmp_path / "a b" / DUMP.name / "tensors.safetensors").write_bytes(b"")
         for words in (("--dir", tmp_path / "a b"), (f"--dir={tmp_path / 'a b'}",)):
-            hint = cli("replay", "latest", *words)[2].splitlines()[-1]
+            hint = cli("replay", DUMP.name, *words)[2].splitlines()[-1]
             assert f"dumps verify DUMP --dir '{tmp_path}/a b' shows" in hint
             assert f"dumps list --dir '{tmp_path}/a b' which" in hint
 

@@ -45,7 +45,7 @@ def kernels(
         typer.Option(
             "--model",
             metavar="IDS",
-            help="Of 26b, e2b, e4b, 31b. Default: all.",
+            help="Which models: 26b, e2b, e4b, 31b. Default: all.",
             autocompletion=completions.words(completions.listed("gemma4_repro.kernel_bench.plan", "MODELS")),
         ),
     ] = None,

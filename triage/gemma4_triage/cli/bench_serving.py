@@ -35,7 +35,7 @@ def serving(
         typer.Option(
             "--model",
             metavar="IDS",
-            help="Of the load's models; default: all of them.",
+            help="Which of the load's models; default: all of them.",
             autocompletion=completions.words_of("load", completions.models_of_load),
         ),
     ] = None,
@@ -44,13 +44,15 @@ def serving(
         typer.Option(
             "--arm",
             metavar="IDS",
-            help="Of the load's; default: all of them. none is always measured.",
+            help="Which of the load's arms; default: all of them. none is always measured.",
             autocompletion=completions.words_of("load", completions.arms_of_load),
         ),
     ] = None,
     requests: Annotated[
         str | None,
-        typer.Option("--requests", metavar="NUMBERS", help="Of its shapes those of so many at once; default: all."),
+        typer.Option(
+            "--requests", metavar="NUMBERS", help="Only the load's shapes with so many requests at once; default: all."
+        ),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")] = None,
     gpus: Annotated[

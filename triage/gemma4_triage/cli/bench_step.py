@@ -34,7 +34,7 @@ def step(
         typer.Option(
             "--model",
             metavar="IDS",
-            help="Of 26b, e4b, e2b, 31b. Default: 26b,e4b.",
+            help="Which models: 26b, e4b, e2b, 31b. Default: 26b,e4b.",
             autocompletion=completions.words(completions.listed("gemma4_repro.step_bench.model_sizes", "SIZES")),
         ),
     ] = None,
@@ -42,7 +42,8 @@ def step(
         str | None, typer.Option("--batch", metavar="SIZES", help="Requests in the step. Default: 1,16,64.")
     ] = None,
     layers: Annotated[
-        int | None, typer.Option("--layers", min=1, help="Of each model, whole groups. Default: all that it has.")
+        int | None,
+        typer.Option("--layers", min=1, help="How many layers of each model, in whole groups. Default: all."),
     ] = None,
     arms: Annotated[
         str | None,

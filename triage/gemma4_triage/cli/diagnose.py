@@ -40,7 +40,7 @@ def diagnose(
     ] = None,
     directory: Directory = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, metavar="N", help="Of a folder, only the newest N dumps; 0 for all.")
+        int, typer.Option("--limit", min=0, metavar="N", help="Read only the newest N dumps of a folder; 0 for all.")
     ] = 200,
     log: Annotated[
         list[str] | None,

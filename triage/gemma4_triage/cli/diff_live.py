@@ -83,7 +83,9 @@ DeviceModel = Annotated[
 ]
 Tolerance = Annotated[
     float | None,
-    typer.Option("--tolerance", metavar="NUMBER", min=0, help="Of logprobs, instead of 2e-4: fp32 round-off."),
+    typer.Option(
+        "--tolerance", metavar="NUMBER", min=0, help="By how much logprobs may differ, instead of 2e-4: fp32 round-off."
+    ),
 ]
 Keep = Annotated[
     bool, typer.Option("--keep", help="Keep logprobs, hidden states, prompts and drafts too, not only logs and dumps.")
@@ -220,11 +222,12 @@ def patches(
 
     For example: gemma4-triage diff patches --with default --base default,-yoco
 
-    IDS are those of GEMMA4_TRIAGE_PATCHES: none, default, default,+ID,-ID. A token that differs is let pass if the base
-    was of two minds: both tokens closer than the tolerance. Which patches of the difference did their work is said; a
-    patch that serves no prompts' logprobs, as yoco, is compared by the answers' alone. Exits 0 if all is equal, 1 if
-    something differs, crashes or leaves more dumps, 2 for a name that is not known or equal sets, 3 if no engine runs
-    here, 5 if no base run came to its end, or if all is equal and none of these patches did its work.
+    IDS are those of GEMMA4_TRIAGE_PATCHES: none, default, default,+ID,-ID. A token may differ where the logprobs of
+    both tokens lie closer in the base run than the tolerance. The verdict names the patches in which the sets differ
+    and that did their work. A patch that returns no logprobs of prompts, as yoco, is compared by those of answers.
+    Exits 0 if all is equal, 1 if something differs, crashes or leaves more dumps, 2 for a name that is not known or
+    equal sets, 3 if no engine runs here, 5 if no base run came to its end, or if all is equal and none of these patches
+    did its work.
     """
     faults = tuple(fault or ())
     pairs: list[tuple[str, str]] = []
@@ -235,6 +238,9 @@ def patches(
         from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
         from gemma4_runtime.releases import installed_or_base
 
+        for name, ids in (("--base", base), ("--with", with_)):
+            if not ids.strip():
+                raise UsageMistake(f"{name} is empty", "none stands for no patches")
         attached(base)
         attached(with_, faults)
         columns = [(backend, on) for backend in read_backends(backends) for on in read_mtp(mtp)]

@@ -26,7 +26,7 @@ def export(
             metavar="DUMP...", help=SEVERAL_DUMPS, show_default=False, autocompletion=completions.complete_dump
         ),
     ],
-    out: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="X.zip", help="The zip to write.", show_default=False)],
     directory: Directory = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the zip if it exists.")] = False,
     allow_damaged: Annotated[

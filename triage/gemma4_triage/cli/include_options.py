@@ -14,7 +14,8 @@ IncludeKv = Annotated[
 IncludeTokens = Annotated[
     bool,
     typer.Option(
-        "--include-tokens", help="They hold the token ids of these requests: GEMMA4_TRIAGE_INCLUDE. Confidential."
+        "--include-tokens",
+        help="Dumps of page-table hold the token ids of these requests: GEMMA4_TRIAGE_INCLUDE. Confidential.",
     ),
 ]
 

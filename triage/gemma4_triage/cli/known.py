@@ -100,7 +100,7 @@ def check_known(
         str | None,
         typer.Option(
             "--release",
-            help="Of SGLang, such as 0.5.13.post1. Default: what the log names.",
+            help="The release of SGLang, such as 0.5.13.post1. Default: what the log names.",
             autocompletion=completions.words(completions.releases),
         ),
     ] = None,

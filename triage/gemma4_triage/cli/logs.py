@@ -29,7 +29,13 @@ def logs(
         list[str], typer.Argument(metavar="FILE...", help="SGLang's output, plain or packed; - reads stdin.")
     ],
     points: Annotated[
-        int, typer.Option("--points", min=2, max=MAX_POINTS, help="Of each time series at most; they are averaged.")
+        int,
+        typer.Option(
+            "--points",
+            min=2,
+            max=MAX_POINTS,
+            help="How many points of a time series to show at most; more are averaged.",
+        ),
     ] = 240,
     as_json: AsJson = False,
 ) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from gemma4_triage.errors import UsageMistake
+
 SAME: tuple[tuple[str, ...], ...] = (
     ("--output", "--out"),
     ("--dir", "--dump-dir"),
@@ -60,6 +62,8 @@ def as_typed(message: str, typed: list[str]) -> str:
 
 
 _MINUTES = "--max-minutes"
+_PLACE = re.compile(r"DIR|PATH|FILE|X\.\w+")
+"""How help shows an option that takes a path."""
 
 
 def todays_line(command: str) -> str:
@@ -75,6 +79,8 @@ def take_one_form(command: Any) -> None:
     for parameter in command.params:
         if parameter.param_type_name == "option" and parameter.metavar in SEVERAL:
             _take_several(parameter)
+        if parameter.param_type_name == "option" and _PLACE.fullmatch(parameter.metavar or ""):
+            _refuse_empty(parameter)
     taken = {name for parameter in command.params for name in parameter.opts}
     for parameter in command.params:
         if others := other_names(parameter.opts, OF_A_VERB.get(command.name or "", ())) - taken:
@@ -101,6 +107,19 @@ def _also(parameter: Any, names: list[str]) -> None:
     parameter.add_to_parser = add
 
 
+def _refuse_empty(parameter: Any) -> None:
+    """Refuse an empty value, as of a variable of the shell that is not set: as a path it would be this folder."""
+    consume_value = parameter.consume_value
+
+    def consume(ctx: Any, opts: Any) -> tuple[Any, Any]:
+        value, source = consume_value(ctx, opts)
+        if value == "" or (isinstance(value, list | tuple) and "" in value):
+            raise UsageMistake(f"{parameter.opts[0]} is empty", "name a path; . is this folder")
+        return value, source
+
+    parameter.consume_value = consume
+
+
 def _take_several(parameter: Any) -> None:
     """Let an option be repeated, with commas in each value: the command is told a list, or one text with commas."""
     add_to_parser, consume_value, is_list = parameter.add_to_parser, parameter.consume_value, parameter.multiple
@@ -117,6 +136,9 @@ def _take_several(parameter: Any) -> None:
         if not isinstance(value, list | tuple):
             return value, source
         joined = ",".join(value)
-        return ([word.strip() for word in joined.split(",") if word.strip()] if is_list else joined), source
+        words = [word.strip() for word in joined.split(",") if word.strip()]
+        if is_list and value and not words:
+            raise UsageMistake(f"{parameter.opts[0]} names nothing", "leave it out, or name what it takes")
+        return (words if is_list else joined), source
 
     parameter.add_to_parser, parameter.consume_value = add, consume

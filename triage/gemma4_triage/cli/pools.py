@@ -95,17 +95,24 @@ def pools(
     ] = False,
     release_leaf_lock: Annotated[
         bool,
-        typer.Option("--release-leaf-lock", help="SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW=1: said, not counted."),
+        typer.Option(
+            "--release-leaf-lock",
+            help="SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW=1: named in a note, and left out of the sums.",
+        ),
     ] = False,
     drop_page_margin: Annotated[
-        bool, typer.Option("--drop-page-margin", help="SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN=1: said, not counted.")
+        bool,
+        typer.Option(
+            "--drop-page-margin",
+            help="SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN=1: named in a note, and left out of the sums.",
+        ),
     ] = False,
     context_length: Annotated[
         int | None,
         typer.Option("--context-length", min=1, metavar="N", help="As of the server: asks what swa-ratio-policy does."),
     ] = None,
     max_running_requests: Annotated[
-        int | None, typer.Option("--max-running-requests", min=1, metavar="N", help="Likewise.")
+        int | None, typer.Option("--max-running-requests", min=1, metavar="N", help="As of the server, for the same.")
     ] = None,
     owner_only: Annotated[
         bool,

@@ -59,7 +59,9 @@ def replay(
         int | None,
         typer.Option(min=-1, help="Keys before a query that it sees; -1: all. Default: the dump's, else -1."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of keys, values and queries that the dump does not hold.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The seed of keys, values and queries that the dump does not hold.")
+    ] = 0,
     cap_mib: Annotated[int, typer.Option(min=1, help="How much the keys and values may take.")] = 256,
     timeout_s: Annotated[
         float,
@@ -94,7 +96,7 @@ def replay(
 
     An attention call: what its table reads, and how far the outputs are off. They are held against fp64 on the table as
     it should have been; each real backend runs in a process of its own. An allocator's calls: on a reference allocator,
-    to the first that breaks an invariant. A leak: where each page's books stop closing. Shapes: found beside expected.
+    to the first that breaks an invariant. A leak: the event after which a page is lost. Shapes: found beside expected.
     Only an attention call takes options other than --rows, --dir and --json.
 
     Exits 0 if all is as it should be, 1 if it is not, 3 if a backend cannot run here and nothing else is wrong, if none

@@ -55,7 +55,7 @@ def report(
     ] = None,
     directory: Directory = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, metavar="N", help="Of a folder, only the newest N dumps; 0 for all.")
+        int, typer.Option("--limit", min=0, metavar="N", help="Read only the newest N dumps of a folder; 0 for all.")
     ] = 200,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
     as_json: AsJson = False,

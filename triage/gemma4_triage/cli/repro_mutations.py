@@ -23,7 +23,10 @@ MATRIX_NAME, TEXT_NAME = "matrix.json", "matrix.txt"
 
 def mutations(
     seed: Annotated[
-        int, typer.Option("--seed", min=0, metavar="N", help="Of the draw: the same seed draws the same mutations.")
+        int,
+        typer.Option(
+            "--seed", min=0, metavar="N", help="The seed of the draw: the same seed draws the same mutations."
+        ),
     ],
     count: Annotated[
         int, typer.Option("--count", min=1, metavar="M", help="How many; a longer draw begins with a shorter one.")

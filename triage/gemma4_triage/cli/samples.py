@@ -46,8 +46,6 @@ def samples(
     from gemma4_triage.samples import SAMPLES, place
 
     known = {sample.id: sample for sample in SAMPLES}
-    if output == "":
-        raise UsageMistake("--output is empty", "-o takes the folder to copy into; . is this one")
     if unknown := [name for name in names or () if name not in known]:
         raise UsageMistake(
             f"there is no sample called {unknown[0]!r}",
@@ -60,7 +58,9 @@ def samples(
             raise EnvironmentCannot(f"the sample {sample.id} is not there", "install gemma4-triage again")
         rows.append((sample, path))
     if output is not None:
-        targets = [Path(output).expanduser() / path.name for _, path in rows]
+        if os.path.lexists(folder := Path(output).expanduser()) and not folder.is_dir():
+            raise UsageMistake(f"{output} is not a directory", "--output takes a directory")
+        targets = [folder / path.name for _, path in rows]
         if taken := [target for target in targets if os.path.lexists(target)]:
             if not force:
                 raise UsageMistake(f"{taken[0]} exists", "name another folder, or replace it with --force")

@@ -70,7 +70,7 @@ def serve(
             "--patches",
             metavar="IDS",
             autocompletion=completions.words(completions.patch_sets),
-            help="Fixes, such as default,+swa-window-width or none: GEMMA4_TRIAGE_PATCHES, or default if unset.",
+            help="Fixes and optimisations, such as default,+mtp-v2 or none: GEMMA4_TRIAGE_PATCHES; default if unset.",
         ),
     ] = None,
     probes: Annotated[
@@ -108,7 +108,7 @@ def serve(
         typer.Option(
             "--device-model",
             metavar="sm100|sm90",
-            help="Of the host engine: GEMMA4_TRIAGE_DEVICE_MODEL.",
+            help="Which GPU the host engine imitates: GEMMA4_TRIAGE_DEVICE_MODEL.",
             autocompletion=completions.words("sm100", "sm90"),
         ),
     ] = None,

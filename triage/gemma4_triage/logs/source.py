@@ -153,7 +153,9 @@ class Source:
         if not self.name:
             raise UsageMistake("'' is no path", "name a file; - reads stdin")
         if os.path.isdir(self.name):
-            raise UsageMistake(f"{self.name} is a folder", f"{self.verb} takes files: name those in it, oldest first")
+            # diagnose itself takes folders.
+            taker = "--log" if self.verb == "diagnose" else self.verb
+            raise UsageMistake(f"{self.name} is a folder", f"{taker} takes files: name those in it, oldest first")
         path = Path(self.name)
         try:
             raw = stack.enter_context(_open_pipe(path) if path.is_fifo() else path.open("rb"))
