@@ -239,7 +239,7 @@ class TestPaths:
         ],
     )
     def test_an_empty_path_is_not_this_folder(self, cli, monkeypatch, tmp_path, line):
-        """As of a variable of the shell that is not set."""
+        """A variable of the shell that is not set leaves an option empty."""
         monkeypatch.chdir(tmp_path)
         words = [word for one in line.split() for word in ((one[:2], "") if one == "-o=" else (one,))]
         code, out, err = cli(*words)

@@ -190,7 +190,7 @@ def test_a_name_that_nothing_has_is_told_what_is_near_it_and_not_every_name(cli,
 def test_a_misspelt_variable_is_told_what_is_near_it(cli, monkeypatch):
     monkeypatch.setenv("GEMMA4_TRIAGE_PATCHS", "default")
     code, _, err = cli("patches", "list")
-    assert (code, "; near it: GEMMA4_TRIAGE_PATCHES; " in err.splitlines()[0]) == (2, True)
+    assert (code, err.splitlines()[0].endswith("; near it: GEMMA4_TRIAGE_PATCHES")) == (2, True)
 
 
 @pytest.mark.releases("0.5.13.post1")
