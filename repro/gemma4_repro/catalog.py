@@ -32,7 +32,7 @@ def find_scenario(scenario_id: str, release: str = BASE) -> Scenario:
             if why and at_least(release, first):
                 raise UnknownName(
                     f"SGLang {release} cannot have the scenario {scenario_id!r}: {why}",
-                    f"it runs in an environment that has SGLang {BASE}, which make setup makes",
+                    f"it runs in an environment that has SGLang {BASE}, which make setup RELEASE={BASE} makes",
                 )
             return scenario
     raise UnknownName(

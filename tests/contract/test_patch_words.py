@@ -69,7 +69,7 @@ def test_the_setting_that_it_names_switches_it_on(patch, monkeypatch):
         monkeypatch.setenv(*word.split("=", 1))
     settings = read_settings()
     assert patch in select(settings, release=patch.since)
-    assert state_here(patch, settings, True).startswith("on: ")
+    assert state_here(patch, settings, True, patch.since).startswith("on: ")
 
 
 @pytest.mark.parametrize("patch", [patch for patch in CATALOG if patch.default], ids=lambda patch: patch.id)
@@ -103,3 +103,14 @@ def test_a_number_in_a_text_becomes_a_link():
 def test_every_release_of_a_patch_has_targets():
     assert {release for patch in CATALOG for release in releases_of(patch)} <= set(TARGETS)
     assert all(patch.since in TARGETS and patch.until in TARGETS for patch in CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("id", "said"), [("eager-out-cache-loc", "which has it: "), ("yoco", "and 0.5.23 is installed: ")]
+)
+def test_what_does_not_attach_to_a_release_is_off_there_and_says_why(id, said, monkeypatch):
+    (patch,) = [patch for patch in CATALOG if patch.id == id]
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", id)
+    state = state_here(patch, read_settings(), True, "0.5.23")
+    assert state.startswith("off: ")
+    assert said in state

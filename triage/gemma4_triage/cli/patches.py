@@ -92,6 +92,7 @@ def list_patches(
     """
     from gemma4_runtime.catalog import CATALOG
     from gemma4_runtime.patch import Kind
+    from gemma4_runtime.releases import installed_or_base
     from gemma4_runtime.standing import releases_of
     from gemma4_triage.inspection.patch_state import state_here
 
@@ -103,6 +104,7 @@ def list_patches(
         _in_release(sglang, [patch for patch in CATALOG if kind in (None, patch.kind.value)], as_json)
         return
     settings, selected = _environment()
+    release = installed_or_base()
     rows = [
         {
             "id": patch.id,
@@ -113,7 +115,7 @@ def list_patches(
             "releases": releases_of(patch),
             "default": patch.default,
             "selected": patch.id in selected,
-            "state": state_here(patch, settings, patch.id in selected),
+            "state": state_here(patch, settings, patch.id in selected, release),
         }
         for patch in CATALOG
         if kind in (None, patch.kind.value)

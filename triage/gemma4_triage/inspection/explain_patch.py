@@ -8,8 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gemma4_runtime.patch import About, Attachment, Bind, Edit, Kind, Patch
+from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.settings import Settings
-from gemma4_runtime.standing import releases_of
+from gemma4_runtime.standing import refusal, releases_of
 from gemma4_runtime.targets import dotted_path
 from gemma4_triage.inspection.guard_manifests import newest_of
 from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
@@ -41,7 +42,7 @@ def about(patch: Patch) -> About:
 
 def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
     """Return one JSON object. root: the store whose guard manifests say what the last process made of the patch."""
-    words = about(patch)
+    words, release = about(patch), installed_or_base()
     return {
         "id": patch.id,
         "kind": patch.kind.value,
@@ -57,10 +58,12 @@ def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
         "installed_sglang": _installed(),
         "default": patch.default,
         "selected": chosen,
-        "state": state_here(patch, settings, chosen),
+        "state": state_here(patch, settings, chosen, release),
         "last_process": newest_of(root, patch.id),
         "variables": list(variables_of(patch)),
-        "switch_on": switch_on(patch),
+        "switch_on": f"nothing: it does not attach to SGLang {release}"
+        if refusal(patch, release)
+        else switch_on(patch),
         "switch_off": switch_off(patch),
         "attachments": [_attachment(one, patch.since) for one in patch.attachments_in(patch.since)],
         "self_test": patch.self_test,

@@ -8,6 +8,7 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import Mode, Settings, knob_variables
+from gemma4_runtime.standing import refusal
 
 _MODE, _LEAK, _COST = "SGLANG_TRTLLM_MHA_DEBUG", "GEMMA4_TRIAGE_LEAK", "GEMMA4_TRIAGE_COST"
 _SEED = "GEMMA4_TRIAGE_POOL_SEED"
@@ -15,8 +16,17 @@ _PATCHES, _PROBES, _FAULTS = "GEMMA4_TRIAGE_PATCHES", "GEMMA4_TRIAGE_PROBES", "G
 _HOST = "GEMMA4_TRIAGE_HOST_ENGINE"
 
 
-def state_here(patch: Patch, settings: Settings, chosen: bool) -> str:
-    """`on: …` or `off: …` with the variable that decides. chosen: whether `select` has it for these settings."""
+def state_here(patch: Patch, settings: Settings, chosen: bool, release: str) -> str:
+    """Return `on: …` or `off: …` with the variable that decides, or why it does not attach to this release of SGLang.
+
+    Args:
+        patch: Of the catalog.
+        settings: Of the environment.
+        chosen: Whether `select` has it for these settings.
+        release: Of SGLang.
+    """
+    if why := refusal(patch, release):
+        return f"off: {why}"
     return f"{'on' if chosen else 'off'}: {_because(patch, settings, chosen)}"
 
 
