@@ -64,10 +64,11 @@ INPUTS ?= 100000
 fuzz: setup
 	$(BIN)/python tests/fuzz/run.py --inputs $(INPUTS)
 
-# What became of every function we attach to, in a release that is unpacked and not installed: make targets RELEASE=0.5.23
+# What became of every function we attach to, in a release that is unpacked and not installed, since the newest known one
+# before it: make targets RELEASE=0.5.24; AGAINST=0.5.13.post1 compares with another known one.
 targets:
-	$(MAKE) --no-print-directory setup RELEASE=$(BASE)
-	.venv-$(BASE)/bin/python tests/tools/compare_targets.py $(RELEASE)
+	$(MAKE) --no-print-directory setup RELEASE=$(DEFAULT)
+	.venv/bin/python tests/tools/compare_targets.py $(RELEASE) $(addprefix --against ,$(AGAINST))
 
 # Each release's types differ, and its libraries'; pyproject.toml says what only an older release has.
 PYRIGHT = $(BIN)/pyright $(addprefix --project ,$(wildcard pyright-$(RELEASE).json))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.releases import BASE, nearest_runnable
+from gemma4_runtime.releases import BASE, RUNNABLE, nearest
 from gemma4_runtime.selection import CLAMP, left_out, not_ported
 from gemma4_runtime.settings import ALLOW_MISSING, HostEngine, Leak, Mode, Settings
 from gemma4_runtime.standing import attaches_untested
@@ -38,8 +38,8 @@ def lines(
         yield Line(f"PROBE NOT ATTACHED: {id}: {reason}. {ALLOW_MISSING}=1 lets the server start.", loud=True)
     if settings.allow_untested and (untested := [patch for patch in patches if attaches_untested(patch, release)]):
         yield Line(
-            f"UNTESTED on SGLang {release}: {_names(untested)} attach as on {nearest_runnable(release)}. A finding of "
-            "theirs may be wrong, and every dump says so",
+            f"UNTESTED on SGLang {release}: {_names(untested)} attach as on {nearest(release, RUNNABLE)}. A finding "
+            "of theirs may be wrong, and every dump says so",
             loud=True,
         )
     if any(patch.id == CLAMP for patch in patches):

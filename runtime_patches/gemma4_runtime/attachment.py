@@ -28,8 +28,8 @@ from gemma4_runtime.release import (
     PatchState,
     patch_function,
 )
-from gemma4_runtime.releases import nearest_runnable
-from gemma4_runtime.standing import attaches_untested, refusal
+from gemma4_runtime.releases import RUNNABLE, nearest
+from gemma4_runtime.standing import attaches_untested, refusal, way_out
 from gemma4_runtime.targets import dotted_path
 
 _SOURCE = HookSource("gemma4_runtime", "gemma4-triage")
@@ -142,14 +142,14 @@ class Attachment:
 
     def _check_release(self, patch: Patch) -> bool:
         if not self._untested(patch) and (reason := refusal(patch, self.release)):
-            raise UnsupportedRelease(reason)
+            raise UnsupportedRelease(reason, way_out(self.release))
         return True
 
     def _untested(self, patch: Patch) -> bool:
         return self.allow_untested and attaches_untested(patch, self.release)
 
     def _plan(self, patch: Patch) -> list[tuple[Patch, Hook | Edit | Bind, _Site]]:
-        release = nearest_runnable(self.release) if self._untested(patch) else self.release
+        release = nearest(self.release, RUNNABLE) if self._untested(patch) else self.release
         return [
             (patch, wanted, _find(dotted_path(release, wanted.target), patch, isinstance(wanted, Bind)))
             for wanted in patch.attachments_in(release)
@@ -190,7 +190,7 @@ class Attachment:
 
     @property
     def _as_on(self) -> str:
-        return f"SGLang {self.release}, as on {nearest_runnable(self.release)}"
+        return f"SGLang {self.release}, as on {nearest(self.release, RUNNABLE)}"
 
     def uninstall(self) -> None:
         """Put back the very objects that SGLang shipped. Safe to call twice, and after a failed `register`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 BASE = "0.5.13.post1"
@@ -21,13 +22,21 @@ HOW_TO_INSTALL = (
 )
 
 
-def nearest_runnable(release: str) -> str:
-    """Return the latest release up to this one on which patches attach; the first of them where none is older.
+def nearest(release: str, among: Iterable[str] = KNOWN) -> str:
+    """Return which of these releases is nearest to one by its numbers; the earlier where two are as near.
 
     Args:
         release: As PyPI names it, known or not.
+        among: KNOWN, or RUNNABLE: a patch attaches to an unknown release, if at all, as to that one of them.
     """
-    return max((one for one in RUNNABLE if at_least(release, one)), key=order, default=RUNNABLE[0])
+    ordered = sorted(among, key=order)
+    before = [one for one in ordered if at_least(release, one)]
+    after = ordered[len(before) :]
+    if not before or not after:
+        return before[-1] if before else after[0]
+    here, low, high = order(release), order(before[-1]), order(after[0])
+    to_low, to_high = (tuple(a - b for a, b in zip(*pair, strict=True)) for pair in ((here, low), (high, here)))
+    return after[0] if to_high < to_low else before[-1]
 
 
 def installed_or_base() -> str:
@@ -36,6 +45,15 @@ def installed_or_base() -> str:
         return version("sglang")
     except PackageNotFoundError:
         return BASE
+
+
+def read_as() -> str:
+    """Return the release in whose forms the installed one is read: its own, or the nearest one's that patches run on.
+
+    A release that nobody has looked at is refused by name as soon as a patch is to attach, probes on request excepted.
+    """
+    installed = installed_or_base()
+    return installed if installed in KNOWN else nearest(installed, RUNNABLE)
 
 
 _RELEASE = re.compile(

@@ -8,7 +8,7 @@ from gemma4_dumps.wording import names_near
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
-from gemma4_runtime.releases import BASE, KNOWN, RUNNABLE, at_least, nearest_runnable
+from gemma4_runtime.releases import BASE, KNOWN, RUNNABLE, at_least, nearest
 from gemma4_runtime.settings import DRAFTS, MTP_V2, VISION_BUDGET, HostEngine, Leak, Mode, Settings
 from gemma4_runtime.standing import State, is_absorbed, standing
 
@@ -118,7 +118,7 @@ def not_ported(settings: Settings, release: str, catalog: Iterable[Patch] = CATA
         catalog: The patches to choose from.
     """
     if settings.allow_untested and release not in RUNNABLE:
-        release = nearest_runnable(release)
+        release = nearest(release, RUNNABLE)
         catalog = [patch for patch in catalog if patch.kind is Kind.PROBE]
     if release not in KNOWN:
         return ()

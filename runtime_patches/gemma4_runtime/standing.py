@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.releases import KNOWN, RUNNABLE, at_least, nearest_runnable
+from gemma4_runtime.releases import KNOWN, RUNNABLE, at_least, nearest
 from gemma4_runtime.targets import TARGETS
 
 
@@ -48,9 +48,7 @@ def standing(patch: Patch, release: str) -> Standing:
         return Standing(State.LATER, f"written for SGLang {patch.since} and later")
     table = TARGETS.get(release)
     if table is None:
-        return Standing(
-            State.NOT_PORTED, f"SGLang {release} is not known; the nearest that is: {nearest_runnable(release)}"
-        )
+        return Standing(State.NOT_PORTED, unknown(release))
     missing = tuple(dict.fromkeys(one.target for one in patch.attachments_in(release) if one.target not in table))
     without = f"SGLang {release} has no {', '.join(missing)}" if missing else ""
     first, _, words = patch.not_ported.partition(", ")
@@ -90,7 +88,24 @@ def attaches_untested(patch: Patch, release: str) -> bool:
     """
     if patch.kind is not Kind.PROBE or release in RUNNABLE:
         return False
-    return standing(patch, nearest_runnable(release)).state is State.ATTACHES
+    return standing(patch, nearest(release, RUNNABLE)).state is State.ATTACHES
+
+
+def unknown(release: str) -> str:
+    """Return the sentence for a release that is in no table: which is the nearest that is, and which patches run on."""
+    known, runs = nearest(release), nearest(release, RUNNABLE)
+    also = "" if runs == known else f", and the nearest on which patches run is {runs}"
+    return f"SGLang {release} is not known; the nearest that is known is {known}{also}"
+
+
+def way_out(release: str) -> str:
+    """Return how a server can be watched beside a release that no patch runs on; empty for one that patches run on."""
+    if release in RUNNABLE:
+        return ""
+    return (
+        f"beside SGLang {release} probes alone may attach, as on {nearest(release, RUNNABLE)}: give serve "
+        "--allow-untested --patches none, or set GEMMA4_TRIAGE_ALLOW_UNTESTED=1 and GEMMA4_TRIAGE_PATCHES=none"
+    )
 
 
 def refusal(patch: Patch, release: str) -> str:

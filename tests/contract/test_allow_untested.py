@@ -9,17 +9,17 @@ from gemma4_runtime.attachment import Attachment
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease
 from gemma4_runtime.patch import Kind
-from gemma4_runtime.releases import BASE, installed_or_base, nearest_runnable
+from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base, nearest
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
-from gemma4_runtime.standing import refusal
+from gemma4_runtime.standing import refusal, unknown
 from gemma4_runtime.targets import TARGETS
 from gemma4_triage.inspection.guard_lines import guard_lines
 
 pytestmark = [pytest.mark.releases("0.5.13.post1", "0.5.23"), pytest.mark.usefixtures("nothing_left_behind")]
 NEAREST = installed_or_base()
 # Of the installed release's targets, under another name.
-UNKNOWN = "0.5.15" if NEAREST == BASE else "0.5.24"
+UNKNOWN = "0.5.15" if NEAREST == BASE else "0.5.22"
 PROBES = tuple(patch for patch in CATALOG if patch.id in ("page-table", "swa-allocator", "process-end"))
 
 
@@ -35,23 +35,37 @@ def run_session(monkeypatch, start_session):
 
 
 @pytest.mark.parametrize(
-    ("release", "nearest"),
+    ("release", "known", "runs"),
     [
-        ("0.5.15", BASE),
-        ("0.5.17", BASE),
-        ("0.5.24", "0.5.23"),
-        ("0.6.0", "0.5.23"),
-        ("0.5.23", "0.5.23"),
-        ("0.4.9", BASE),
+        ("0.5.15", BASE, BASE),
+        ("0.5.16", "0.5.17", BASE),
+        ("0.5.17", "0.5.17", BASE),
+        ("0.5.18", "0.5.17", BASE),
+        ("0.5.19", "0.5.17", "0.5.23"),
+        ("0.5.21", "0.5.23", "0.5.23"),
+        ("0.5.22", "0.5.23", "0.5.23"),
+        ("0.5.23", "0.5.23", "0.5.23"),
+        ("0.5.24", "0.5.23", "0.5.23"),
+        ("0.6.0", "0.5.23", "0.5.23"),
+        ("0.4.9", BASE, BASE),
+        ("of-a-branch", BASE, BASE),
     ],
 )
-def test_the_nearest_is_the_latest_before_it(release, nearest):
-    assert nearest_runnable(release) == nearest
+def test_the_nearest_is_that_by_number(release, known, runs):
+    assert (nearest(release), nearest(release, RUNNABLE)) == (known, runs)
+
+
+def test_where_patches_run_on_another_than_the_nearest_both_are_named():
+    assert unknown("0.5.18") == (
+        f"SGLang 0.5.18 is not known; the nearest that is known is 0.5.17, "
+        f"and the nearest on which patches run is {BASE}"
+    )
 
 
 def test_not_allowed_it_is_refused_and_the_nearest_is_named(run_session):
-    with pytest.raises(UnsupportedRelease, match=f"SGLang {UNKNOWN} is not known; the nearest that is: {NEAREST}"):
+    with pytest.raises(UnsupportedRelease, match=f"SGLang {UNKNOWN} is not known; .*{NEAREST}") as refused:
         run_session("0")
+    assert "--allow-untested --patches none" in refused.value.hint
 
 
 def test_probes_attach_fire_and_say_so(run_session, capsys):

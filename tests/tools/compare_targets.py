@@ -1,11 +1,12 @@
 """Says what became of every target of ours in another release of SGLang, from its source alone.
 
-    make targets RELEASE=0.5.23
-    python tests/tools/compare_targets.py 0.5.23 [--json] [--cache FOLDER] [--unpacked FOLDER]
+    make targets RELEASE=0.5.24
+    python tests/tools/compare_targets.py 0.5.24 [--against RELEASE] [--json] [--cache FOLDER] [--unpacked FOLDER]
 
-The wheel is fetched once by `pip download --no-deps` into a cache folder outside the checkout; nothing of it is
-installed or imported. Each key of `gemma4_runtime.targets` is looked up in both trees at its path of the base release
-and compared line by line, without docstrings and comments:
+The release is compared with the newest known one before it, the reference, or with `--against`: with that one's table
+of targets and its source, so that what is listed is what changed since. A wheel is fetched once by `pip download
+--no-deps` into a cache folder outside the checkout; nothing of it is installed or imported. Each key is looked up in
+both trees at its path in the reference's table and compared line by line, without docstrings and comments:
 
     same       identical
     small      85 % of the lines and more, equal arguments
@@ -14,8 +15,10 @@ and compared line by line, without docstrings and comments:
     moved      not there, and a function of that name elsewhere is alike by a third or more
     gone       none of these
 
-Likeness is of text, not of meaning: this is the list to begin reading with. Where the release has a table of targets,
-each of its keys is resolved in the tree as well, and the command ends with 1 if one of them leads nowhere.
+Likeness is of text, not of meaning: this is the list to begin reading with. What the runtime reads of SGLang beside
+its targets is looked for too, and names that lead nowhere are said. Where the release has tables of its own, each of
+their keys is resolved in the tree, and the command ends with 1 if one leads nowhere; for one that has no tables yet it
+ends with 0, as nothing that is said of it can be wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from pathlib import Path
 
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.release.names import NAMES
-from gemma4_runtime.releases import BASE
+from gemma4_runtime.releases import BASE, KNOWN, at_least, installed_or_base, is_release, order
 from gemma4_runtime.targets import TARGETS
 from sglang_source import Place, SourceTree, likeness
 
@@ -70,7 +73,7 @@ def compare(key: str, path: str, old: SourceTree, new: SourceTree, patches: tupl
     """Look one target up in both trees.
 
     Raises:
-        LookupError: The base release itself does not have it, so the base table is wrong.
+        LookupError: The reference itself does not have it, so its table is wrong.
     """
     before = old.resolve(path)
     if before is None:
@@ -107,10 +110,19 @@ def _elsewhere(before: Place, path: str, new: SourceTree) -> Place | None:
     return next(one for one in found if one.path == rated[0][2])
 
 
-def compare_all(old: SourceTree, new: SourceTree) -> list[Row]:
-    """Return one row per key of the base release, in the table's order."""
-    users = {key: tuple(p.id for p in CATALOG if any(a.target == key for a in p.attachments)) for key in TARGETS[BASE]}
-    return [compare(key, path, old, new, users[key]) for key, path in TARGETS[BASE].items()]
+def compare_all(reference: str, old: SourceTree, new: SourceTree) -> list[Row]:
+    """Return one row per key of the reference's table, in the table's order."""
+    users = {
+        key: tuple(p.id for p in CATALOG if any(a.target == key for a in p.attachments_in(reference)))
+        for key in TARGETS[reference]
+    }
+    return [compare(key, path, old, new, users[key]) for key, path in TARGETS[reference].items()]
+
+
+def reference_for(release: str) -> str:
+    """Return the newest known release before this one; the base for the base and for what is older."""
+    before = [one for one in KNOWN if not at_least(one, release)]
+    return max(before, key=order, default=BASE)
 
 
 def unresolved(table: Mapping[str, str | None], tree: SourceTree) -> list[str]:
@@ -149,11 +161,11 @@ def fetch(release: str, cache: Path) -> Path:
     return folder
 
 
-def installed() -> Path:
-    """Return the folder that holds the installed SGLang, found without importing it."""
-    spec = importlib.util.find_spec("sglang")
+def source_of(release: str, cache: Path) -> Path:
+    """Return a folder that holds a release's `sglang/`: the installed one, found without importing it, or a wheel's."""
+    spec = importlib.util.find_spec("sglang") if installed_or_base() == release else None
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("SGLang is not installed; make setup brings it")
+        return fetch(release, cache)
     return Path(spec.submodule_search_locations[0]).parent
 
 
@@ -169,26 +181,40 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the comparison; 1 if the release's own tables have keys that lead nowhere, else 0."""
     parser = argparse.ArgumentParser(description="Compares every target with an unpacked release of SGLang.")
     parser.add_argument("release")
+    parser.add_argument("--against", choices=KNOWN, help="the known release to compare with, instead of the newest")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache" / "gemma4-triage" / "sglang", help="for the wheels"
     )
     parser.add_argument("--unpacked", type=Path, help="a folder that holds the release's sglang/; nothing is fetched")
     options = parser.parse_args(arguments)
-    new = SourceTree(options.unpacked or fetch(options.release, options.cache))
-    rows = compare_all(SourceTree(installed()), new)
+    release = options.release
+    if not is_release(release):
+        parser.error(f"{release!r} is no release of SGLang; write it as PyPI does, such as 0.5.24")
+    reference = options.against or reference_for(release)
+    new = SourceTree(options.unpacked or source_of(release, options.cache))
+    rows = compare_all(reference, SourceTree(source_of(reference, options.cache)), new)
     counts = Counter(row.state for row in rows)
-    # What the runtime reads is looked for as in the base release where nobody has said what has moved.
-    read = NAMES.get(options.release, NAMES[BASE])
-    astray = unresolved(TARGETS.get(options.release, {}), new) + unresolved(read, new)
+    known = release in TARGETS
+    read = unresolved(NAMES[release if known else reference], new)
+    astray = [*unresolved(TARGETS[release], new), *read] if known else []
     if options.json:
-        document = {"base": BASE, "release": options.release, "counts": {state: counts[state] for state in STATES}}
-        print(json.dumps(document | {"unresolved": astray, "targets": [asdict(row) for row in rows]}, indent=2))
+        document = {"reference": reference, "release": release, "counts": {state: counts[state] for state in STATES}}
+        rest = {"has_tables": known, "unresolved": astray, "names_gone": [] if known else read}
+        print(json.dumps(document | rest | {"targets": [asdict(row) for row in rows]}, indent=2))
     else:
         print(*map(line, rows), sep="\n")
-        print(f"SGLang {options.release} against {BASE}:", ", ".join(f"{state} {counts[state]}" for state in STATES))
-        if astray:
-            print(f"its own tables lead nowhere for {', '.join(astray)}")
+        print(
+            f"SGLang {release} against the table and source of {reference}, {len(rows)} targets:",
+            ", ".join(f"{state} {counts[state]}" for state in STATES),
+        )
+        if known:
+            print(f"its own tables lead nowhere for {', '.join(astray)}" if astray else "its own tables all resolve")
+        else:
+            print(
+                f"SGLang {release} has no tables here yet. Of what the runtime reads as on {reference}, "
+                + (f"it has no longer: {', '.join(read)}" if read else "everything is at its place")
+            )
     return 1 if astray else 0
 
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from command_line import run_command
+from gemma4_runtime.releases import installed_or_base
 from gemma4_triage.inspection import environment
 
 
@@ -25,6 +27,35 @@ class TestDoctor:
         assert document["ok"] is True
         states = {check["name"]: check["state"] for check in document["checks"]}
         assert states["sglang"] == states["plugin"] == states["dump folder"] == "ok"
+
+    def test_it_lists_what_each_patch_is_in_the_installed_release(self):
+        from gemma4_runtime.catalog import CATALOG
+        from gemma4_runtime.standing import standing
+
+        release = installed_or_base()
+        rows = json.loads(run("doctor", "--json").stdout)["patches"]
+        assert {row["id"]: row["state"] for row in rows} == {p.id: standing(p, release).state.value for p in CATALOG}
+        said = run("doctor").stdout
+        assert f"in SGLang {release}; gemma4-triage patches list --sglang {release} says where and why:" in said
+        for row in rows:
+            pattern = rf"^{row['state']} +{row['kind']} +(.*, )?{row['id']}(,|$)"
+            assert len(re.findall(pattern, said, re.MULTILINE)) == 1
+
+    @pytest.fixture
+    def unknown_release(self, monkeypatch):
+        monkeypatch.setattr(environment, "_version", lambda name: "0.5.22")
+        monkeypatch.setattr(environment, "installed_or_base", lambda: "0.5.22")
+
+    def test_a_release_that_is_not_known_is_told_the_nearest_and_how_probes_attach(self, unknown_release):
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="1", GEMMA4_TRIAGE_PATCHES="default")
+        assert done.returncode == 3
+        assert "SGLang 0.5.22 is not known; the nearest that is known is 0.5.23" in done.stdout
+        assert "--allow-untested --patches none" in done.stdout
+
+    def test_beside_it_probes_that_may_attach_untested_are_nothing_to_fail_for(self, unknown_release):
+        alone = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "GEMMA4_TRIAGE_PATCHES": "none"}
+        assert run("doctor", **alone).returncode == 3
+        assert run("doctor", **alone, GEMMA4_TRIAGE_ALLOW_UNTESTED="1").returncode == 0
 
     def test_a_word_it_cannot_read(self):
         done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="banana")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from command_line import run_command
 from gemma4_repro.engine.host_environment import REQUIRED
 from gemma4_repro.scenarios.e4b_engine import e4b_engine
+from gemma4_runtime import releases
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.presets import PRESETS
 from gemma4_triage.cli import server_start
@@ -316,6 +318,17 @@ class TestRelease:
         said = capsys.readouterr().err
         assert "PROBE NOT ATTACHED: page-table: patch page-table supports SGLang 0.5.13.post1" in said
         assert "probes: none (mode 1: trap, and contain in CUDA graphs)" in said
+
+    def test_beside_one_that_is_not_known_it_is_said_how_probes_alone_may_attach(self, release, monkeypatch, capsys):
+        release("0.5.22")
+        monkeypatch.setattr(releases, "version", lambda name: "0.5.22")
+        allowed = ["serve", "--dry-run", "--debug", "1", "--allow-untested"]
+        assert main([*allowed, "--", "x"]) == 3
+        said = capsys.readouterr().err
+        assert "SGLang 0.5.22 is not known; the nearest that is known is 0.5.23" in said
+        assert "hint: beside SGLang 0.5.22 probes alone may attach, as on 0.5.23: give serve --allow-untested" in said
+        assert main([*allowed, "--patches", "none", "--", "x"]) == 0
+        assert re.search("UNTESTED on SGLang 0.5.22: .*page-table.* attach as on 0.5.23", capsys.readouterr().err)
 
     def test_fixes_may_not(self, release):
         release("0.4.0")

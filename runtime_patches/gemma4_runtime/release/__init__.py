@@ -11,13 +11,9 @@ from typing import Any
 
 from gemma4_runtime.errors import UnsupportedRelease
 from gemma4_runtime.release.names import NAMES
-from gemma4_runtime.releases import BASE, installed_or_base, nearest_runnable
+from gemma4_runtime.releases import BASE, installed_or_base, read_as
 
-_INSTALLED = installed_or_base()
-# A release that nobody has looked at is refused by name as soon as a patch is to attach, probes on request excepted;
-# reading is tried as in the nearest.
-_NAMES = NAMES.get(_INSTALLED, NAMES[nearest_runnable(_INSTALLED)])
-_PLACES = {name: path.rpartition(".") if path else None for name, path in _NAMES.items()}
+_PLACES = {name: path.rpartition(".") if path else None for name, path in NAMES[read_as()].items()}
 
 
 def __getattr__(name: str) -> Any:
@@ -32,7 +28,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = _PLACES[name]
     if place is None:
-        raise UnsupportedRelease(f"SGLang {_INSTALLED} has nothing in the place of {NAMES[BASE][name] or name}")
+        raise UnsupportedRelease(
+            f"SGLang {installed_or_base()} has nothing in the place of {NAMES[BASE][name] or name}"
+        )
     module, _, attribute = place
     owner = import_module(module)
     try:

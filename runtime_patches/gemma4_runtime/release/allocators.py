@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gemma4_runtime.releases import at_least, installed_or_base
+from gemma4_runtime.releases import at_least, read_as
 
-_STAGED = at_least(installed_or_base(), "0.5.23")
+_STAGED = at_least(read_as(), "0.5.23")
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 

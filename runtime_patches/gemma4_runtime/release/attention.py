@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemma4_runtime.releases import at_least, installed_or_base
+from gemma4_runtime.releases import at_least, read_as
 
-_HOLDS_THE_POOL = at_least(installed_or_base(), "0.5.23")
+_HOLDS_THE_POOL = at_least(read_as(), "0.5.23")
 
 
 def lists_swa_slots(updater: Any) -> bool:

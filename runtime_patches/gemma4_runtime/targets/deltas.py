@@ -33,6 +33,7 @@ _SINCE_0_5_17: dict[str, str | None] = {
     "server_args.piecewise": None,
     "piecewise.can_run": None,
     "cache.alloc_for_extend": f"{_SRT}.mem_cache.allocation.alloc_for_extend",
+    # In 0.5.23 another body, which chooses by device, with the same arguments and results.
     "cache.alloc_for_decode": f"{_SRT}.mem_cache.allocation.alloc_for_decode",
     "eagle.prepare_for_verify": None,  # speculative.eagle_utils.eagle_prepare_for_verify
     "eagle.verify": None,  # speculative.eagle_utils.eagle_sample
@@ -66,8 +67,6 @@ _SINCE_0_5_23: dict[str, str | None] = {
     "swa_radix.insert": f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache.insert",
     "multimodal.chunked_embedding": f"{_SRT}.managers.mm_schedule._get_chunked_prefill_embedding",
     "eagle.build_tree": None,
-    # Another body, which chooses by device, with the same arguments and results.
-    "cache.alloc_for_decode": f"{_SRT}.mem_cache.allocation.alloc_for_decode",
     "radix.cache_finished": None,  # BasePrefixCache.on_release
     "radix.cache_unfinished": None,  # RadixCache.checkpoint
     "radix.checkpoint": f"{_SRT}.mem_cache.radix_cache.RadixCache.checkpoint",

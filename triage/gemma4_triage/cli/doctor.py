@@ -38,7 +38,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check versions, settings, GPU, plugin and dump folder.
+    """Check versions, settings, GPU, plugin and dump folder, and list what each patch is in the installed SGLang.
 
     For example: gemma4-triage doctor
 
@@ -51,14 +51,16 @@ def doctor(
         _print_constraints(constraints, as_json)
         return
     from gemma4_runtime.settings import read_settings
-    from gemma4_triage.inspection.environment import survey
+    from gemma4_triage.inspection.environment import patches_here, survey
 
     checks = survey(read_settings())
+    release, patches = patches_here()
     failed = [check for check in checks if check.needed and check.state == "missing"]
     if as_json:
-        emit_json("doctor", {"ok": not failed, "checks": [asdict(check) for check in checks]})
+        emit_json("doctor", {"ok": not failed, "checks": [asdict(check) for check in checks], "patches": patches})
     else:
         _print(checks)
+        _print_patches(release, patches)
     if failed:
         raise typer.Exit(ExitCode.ENVIRONMENT)
 
@@ -85,3 +87,22 @@ def _print(checks: list) -> None:
     console, width = stdout_console(), max(len(check.name) for check in checks)
     for check in checks:
         print_line(console, (f"{check.state:<7} ", colours[check.state]), f"{check.name:<{width}}  {check.detail}")
+
+
+def _print_patches(release: str, patches: list[dict[str, str]]) -> None:
+    """Print one row per state and kind: on one line of a pipe, for whoever looks for a patch with grep."""
+    if not patches:
+        return
+    from gemma4_triage.terminal import add_row, plain_table, print_line
+
+    ids: dict[tuple[str, str], list[str]] = {}
+    for row in patches:
+        ids.setdefault((row["state"], row["kind"]), []).append(row["id"])
+    order = list(dict.fromkeys(row["state"] for row in patches))
+    table = plain_table("state", "kind", "patches")
+    for (state, kind), names in sorted(ids.items(), key=lambda item: order.index(item[0][0])):
+        add_row(table, state, kind, ", ".join(names))
+    console = stdout_console()
+    print_line(console, "")
+    print_line(console, f"in SGLang {release}; gemma4-triage patches list --sglang {release} says where and why:")
+    console.print(table)

@@ -21,7 +21,7 @@ from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.releases import HOW_TO_INSTALL, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings, read_settings
-from gemma4_runtime.standing import attaches_untested, refusal
+from gemma4_runtime.standing import attaches_untested, refusal, way_out
 from gemma4_triage.cli.server_arguments import missing_cpu_arguments
 from gemma4_triage.errors import EnvironmentCannot
 from gemma4_triage.inspection.cuda_presence import cuda_is_present
@@ -107,7 +107,7 @@ def plan_for_user(
                     error.message = error.message.replace(said, instead)
             error.hint = "correct the option or the variable; --help says which belongs to which"
         else:
-            error.hint = "gemma4-triage doctor shows what can be had here"
+            error.hint = error.hint or "gemma4-triage doctor shows what can be had here"
         raise
 
 
@@ -205,7 +205,7 @@ def _check_release(settings: Settings, patches: Sequence[Patch]) -> dict[str, st
     foreign = {patch: reason for patch in tested if (reason := refusal(patch, installed))}
     for patch, reason in foreign.items():
         if not (settings.allow_missing and patch.kind is Kind.PROBE):
-            raise UnsupportedRelease(reason)
+            raise UnsupportedRelease(reason, way_out(installed))
     return {patch.id: reason for patch, reason in foreign.items()}
 
 

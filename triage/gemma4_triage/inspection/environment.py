@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -19,11 +19,11 @@ from gemma4_dumps.safe_file import json_files, read_regular
 from gemma4_dumps.store import default_root
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.host_environment import missing_from_environment
-from gemma4_runtime.patch import Kind
-from gemma4_runtime.releases import HOW_TO_INSTALL, RUNNABLE, installed_or_base
+from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.releases import HOW_TO_INSTALL, KNOWN, RUNNABLE, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
-from gemma4_runtime.standing import counts, standing
+from gemma4_runtime.standing import attaches_untested, counts, standing, unknown, way_out
 from gemma4_triage.inspection.guard_manifests import faults_of_last, newest_with
 
 OK, NOTE, MISSING = "ok", "note", "missing"
@@ -48,7 +48,7 @@ def survey(settings: Settings) -> list[Check]:
 def _checks(settings: Settings) -> Iterator[Check]:
     patches = select(settings, release=installed_or_base())
     yield Check("gemma4-triage", OK, f"{_version('gemma4-triage')}, Python {platform.python_version()}")
-    yield _sglang(needed=bool(patches))
+    yield _sglang(settings, patches)
     for name in ("torch", "triton", "flashinfer-python", "transformers"):
         found = _version(name)
         yield Check(name, OK if found else NOTE, found or "not installed; reading dumps does not need it")
@@ -84,15 +84,30 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _sglang(needed: bool) -> Check:
-    found, known = _version("sglang"), ", ".join(RUNNABLE)
+def patches_here() -> tuple[str, list[dict[str, str]]]:
+    """Return the installed release, and what each patch is in it: id, kind, state and why.
+
+    Without an SGLang, or for one that is in no table, there is nothing to list.
+    """
+    found = _version("sglang") or ""
+    rows = [(patch, standing(patch, found)) for patch in CATALOG] if found in KNOWN else []
+    return found, [
+        {"id": patch.id, "kind": patch.kind.value, "state": one.state.value, "why": one.why} for patch, one in rows
+    ]
+
+
+def _sglang(settings: Settings, patches: Sequence[Patch]) -> Check:
+    found, written = _version("sglang"), " and ".join(RUNNABLE)
     if found is None:
-        return Check("sglang", MISSING if needed else NOTE, f"not installed: {HOW_TO_INSTALL}", needed)
+        return Check("sglang", MISSING if patches else NOTE, f"not installed: {HOW_TO_INSTALL}", bool(patches))
     if found not in RUNNABLE:
-        return Check("sglang", MISSING if needed else NOTE, f"{found}; patches are written for {known}", needed)
+        refused = [one for one in patches if not (settings.allow_untested and attaches_untested(one, found))]
+        known = f"{found}; " if found in KNOWN else f"{found}; {unknown(found)}; "
+        detail = f"{known}patches are written for {written}; {way_out(found)}"
+        return Check("sglang", MISSING if refused else NOTE, detail, bool(refused))
     total = counts(standing(patch, found) for patch in CATALOG)
-    patches = ", ".join(f"{state} {number}" for state, number in total.items() if number)
-    return Check("sglang", OK, f"{found}, supported; patches: {patches}")
+    states = ", ".join(f"{state} {number}" for state, number in total.items() if number)
+    return Check("sglang", OK, f"{found}, supported; patches: {states}")
 
 
 def _plugin(needed: bool) -> Check:
