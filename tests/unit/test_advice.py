@@ -319,6 +319,17 @@ class TestEveryArgumentOfTheLog:
         assert "--tokenizer-path" not in words, "it is the model's"
         assert len(words) < 110, serve
 
+    def test_what_sglang_makes_of_its_defaults_is_not_said_nor_a_switch_that_is_off_missed(self, cli, log):
+        text = re.sub(r"(grammar_backend'?[=:] ?)'none'", r"\1'xgrammar'", log.read_text())
+        log.write_text(re.sub(r"(enable_multimodal'?[=:] ?)None", r"\1False", text))
+        assert "xgrammar" in log.read_text()
+        assert re.search("enable_multimodal'?[=:] ?False", log.read_text())
+        (steps,) = plans(cli, log)
+        (serve,) = [step for step in steps if " serve " in step]
+        for name in ("--grammar-backend", "--load-balance-method", "--expert-distribution-recorder-buffer-size"):
+            assert name not in serve
+        assert "enable_multimodal" not in cli("diagnose", log)[1]
+
     def test_no_secret_is_said_anywhere(self, cli, log):
         for form in ((), ("--json",)):
             assert "a-secret-key" not in cli("diagnose", log, *form)[1]

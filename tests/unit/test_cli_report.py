@@ -36,6 +36,22 @@ class TestFiles:
         assert "### certain: draft-swa-state-stale" in text
         assert "[65!]" in text
 
+    def test_a_run_of_unknown_end_is_nowhere_said_to_be_well_as_diagnose_has_it(self, cli, tmp_path):
+        guards = ROOT / "tests" / "data" / "evidence" / "crash" / "guards"
+        names = {"--out": "r.html", "--markdown": "r.md", "--junit": "r.xml"}
+        words = [word for option, name in names.items() for word in (option, tmp_path / name)]
+        code, out, _ = cli("report", guards, *words)
+        texts = [out, *((tmp_path / name).read_text() for name in names.values())]
+        said = "othing was found, which may not be all"
+        assert code == 0
+        assert all(said in text for text in texts)
+        assert not any("nothing wrong" in text for text in texts)
+        assert "<skipped " in texts[-1]
+        found = document(cli("report", guards, "--json")[1])
+        assert found["verdict"]["status"] == "unchecked"
+        assert found["verdict"]["headline"].endswith("of 1 run nothing says how it ended")
+        assert json.loads(cli("diagnose", guards, "--json")[1])["summary"]["runs_of_unknown_end"] == 1
+
     def test_nothing_is_overwritten_without_force(self, cli, tmp_path):
         out = tmp_path / "r.html"
         out.write_text("mine")

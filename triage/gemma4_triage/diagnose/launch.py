@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gemma4_dumps.redaction import REDACTED, redact_launch_args
 from gemma4_triage.diagnose.compare_log import commands_of, devices_of, is_sglang_serve, releases_of
@@ -19,26 +20,6 @@ ANY_MODEL = "--model-path MODEL"
 _LAUNCHERS = ("launch_server.py", "sglang.launch_server")
 _KEY = '"$API_KEY"'
 _DATA = Path(__file__).with_name("sglang_arguments.json")
-# What SGLang makes of an argument that was left to it, wherever it runs. It says nothing of what was asked for.
-_MADE_OF_DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "page_size": ("1",),
-    "load_balance_method": ("round_robin",),
-    "mamba_scheduler_strategy": ("no_buffer",),
-    "mamba_full_memory_ratio": ("0.9",),
-    "speculative_draft_model_revision": ("main",),
-    "speculative_moe_runner_backend": ("auto",),
-    "expert_distribution_recorder_buffer_size": ("1000",),
-    "prefill_decode_interval": ("0",),
-    "dcp_comm_backend": ("ag_rs",),
-    "boundary_reduction": ("rs+rsv",),
-    "hicache_ratio": ("2.0",),
-    "mm_feature_transport": ("cpu",),
-    "encoder_transfer_backend": ("zmq_to_scheduler",),
-    "enable_multimodal": ("False",),
-    "enable_tf32_matmul": ("False",),
-    "enable_tp_lm_head_all_to_all": ("False",),
-    "mm_enable_dp_encoder": ("False",),
-}
 _ADAPTER = re.compile(r"lora_name'?[=:] ?'([^']{1,200})', '?lora_path'?[=:] ?'([^']{1,500})'")
 _LONGEST_LIST = 8
 _PLAIN = str | int | float
@@ -113,12 +94,15 @@ def _after_launcher(command: Sequence[str]) -> list[str]:
 
 
 @cache
-def _known() -> dict[str, dict[str, list[str]]]:
-    """Return form, default and, where it is another one, option of the arguments of each release that is known."""
+def _known() -> dict[str, dict[str, list[Any]]]:
+    """Return form, defaults and, where it is another one, option of the arguments of each release that is known.
+
+    Defaults are the parser's and what SGLang makes of it on every machine, which says nothing of what was asked for.
+    """
     return json.loads(_DATA.read_text(encoding="utf-8"))
 
 
-def _arguments_of(settings: Mapping[str, str], releases: Sequence[str]) -> dict[str, list[str]]:
+def _arguments_of(settings: Mapping[str, str], releases: Sequence[str]) -> dict[str, list[Any]]:
     """Return the arguments of the release that is named; else of the one that has most of these names."""
     known = _known()
     named = next((known[release] for release in releases if release in known), None)
@@ -139,8 +123,9 @@ def _of_settings(settings: Mapping[str, str], releases: Sequence[str], on_host: 
             if releases and not any(release in _known() for release in releases) and not name.startswith("_"):
                 lacking.append(name)
             continue
-        form, default, *renamed = known[name]
-        if value == default:
+        form, defaults, *renamed = known[name]
+        # A switch that is off was not given: no word turns it off.
+        if value in defaults or (form == "switch" and value == "False" and "True" not in defaults):
             continue
         option = renamed[0] if renamed else f"--{name.replace('_', '-')}"
         said = _words(option, form, _ALGORITHMS.get(value, value) if name == "speculative_algorithm" else value)
@@ -152,8 +137,8 @@ def _of_settings(settings: Mapping[str, str], releases: Sequence[str], on_host: 
 
 
 def _says_nothing(name: str, value: str, settings: Mapping[str, str], on_host: bool) -> bool:
-    """Return whether a value is what SGLang makes of its default, on every machine or from other arguments."""
-    if value in ("None", "[]", "{}", "<redacted>") or value in _MADE_OF_DEFAULTS.get(name, ()):
+    """Return whether a value is none, or what SGLang makes of other arguments."""
+    if value in ("None", "[]", "{}", "<redacted>"):
         return True
     if name in ("tokenizer_path", "served_model_name"):
         return value == settings.get("model_path")

@@ -14,7 +14,7 @@ from gemma4_triage.diagnose.conclude import rests_on_damage
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.plan import first_step, plan
-from gemma4_triage.diagnose.process_state import has_unknown_end
+from gemma4_triage.diagnose.process_state import has_unknown_end, state_of_incident
 from gemma4_triage.diagnose.sources import Evidence
 from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.diagnose.unread import Unread
@@ -23,6 +23,9 @@ from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers.reading import Reading
 from gemma4_triage.report.logs_document import suspects_document
 
+NOTHING_WRONG = "nothing wrong"
+MAY_NOT_BE_ALL = "nothing was found, which may not be all"
+"""What is said of a run without a cause of which nothing says how it ended."""
 MOST_DAMAGED_SHOWN = 3
 """How many lines in a terminal say the same of as many dumps; of more there is a count and one example."""
 
@@ -38,6 +41,15 @@ class Diagnosis:
     def causes(self) -> tuple[Finding, ...]:
         """The findings that are no notes."""
         return causes(self.findings)
+
+    @property
+    def open_end(self) -> str:
+        """Return what is not known of the end of a run without a cause, as a clause; "" of any other.
+
+        Whose processes may have been killed for all that can be seen is not said to be well.
+        """
+        is_open = not self.causes and has_unknown_end(self.incident)
+        return state_of_incident(self.incident).value if is_open else ""
 
     @property
     def damaged(self) -> tuple[Dump, ...]:
@@ -93,7 +105,7 @@ class Summary:
                 return f"no incident found in what was read of {runs}: {self.not_read}"
             if self.open_ends:
                 return f"no incident found in {runs}; of {self.open_ends} nothing says how it ended"
-            return f"no incident: nothing wrong in {runs}"
+            return f"no incident: {NOTHING_WRONG} in {runs}"
         parts = ", ".join(f"{number} {confidence.value}" for confidence, number in self.certainty.items() if number)
         clean = f"; {number_of(self.clean, 'run')} without a cause" if self.clean else ""
         clean += f"; {self.not_read}" if self.not_read else ""
@@ -107,6 +119,7 @@ class Summary:
             "incidents": sum(self.certainty.values()),
             **{confidence.value: number for confidence, number in self.certainty.items()},
             "runs_without_a_cause": self.clean,
+            "runs_of_unknown_end": self.open_ends,
             "not_read": self.not_read or None,
             "next": self.next_command or None,
         }
@@ -117,7 +130,7 @@ def summary(diagnoses: Sequence[Diagnosis], unread: Unread) -> Summary:
     bad = [diagnosis for diagnosis in diagnoses if diagnosis.causes]
     certainty = {one: sum(diagnosis.causes[0].confidence is one for diagnosis in bad) for one in Confidence}
     commands = (command for diagnosis in bad if (command := first_step(diagnosis.findings)))
-    open_ends = sum(not one.causes and has_unknown_end(one.incident) for one in diagnoses)
+    open_ends = sum(bool(one.open_end) for one in diagnoses)
     return Summary(certainty, len(diagnoses) - len(bad), next(commands, ""), unread.text, open_ends)
 
 

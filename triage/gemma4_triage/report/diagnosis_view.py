@@ -11,12 +11,19 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
 from gemma4_triage.diagnose.nothing_to_run import why_nothing
 from gemma4_triage.diagnose.plan import plan
-from gemma4_triage.diagnose.process_state import State, has_unknown_end, state_of_incident
+from gemma4_triage.diagnose.process_state import State, state_of_incident
 from gemma4_triage.diagnose.timeline import joint_timeline
 from gemma4_triage.diagnose.unread import EVERYTHING, Unread
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.inspection.provenance_sentence import place
-from gemma4_triage.report.diagnosis_document import Diagnosis, damage_lines, notes, summary
+from gemma4_triage.report.diagnosis_document import (
+    MAY_NOT_BE_ALL,
+    NOTHING_WRONG,
+    Diagnosis,
+    damage_lines,
+    notes,
+    summary,
+)
 from gemma4_triage.report.logs_view import print_suspects
 from gemma4_triage.terminal import MANNER, add_row, plain_table, print_line
 from gemma4_triage.threads import thread_url
@@ -65,7 +72,7 @@ def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
     _readings(console, diagnosis.incident, numbers)
     _timeline(console, diagnosis.incident, numbers)
     if not diagnosis.causes:
-        _nothing(console, diagnosis.incident)
+        _nothing(console, diagnosis)
         for facts in diagnosis.incident.logs:
             print_suspects(console, facts, numbers[facts.name] if len(diagnosis.incident.logs) > 1 else "")
     for rank, finding in enumerate(diagnosis.findings, start=1):
@@ -183,14 +190,15 @@ def _value(value: object) -> str:
     return "not there" if value is None else str(value)
 
 
-def _nothing(console: Console, incident: Incident) -> None:
+def _nothing(console: Console, diagnosis: Diagnosis) -> None:
+    incident = diagnosis.incident
     if not incident.guards and not incident.dumps and not incident.logs:
         print_line(console, "this says nothing of what went wrong", style="bold")
         return
     if not incident.guards and not incident.dumps:
         served = any(facts.served for facts in incident.logs) or not incident.logs
         torn = any(facts.problem for facts in incident.logs)
-        said = "nothing wrong in what was read of the log" if torn else "nothing wrong in the log"
+        said = f"{NOTHING_WRONG} in what was read of the log" if torn else f"{NOTHING_WRONG} in the log"
         said += "" if served else ", which holds no batch line"
         print_line(console, f"{said}; there is no guard manifest of this run", style="bold green")
         return
@@ -198,9 +206,8 @@ def _nothing(console: Console, incident: Incident) -> None:
     verified = sum(guards.fields.get("verified") is True for guards in incident.guards)
     dumps = f"{number_of(len(incident.dumps), 'dump')} of notes only" if incident.dumps else "no dump"
     state = state_of_incident(incident)
-    # Whose processes may have been killed for all that can be seen is not said to be well.
-    is_open = has_unknown_end(incident)
-    found = "nothing was found, which may not be all" if is_open else "nothing wrong here"
+    is_open = bool(diagnosis.open_end)
+    found = MAY_NOT_BE_ALL if is_open else f"{NOTHING_WRONG} here"
     said = f"{found}: {processes} guarded process{'es' * (processes != 1)}, {verified} verified, {dumps}"
     audits = sum(sum(_counts(ledger.fields.get("audits"))) for ledger in incident.ledgers)
     said += f"; {audits} leak audits without a finding" if audits else ""

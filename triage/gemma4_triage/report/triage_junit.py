@@ -9,7 +9,7 @@
 | a serving log | the log    | a finding             | it is no note                                   |
 | what is torn  | `evidence` | a file, a dump        | as an error: it could not be read, or is damaged|
 
-An incident or log without a finding is one case that passes. Findings in the dumps of a run are no cases: the run's
+An incident or log without a finding is one case that passes, or is skipped if nothing says how it ended. Findings in the dumps of a run are no cases: the run's
 expectations say whether they were meant, so a failure stands for exit code 1 and the other way round.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
+from gemma4_triage.report.diagnosis_document import MAY_NOT_BE_ALL, NOTHING_WRONG
 from gemma4_triage.report.model.records import Finding, Report, Run
 
 
@@ -60,7 +61,7 @@ def _suites(report: Report) -> Iterator[_Suite]:
         yield from _run(report.run)
     else:
         for number, incident in enumerate(report.incidents, start=1):
-            yield _of_findings(f"incident {number}: {incident.title}", incident.findings)
+            yield _of_findings(f"incident {number}: {incident.title}", incident.findings, incident.open_end)
     for log in report.logs:
         if not log.label:
             yield _of_findings(f"log {log.name}", log.findings)
@@ -85,12 +86,13 @@ def _run(run: Run) -> Iterator[_Suite]:
         yield _Suite(run.name, cases, sum(case.duration_s for case in run.cases))
 
 
-def _of_findings(name: str, findings: tuple[Finding, ...]) -> _Suite:
+def _of_findings(name: str, findings: tuple[Finding, ...], open_end: str = "") -> _Suite:
     cases = [
         _Case(f"{one.rule} ({one.label})", "" if one.is_note else "failure", one.cause, _evidence(one))
         for one in findings
     ]
-    return _Suite(name, cases or [_Case("nothing wrong")])
+    cases += [_Case("how it ended", "skipped", f"{MAY_NOT_BE_ALL}: {open_end}")] if open_end else []
+    return _Suite(name, cases or [_Case(NOTHING_WRONG)])
 
 
 def _evidence(finding: Finding) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.report.diagnosis_document import MAY_NOT_BE_ALL
 from gemma4_triage.report.model.pictures import Grid, Ledger
 from gemma4_triage.report.model.records import Dump, Finding, Group, Incident, Log, Report, Run
 from gemma4_triage.report.model.run_part import part_name
@@ -74,6 +75,8 @@ def _incident(incident: Incident) -> Iterator[str]:
     yield f"## {_text(label + incident.title)}"
     if incident.expected:
         yield "This part of the run went as expected; what follows was meant to happen."
+    if incident.open_end:
+        yield _text(f"{MAY_NOT_BE_ALL[0].upper()}{MAY_NOT_BE_ALL[1:]}: {incident.open_end}.")
     yield from (part for finding in incident.findings for part in _finding(finding))
     if incident.events:
         rows = [(event.time_utc, event.source, event.text) for event in incident.events]

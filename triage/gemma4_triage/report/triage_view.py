@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.report.diagnosis_document import MAY_NOT_BE_ALL, NOTHING_WRONG
 from gemma4_triage.report.model.records import Finding, Incident, Log, Report, Run
 from gemma4_triage.report.model.run_part import part_name
 from gemma4_triage.sparkline import sparkline
@@ -54,7 +55,8 @@ def _incident(console: Console, incident: Incident) -> None:
     console.print()
     print_line(console, f"{label}{incident.title}", style="bold")
     if all(finding.is_note for finding in incident.findings):
-        print_line(console, "  nothing wrong here", style="green")
+        said = f"{MAY_NOT_BE_ALL}: {incident.open_end}" if incident.open_end else f"{NOTHING_WRONG} here"
+        print_line(console, f"  {said}", style="yellow" if incident.open_end else "green")
     for finding in incident.findings:
         _finding(console, finding)
     for dump in incident.dumps:

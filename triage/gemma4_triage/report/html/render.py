@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.report.diagnosis_document import MAY_NOT_BE_ALL, NOTHING_WRONG
 from gemma4_triage.report.html import figures
 from gemma4_triage.report.html.markup import Html, joined, tag
 from gemma4_triage.report.html.parts import (
@@ -176,7 +177,9 @@ def _incident(incident: Incident, report: Report) -> Html:
     title = f"{incident.label}: {incident.title}" if incident.label else incident.title
     nothing = None
     if all(one.is_note for one in incident.findings):
-        nothing = tag("p", badge("ok", "nothing wrong"), " No rule found a cause in it.")
+        badged = badge("not checked", MAY_NOT_BE_ALL) if incident.open_end else badge("ok", NOTHING_WRONG)
+        ending = f" How it ended is not known: {incident.open_end}." if incident.open_end else ""
+        nothing = tag("p", badged, " No rule found a cause in it.", ending)
     environment = incident.environment if incident.environment != report.environment else ()
     return tag(
         "article",

@@ -21,7 +21,13 @@ from gemma4_triage.logs.catalog import findings as log_findings
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_source
 from gemma4_triage.logs.source import Source as LogSource
-from gemma4_triage.report.diagnosis_document import Diagnosis, damage_line, exit_code
+from gemma4_triage.report.diagnosis_document import (
+    MAY_NOT_BE_ALL,
+    NOTHING_WRONG,
+    Diagnosis,
+    damage_line,
+    exit_code,
+)
 from gemma4_triage.report.model.comparison_part import comparison_part
 from gemma4_triage.report.model.environment import run_environment
 from gemma4_triage.report.model.incident_part import incident_part
@@ -211,9 +217,12 @@ def _verdict(
     found = [finding for incident in incidents for finding in _causes(incident.findings)[:1]]
     found += [finding for log in logs for finding in _causes(log.findings)[:1]]
     if not found:
-        partly = unread.is_a_lack or damaged
-        said = "nothing wrong in what could be read" if partly else "nothing wrong"
+        open_ends = sum(bool(incident.open_end) for incident in incidents)
+        partly = bool(unread.is_a_lack or damaged or open_ends)
+        said = MAY_NOT_BE_ALL if open_ends else NOTHING_WRONG
+        said += " in what could be read" if unread.is_a_lack or damaged else ""
         said += f": {unread.text}" if unread.text else ""
+        said += f"; of {number_of(open_ends, 'run')} nothing says how it ended" if open_ends else ""
         noted = [f"Note: {one.cause}" for incident in incidents for one in incident.findings]
         status: Status = "unchecked" if partly else "ok"
         return Verdict(status=status, headline=said, sentences=tuple(dict.fromkeys(noted))[:MAX_LINES])

@@ -34,6 +34,7 @@ def incident_part(diagnosis: Diagnosis, label: str, expected: bool, pictures: in
         timeline=_timeline(incident.dumps),
         environment=incident_environment(incident),
         notes=tuple(notes(incident)[:MAX_LINES]),
+        open_end=diagnosis.open_end,
         readings=tuple(_readings(diagnosis)[:MAX_LINES]),
         events=tuple(
             Event(

@@ -214,6 +214,7 @@ class Incident(Record):
     Attributes:
         label: The arm or case that it is of, empty outside a run.
         expected: Whether it is of an arm or case that went as expected, so that its findings are no news.
+        open_end: What is not known of the end of a launch without a cause, which then is not said to be well.
         readings: What other files than dumps and logs are, and how each stands to the incident.
         events: What happened by all evidence, in the order of time; empty if only one kind of it has times.
     """
@@ -226,6 +227,7 @@ class Incident(Record):
     timeline: Timeline | None
     environment: tuple[Group, ...]
     notes: tuple[Text, ...]
+    open_end: Text = ""
     readings: tuple[Text, ...] = ()
     events: tuple[Event, ...] = ()
     left_out: tuple[Text, ...] = ()
