@@ -294,6 +294,10 @@ class TestWhichIncident:
         incident = of(altered(two[0].dumps[0], launch_args=["launch_server.py", "--tp-size", "1", "--tp-size", "2"]))
         for asked, told in ((1, "the log has --tp-size 1, the dump 2"), (2, "both have --tp-size 2")):
             assert told in self.placed([incident], log_of(f"server_args=ServerArgs(tp_size={asked})\n"))[1].text
+        for words in (("--tp", "2"), ("--tensor-parallel-size=2",)):
+            other = of(altered(two[0].dumps[0], launch_args=["launch_server.py", *words]))
+            link = self.placed([other], log_of("server_args=ServerArgs(tp_size=1)\n"))[1]
+            assert "the log has --tp-size 1, the dump 2" in link.text
 
     def test_sizes_of_a_pool_part_them_with_and_without_its_dummy_page(self):
         dump = altered(SEED, page_size=16, extents={"pages_full_pool": 65})
@@ -319,7 +323,7 @@ class TestWhichIncident:
 
         assert relation(text) == "names"
         unnamed = re.sub("gemma4-triage: .*verified.*\n", "gemma4-triage: on\n", text)
-        assert relation(unnamed) == "agrees"
+        assert relation(unnamed) == "names", "by the processes that its lines name"
         other = re.sub("19394|19870|19871", "777", unnamed)
         assert relation(other) == "apart"
         assert "the log names process 777, the guarded run 19394 or 19870 or 19871" in (
@@ -357,12 +361,84 @@ class TestWhichIncident:
             for named, size, parted in ((pid, 1, False), (777, 1, True), (777, 2, False)):
                 text = self.placed([of(SEED)], log_of(ON_CPU, start.format(size), line.format(named)))[1].text
                 assert (f"the log names process 777, the dump {pid}" in text) == parted
+        # Of a scheduler whose rank the log says, the dump of that rank has to be.
+        two = self.placed([of(SEED)], log_of(ON_CPU, start.format(2), crashed.format(777)))[1].text
+        assert f"the log has process 777 as scheduler 0, the dump of that rank {pid}" in two
         # The launcher has another number than the scheduler, and so has the detokenizer.
         others = (up.format(777), crashed.replace("scheduler_0", "detokenizer_0").format(777))
         assert "process" not in self.placed([of(SEED)], log_of(ON_CPU, start.format(1), *others))[1].text
         # Of several starts nobody knows which one's it is.
         twice = log_of(ON_CPU, start.format(1), start.format(1), crashed.format(777))
         assert "process 777" not in self.placed([of(SEED)], twice)[1].text
+
+    RANKS = (
+        # tp_size, which schedulers die by the log as rank and process, and what parts it from dumps of two ranks
+        (2, {0: 4100, 1: 4101}, ""),
+        (2, {1: 4101}, ""),
+        (2, {0: 4101}, "the log has process 4101 as scheduler 0, the dumps of that rank 4100"),
+        (2, {1: 9999}, "the log has process 9999 as scheduler 1, the dumps of that rank 4101"),
+        (2, {0: 9998, 1: 9999}, "the log names process 9998 or 9999, the dumps 4100 or 4101"),
+        (1, {0: 4100}, "the log is of 1 rank, the dumps of rank 1"),
+        (4, {0: 4100, 1: 4101, 2: 4102, 3: 4103}, ""),
+    )
+
+    @pytest.mark.parametrize(("size", "named", "parted"), RANKS)
+    def test_dumps_of_several_ranks_are_held_against_a_log_rank_by_rank(self, size, named, parted):
+        incident = self.of_two_ranks()
+        crashed = (
+            "[2026-11-21 16:50:50 TP{0}] Subprocess scheduler_{0} (pid={1}) crashed with exit code -9. Triggering\n"
+        )
+        lines = [crashed.format(rank, pid) for rank, pid in named.items()]
+        facts = log_of(f"server_args=ServerArgs(page_size=16, tp_size={size})\n", *lines)
+        assert {dump.manifest.host.rank for dump in incident.dumps} == {0, 1}
+        counts, link = self.placed([incident], facts)
+        if parted:
+            assert (counts, link.relation) == ([0, 1], "apart")
+            assert parted in link.text
+        else:
+            assert (counts, link.relation) == ([1], "names")
+            assert "both have process 410" in link.text
+
+    def test_a_container_numbers_its_processes_as_its_replica_does(self):
+        incident = self.of_two_ranks(namespace="pid:[4026532999]")
+        line = "[2026-11-21 16:50:50] Subprocess scheduler_1 (pid=4101) crashed with exit code -9. Triggering\n"
+        facts = log_of("[2026-11-21 16:49:50] server_args=ServerArgs(page_size=16, tp_size=2)\n", line)
+        assert self.placed([incident], facts)[1].relation == "guess"
+
+    def of_two_ranks(self, namespace: str = "pid:[4026531836]") -> Incident:
+        both = [
+            altered(
+                SEED,
+                dump_id=f"rank-{rank}",
+                host=SEED.manifest.host.model_copy(update={"rank": rank, "pid": 4100 + rank}),
+                guards=altered(SEED).manifest.guards | {"process": {"pid_namespace": namespace}, "pid": 4100 + rank},
+            )
+            for rank in (0, 1)
+        ]
+        (incident,) = group(both)
+        return incident
+
+    def test_what_torch_and_glog_put_before_a_line_names_its_process_or_thread(self):
+        lines = (
+            b"W1126 10:00:00.123000 4101 torch/_dynamo/convert_frame.py:1016] [0/8] torch._dynamo hit config.x\n",
+            b"[rank1]:W1126 10:00:00.123000 4102 torch/_logging/_internal.py:1345] Profiler function\n",
+            b"I1126 10:00:00.123456 4103 transfer_engine.cpp:44] Transfer Engine starting\n",
+            b"E1126 10:00:00.123000 4104 torch/distributed/elastic/multiprocessing/api.py:900] failed (exitcode: -9) "
+            b"local_rank: 1 (pid: 4105) of binary: /usr/bin/python3\n",
+            b"W1126 10:00:00.123000 4104 torch/distributed/elastic/multiprocessing/api.py:898] Sending process 4106 "
+            b"closing signal SIGTERM\n",
+            b"W1126 10:00:00.123000 140012345678901 torch/distributed/run.py:766] an older torch's threads\n",
+            b"I1126 10:00:00.123456 is no number.cc:12]\n",
+        )
+        facts = read_log("server.log", [b"".join(lines)])
+        assert facts.pids["other"] == (4101, 4102, 4104, 4105, 4106)
+        assert facts.pids["thread"] == (4103,)
+        # A thread that is no process proves nothing; one that is a process' first one is that process.
+        incident = self.of_two_ranks()
+        for tid, relation in ((4101, "names"), (777, "guess")):
+            line = f"I1121 16:51:40.123456 {tid} transfer_engine.cpp:44] Transfer Engine starting\n"
+            start = "[2026-11-21 16:49:50] server_args=ServerArgs(page_size=16, tp_size=2)\n"
+            assert self.placed([incident], log_of(start, line))[1].relation == relation
 
     def test_the_first_dump_that_a_log_names_is_the_one_that_is_said(self, two):
         said = "page-table-bounds: x [logged; seen 1 times; dump: /d/20260101T00000{}.1Z_vm_r0_p1_x_1]\n"

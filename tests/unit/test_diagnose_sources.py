@@ -51,6 +51,22 @@ class TestRenamed:
         assert document["unreadable"][0]["path"] == str(torn)
         assert rules(cli, torn)[0] == 4
 
+    @pytest.mark.parametrize("name", ["tensors.safetensors", "events.jsonl"])
+    def test_one_file_of_a_dump_is_a_damaged_dump(self, cli, tmp_path, name):
+        sample = next((ROOT / "dumps" / "samples").glob("20261121T133240*"))
+        torn = tmp_path / "sent"
+        torn.mkdir()
+        shutil.copy(sample / name, torn)
+        for named in (tmp_path, torn, torn / name):
+            code, _, err = cli("diagnose", named)
+            assert (code, "there is no manifest.json in it" in err) == (4, True)
+
+    def test_an_events_jsonl_of_somebody_else_is_no_dump(self, cli, tmp_path):
+        (tmp_path / "app").mkdir()
+        (tmp_path / "app" / "events.jsonl").write_text('{"event": "click", "site": "shop"}\n')
+        code, _, err = cli("diagnose", tmp_path)
+        assert (code, "holds no dump, no log" in err) == (5, True)
+
     def test_one_that_lost_its_manifest_is_named_with_what_it_lacks(self, cli, tmp_path):
         torn = shutil.copytree(DUMPS / CPU, tmp_path / "from bob" / "torn")
         (torn / "manifest.json").unlink()

@@ -5,6 +5,8 @@
 | names a dump or a guard manifest of an incident    | `names`   | with that incident, as evidence                     |
 | and contradicts no fact of it; or `collect` took   |           |                                                     |
 | it from the same server                            |           |                                                     |
+| names a process of an incident on that host, at    | `names`   | with that incident, as evidence                     |
+| the same time, and contradicts no fact of it       |           |                                                     |
 | begins and ends with an incident, has facts in     | `agrees`  | with that incident, as evidence                     |
 | common with it, and contradicts none               |           |                                                     |
 | contradicts no fact of an incident, so that it is  | `guess`   | alone. That they belong together is said to be a    |
@@ -76,9 +78,11 @@ def _link(facts: LogFacts, incidents: list[Incident]) -> tuple[LogLink, int]:
     compared = [(compare(facts, incident), at) for at, incident in enumerate(incidents)]
     if not compared:
         return LogLink(facts.name, "alone", "", ()), 0
-    found, at = min(compared, key=lambda one: (len(one[0].contradictions), not one[0].together, _distance(one[0])))
+    found, at = min(compared, key=_unlikeness)
     if found.contradictions:
         return LogLink(facts.name, "apart", incidents[at].name, found.contradictions), at
+    if found.same_process:
+        return LogLink(facts.name, "names", incidents[at].name, found.agreements), at
     if found.together and found.agreements:
         reasons = (*found.agreements, "the log begins and ends with it")
         return LogLink(facts.name, "agrees", incidents[at].name, reasons), at
@@ -90,8 +94,10 @@ def _has(incident: Incident, name: str) -> bool:
     return incident.dump(name) is not None or any(guards.source == name for guards in incident.guards)
 
 
-def _distance(found: Comparison) -> float:
-    return _FAR_S if found.away_s is None else found.away_s
+def _unlikeness(compared: tuple[Comparison, int]) -> tuple[int, bool, bool, float]:
+    found, _ = compared
+    distance = _FAR_S if found.away_s is None else found.away_s
+    return len(found.contradictions), not found.same_process, not found.together, distance
 
 
 def _why_guess(found: Comparison) -> str:

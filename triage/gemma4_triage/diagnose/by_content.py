@@ -50,10 +50,10 @@ _TEXTS = (
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a folder's manifest.json is a dump's, whole or torn, or its other files say that it lost one."""
+    """Return whether a folder's manifest.json is a dump's, whole or torn, or another file says that it lost one."""
     manifest = path / MANIFEST_NAME
     if not os.path.lexists(manifest):
-        return all(os.path.lexists(path / name) for name in (TENSORS_NAME, EVENTS_NAME))
+        return os.path.lexists(path / TENSORS_NAME) or _has_our_events(path / EVENTS_NAME)
     if any(os.path.lexists(path / name) for name in (TENSORS_NAME, EVENTS_NAME)) or time_key(path.name):
         return True
     try:
@@ -61,6 +61,15 @@ def is_dump(path: Path) -> bool:
     except OSError:
         return True
     return b'"dump_id"' in head or b'"verdict"' in head
+
+
+def _has_our_events(path: Path) -> bool:
+    """Return whether a file has lines of an allocator's calls or a leak audit; others have an events.jsonl too."""
+    try:
+        head = head_of(path)
+    except OSError:
+        return False
+    return b'"site": ' in head and any(name in head for name in (b'"call": ', b'"pool": '))
 
 
 def kind_of(head: bytes) -> str | None:

@@ -11,8 +11,9 @@
 | release          | where a line names it               | the versions in dumps and guard manifests                   |
 | model            | server_args                         | the launch command                                          |
 | injected faults  | FAULT INJECTED                      | guard manifests                                             |
-| processes        | guard manifests that it names, and  | its dumps and guard manifests                               |
-|                  | ids that it or a collector gives    |                                                             |
+| processes        | guard manifests that it names, and  | its dumps and guard manifests; of a scheduler whose rank    |
+|                  | ids that it or a collector gives    | the log says, the dumps of that rank                        |
+| ranks            | server_args                         | its dumps                                                   |
 | dumps            | what its probes' lines name         | a server names every dump that it writes                    |
 | time             | first and last stamp, in any zone   | when dumps were written and processes started               |
 
@@ -25,10 +26,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import prod
 from typing import Any
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.guards import Guards
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.incident import PROCESS_END, Incident
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rules.probe_stopped import dump_names
 
@@ -44,6 +47,12 @@ ARGUMENTS = (
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "tp_size", "dp_size"),
     *("max_total_tokens", "swa_full_tokens_ratio", "kv_cache_dtype", "speculative_num_steps", "port"),
 )
+_OTHER_NAMES = {
+    "tp_size": ("--tensor-parallel-size", "--tp"),
+    "dp_size": ("--data-parallel-size", "--dp"),
+    "model_path": ("--model",),
+}
+"""What SGLang takes besides, by itself or as argparse's short forms."""
 _OF_A_MANIFEST = re.compile(r"_p(\d{1,10})\.json$")
 _HOSTS_NAMESPACE = "pid:[4026531836]"
 """Linux has one number for the process ids of a host itself, on every host."""
@@ -60,12 +69,14 @@ class Comparison:
         contradictions: a clause each.
         away_s: how far apart in time both are if the log is in UTC, None if one of them has no times.
         together: the log begins with a process of the incident, before its dumps, and ends with them.
+        same_process: both name one process of one machine, at one time.
     """
 
     agreements: tuple[str, ...]
     contradictions: tuple[str, ...]
     away_s: float | None
     together: bool
+    same_process: bool = False
 
 
 def compare(facts: LogFacts, incident: Incident) -> Comparison:
@@ -76,7 +87,11 @@ def compare(facts: LogFacts, incident: Incident) -> Comparison:
     in_zones = (_away_s(facts, incident.times_s, zone) for zone in _ZONES_S)
     if away is not None and not any(gap is not None and gap <= NEAR_S for gap in in_zones):
         contradictions.append(f"in no time zone are they within {NEAR_S / 60:.0f} minutes of each other")
-    return Comparison(tuple(agreements), tuple(contradictions), away, _together(facts, incident))
+    # Containers number their processes alike, and a number comes again after hours.
+    is_of_one_host = bool(incident.guards) and all(map(_is_of_the_host, incident.guards))
+    is_near = away is not None and (away <= NEAR_S or len(agreements) > 1)
+    same_process = is_of_one_host and is_near and facts.starts <= 1 and bool(_shared_processes(facts, incident))
+    return Comparison(tuple(agreements), tuple(contradictions), away, _together(facts, incident), same_process)
 
 
 def compare_facts(facts: LogFacts, incident: Incident) -> tuple[list[str], list[str]]:
@@ -90,10 +105,15 @@ def compare_facts(facts: LogFacts, incident: Incident) -> tuple[list[str], list[
             agreements.append(f"both have {what} {theirs}")
         else:
             contradictions.append(f"the log has {what} {theirs}, {_who(incident)} {' or '.join(map(str, ours))}")
-    if facts.starts == 1 and (others := _other_processes(facts, incident)):
-        ours = sorted(_processes_of(incident))
-        named = f"the log names process {_listed_ids(others)}, {_who(incident)} {_listed_ids(ours)}"
-        contradictions.append(named)
+    if facts.starts <= 1 and (shared := _shared_processes(facts, incident)):
+        agreements.append(f"both have process {_listed_ids(shared)}")
+    if facts.starts == 1:
+        if others := _other_processes(facts, incident):
+            ours = sorted(_processes_of(incident))
+            named = f"the log names process {_listed_ids(others)}, {_who(incident)} {_listed_ids(ours)}"
+            contradictions.append(named)
+        else:
+            contradictions += _other_ranks(facts, incident)
     return agreements, contradictions
 
 
@@ -125,23 +145,68 @@ def _other_processes(facts: LogFacts, incident: Incident) -> list[int]:
     """Return the processes of a log of one start where none of them is the incident's, though one would have to be.
 
     One process alone proves nothing: a log may name the launcher, and a dump a scheduler of the same launch. So one
-    side has to be whole. Whoever names guard manifests names those of all workers; three processes with their manifests
-    are a launch. What a collector says is the host's number, which says nothing of a container's.
+    side has to be whole. Whoever names guard manifests names those of all workers, and who names a scheduler for each
+    rank names all; three processes with their manifests are a launch. What a collector says is the host's number,
+    which says nothing of a container's.
     """
     ours = _processes_of(incident)
     beside = [guards for guards in incident.guards if not guards.prefix]
     is_whole = len(ours) > 2 and bool(beside)
     workers = [int(found[1]) for name in facts.named_files if (found := _OF_A_MANIFEST.search(name))]
-    schedulers = [*workers, *facts.pids.get("scheduler", ())]
-    named = {*schedulers, *facts.pids.get("other", ())}
-    single = all(facts.settings.get(name, "1") == "1" for name in ("tp_size", "dp_size", "pp_size"))
-    told = workers or (single and schedulers)
+    named = {*workers, *facts.pids.get("scheduler", ()), *facts.pids.get("other", ())}
+    told = workers or _names_every_scheduler(facts)
     if named and not named & ours and (is_whole or (told and incident.dumps)):
         return sorted(named)
     outside = set(facts.pids.get("outside", ()))
     if outside and is_whole and not outside & ours and all(map(_is_of_the_host, beside)):
         return sorted(outside)
     return []
+
+
+def _shared_processes(facts: LogFacts, incident: Incident) -> list[int]:
+    """Return the processes of the incident that a log names; what it says of threads may be a process' first one."""
+    named = {pid for what, pids in facts.pids.items() if what != "outside" for pid in pids}
+    if incident.guards and all(map(_is_of_the_host, incident.guards)):
+        named |= set(facts.pids.get("outside", ()))
+    return sorted(named & _processes_of(incident))
+
+
+def _other_ranks(facts: LogFacts, incident: Incident) -> Iterator[str]:
+    """Say which dumps cannot be of the ranks of a log of one start, by their processes or by how many ranks it has."""
+    count = _rank_count(facts)
+    dumped: dict[int, set[int]] = {}
+    for dump in incident.dumps:
+        # A launcher or a detokenizer has an end too, and no rank.
+        if dump.manifest.rule != PROCESS_END:
+            dumped.setdefault(dump.manifest.host.rank, set()).add(dump.manifest.host.pid)
+    beyond = sorted(rank for rank in dumped if count is not None and rank >= count)
+    if beyond:
+        yield f"the log is of {number_of(count or 0, 'rank')}, {_who(incident)} of rank {_listed_ids(beyond)}"
+        return
+    # With several nodes or data parallel groups a scheduler's number is not its rank.
+    if all(facts.settings.get(name, "1") == "1" for name in ("dp_size", "nnodes")):
+        for rank, pid in sorted(facts.rank_pids.items()):
+            if pid not in dumped.get(rank, {pid}):
+                ours = _listed_ids(sorted(dumped[rank]))
+                yield f"the log has process {pid} as scheduler {rank}, {_who(incident)} of that rank {ours}"
+                return
+    schedulers = set(facts.pids.get("scheduler", ()))
+    strangers = sorted(set().union(*dumped.values()) - schedulers)
+    if strangers and _names_every_scheduler(facts):
+        named = _listed_ids(sorted(schedulers))
+        yield f"the log's schedulers are process {named}, {_who(incident)} also of {_listed_ids(strangers)}"
+
+
+def _rank_count(facts: LogFacts) -> int | None:
+    """Return how many schedulers a server of these arguments has at most; None if they cannot be read."""
+    sizes = [facts.settings.get(name, "1") for name in ("tp_size", "dp_size", "pp_size")]
+    return prod(map(int, sizes)) if all(re.fullmatch(r"[1-9]\d{0,5}", size) for size in sizes) else None
+
+
+def _names_every_scheduler(facts: LogFacts) -> bool:
+    """Return whether a log of one start names as many schedulers as its server has."""
+    count, schedulers = _rank_count(facts), set(facts.pids.get("scheduler", ()))
+    return bool(schedulers) and count is not None and len(schedulers) >= count
 
 
 def _processes_of(incident: Incident) -> set[int]:
@@ -240,13 +305,16 @@ def is_sglang_serve(command: Sequence[str]) -> bool:
 
 def argument(command: Sequence[str], name: str) -> str | None:
     """Return the value of an option on a command line as it compares, the last one if it is given twice."""
-    option = f"--{name.replace('_', '-')}"
+    options = (f"--{name.replace('_', '-')}", *_OTHER_NAMES.get(name, ()))
     value = None
     for at, word in enumerate(command):
-        if word == option and at + 1 < len(command):
+        option, equals, said = word.partition("=")
+        if option not in options:
+            continue
+        if equals:
+            value = said
+        elif at + 1 < len(command):
             value = command[at + 1]
-        elif word.startswith(f"{option}="):
-            value = word.partition("=")[2]
     return plain_setting(value)
 
 

@@ -18,6 +18,7 @@ SERVER_ARGS = (b"server_args=ServerArgs(", b"server_args={'")
 NAMES_A_FILE = (b", guard manifest ", b" requests before crash to ")
 NAMES_A_PROCESS = (
     *(b" (pid=", b" gpu_id ", b"Started server process [", b"kill_process_tree called: ", b" NCCL INFO Bootstrap"),
+    *(b" torch/", b" closing signal ", b" (pid: ", b".cc:", b".cpp:"),
 )
 LEAK_MARKS = (b"memory leak detected!", b"Mem Leak Detected!", b"] total=")
 GUARD_MARK = b"; dump: "
@@ -72,8 +73,21 @@ _SCHEDULER_ID = re.compile(
 )
 _PROCESS_ID = re.compile(
     rb"Subprocess (?!scheduler)\w{1,60} \(pid=(\d{1,10})\)|"
-    rb"Started server process \[(\d{1,10})\]|kill_process_tree called: parent_pid=(\d{1,10})"
+    rb"Started server process \[(\d{1,10})\]|kill_process_tree called: parent_pid=(\d{1,10})|"
+    # torch's Python: "W1126 10:00:00.123000 12345 torch/…/api.py:900] …", and what torchrun says of its workers.
+    rb"\b[A-Z]\d{4} \d\d:\d\d:\d\d\.\d{6} (\d{1,10}) torch/[\w./-]{1,200}\.py:\d{1,7}\]|"
+    rb"Sending process (\d{1,10}) closing signal |local_rank: \d{1,5} \(pid: (\d{1,10})\) of binary: "
 )
+# glog, as Mooncake and other C++ writes it, says which thread it was.
+_THREAD_ID = re.compile(
+    rb"\b[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d{1,10}) [\w./-]{1,200}\.(?:cc|cpp|cu|h|hpp):\d{1,7}\]"
+)
+_PROCESS_FORMS: tuple[tuple[Process, re.Pattern[bytes]], ...] = (
+    ("scheduler", _SCHEDULER_ID),
+    ("other", _PROCESS_ID),
+    ("thread", _THREAD_ID),
+)
+_SCHEDULER_RANK = re.compile(rb"Subprocess scheduler_(\d{1,5}) \(pid=(\d{1,10})\)")
 _FAULT = re.compile(rb"FAULT INJECTED: ([\w-]{1,60})")
 _LONGEST_TEXT = 2000
 _BEFORE = 100  # bytes before a mark in a long line
@@ -110,9 +124,16 @@ def named_file(line: bytes) -> str | None:
 
 def process_ids(line: bytes) -> list[tuple[Process, int]]:
     """Return the processes of the server that a line of its own names, with what each is."""
-    found = _SCHEDULER_ID.findall(line), _PROCESS_ID.findall(line)
-    kinds: tuple[Process, Process] = ("scheduler", "other")
-    return [(kind, int(next(filter(None, ids)))) for kind, lines in zip(kinds, found, strict=True) for ids in lines]
+    return [
+        (kind, int(next(filter(None, match.groups()))))
+        for kind, form in _PROCESS_FORMS
+        for match in form.finditer(line)
+    ]
+
+
+def scheduler_ranks(line: bytes) -> list[tuple[int, int]]:
+    """Return the ranks of schedulers that a line names with their processes, as [(rank, process id)]."""
+    return [(int(rank), int(pid)) for rank, pid in _SCHEDULER_RANK.findall(line)]
 
 
 def injected_fault(line: bytes) -> str | None:

@@ -8,8 +8,9 @@ from typing import Literal
 
 Pool = Literal["full", "swa"]
 Device = Literal["cpu", "cuda", ""]
-Process = Literal["scheduler", "other", "outside"]
-"""What a process id in a log is of: a scheduler, any process of SGLang's, or what a collector of logs took it for."""
+Process = Literal["scheduler", "other", "thread", "outside"]
+"""What a process id in a log is of: a scheduler, any process of SGLang's, a thread (a process' first one has its id),
+or what a collector of logs took it for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +315,7 @@ class LogFacts:
         named_files: guard manifests and crash snapshots that the server names, by their file's name.
         pids: process ids of the server by what names them; those of "outside" are the host's, where a container has
             numbers of its own.
+        rank_pids: process ids of schedulers by their ranks, where the log says both.
         program_lines: how many lines that were not understood look like a Python program's: a level, a stamp, a frame.
     """
 
@@ -344,6 +346,7 @@ class LogFacts:
     alarms: tuple[Alarm, ...] = ()
     named_files: tuple[str, ...] = ()
     pids: Mapping[Process, tuple[int, ...]] = field(default_factory=dict)
+    rank_pids: Mapping[int, int] = field(default_factory=dict)
     program_lines: int = 0
     remarks: Mapping[str, Remark] = field(default_factory=dict)
     stacks: tuple[Stack, ...] = ()

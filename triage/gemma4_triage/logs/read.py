@@ -119,6 +119,7 @@ class LogReading:
         self._faults: dict[str, None] = {}
         self._named_files: dict[str, None] = {}
         self._pids: dict[Process, dict[int, None]] = {}
+        self._rank_pids: dict[int, int] = {}
         self._starts = 0
         self._settings: dict[str, str] = {}
         self._arguments: dict[str, str] = {}
@@ -281,6 +282,7 @@ class LogReading:
                 known = self._pids.setdefault(what, {})
                 if len(known) < MAX_RANKS:
                     known[pid] = None
+            self._rank_pids |= dict(events.scheduler_ranks(line)) if len(self._rank_pids) < MAX_RANKS else {}
         if kind == "process":
             # What else such a line says is looked at as before.
             return False
@@ -441,6 +443,7 @@ class LogReading:
             faults=tuple(self._faults),
             named_files=tuple(self._named_files),
             pids=self._processes(),
+            rank_pids=self._rank_pids,
             ranks=tuple(rank.facts() for rank in self._ranks.values()),
             dropped_rank_lines=self._dropped_rank_lines,
             deaths=tuple(deaths.items),

@@ -9,8 +9,9 @@
 | a serving log | the log    | a finding             | it is no note                                   |
 | what is torn  | `evidence` | a file, a dump        | as an error: it could not be read, or is damaged|
 
-An incident or log without a finding is one case that passes, or is skipped if nothing says how it ended. Findings in the dumps of a run are no cases: the run's
-expectations say whether they were meant, so a failure stands for exit code 1 and the other way round.
+An incident or log without a finding is one case that passes, or is skipped if nothing says how it ended. Findings in
+the dumps of a run are no cases: the run's expectations say whether they were meant, so a failure stands for exit code 1
+and the other way round.
 """
 
 from __future__ import annotations
