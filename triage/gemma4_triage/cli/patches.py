@@ -1,5 +1,6 @@
 """`gemma4-triage patches`: the catalog, what the environment selects from it, and everything about one of it."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -217,11 +218,23 @@ def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:
         ]
         emit_json("patches", {"sglang": release, "supported": release in RUNNABLE, "counts": total, "patches": rows})
         return
-    table = plain_table("id", "kind", "default", f"in SGLang {release}", "where, or why not")
-    for patch, one in found:
-        default = "yes" if patch.default else ""
-        add_row(table, patch.id, patch.kind.value, default, one.state.value, one.why)
-    stdout_console().print(table)
+    if MANNER.quiet:
+        print_plain("\n".join(patch.id for patch in patches))
+        return
+    rows = [
+        {"id": patch.id, "kind": patch.kind.value, "default": patch.default, "standing": one} for patch, one in found
+    ]
+    columns: dict[str, Callable[[dict], str]] = {
+        "id": lambda row: row["id"],
+        "kind": lambda row: row["kind"],
+        "default": lambda row: "yes" if row["default"] else "",
+        f"in SGLang {release}": lambda row: row["standing"].state.value,
+        "where, or why not": lambda row: row["standing"].why,
+    }
+    if is_brief(stdout_console()):
+        del columns["default"]
+    _print_rows(rows, columns)
+    say("gemma4-triage patches explain ID says the whole of it, -v here of all.")
     say(f"SGLang {release}: " + ", ".join(f"{state} {number}" for state, number in total.items()))
 
 
@@ -238,11 +251,9 @@ def _environment() -> tuple["Settings", set[str]]:
 def _print_list(rows: list[dict]) -> None:
     """Print what a person may choose first; with -v also since when upstream has it, and where it was seen.
 
-    On a narrow terminal patches stand below their kind, and what the environment selects is shown only if that is any.
+    On a narrow terminal what the environment selects is shown only if that is any.
     """
-    console, by_kind = stdout_console(), lambda row: _ORDER.index(row["kind"])
-    brief = is_brief(console)
-    columns = {
+    columns: dict[str, Callable[[dict], str]] = {
         "id": lambda row: row["id"],
         "kind": lambda row: row["kind"],
         "default": lambda row: "yes" if row["default"] else "",
@@ -251,12 +262,21 @@ def _print_list(rows: list[dict]) -> None:
     }
     if MANNER.verbose:
         columns |= {"upstream since": lambda row: row["upstream"], "source": lambda row: row["origin"]}
-    if brief:
-        del columns["kind"]
-        if not any(row["selected"] for row in rows):
-            del columns["here"]
-    rows = sorted(rows, key=by_kind)
+    if is_brief(stdout_console()) and not any(row["selected"] for row in rows):
+        del columns["here"]
+    _print_rows(rows, columns)
+
+
+def _print_rows(rows: list[dict], columns: dict[str, Callable[[dict], str]]) -> None:
+    """Print a line for each row, the last column cut to fit; on a narrow terminal they stand below their kinds."""
+    console = stdout_console()
+    brief = is_brief(console)
+    columns = {name: cell for name, cell in columns.items() if not (brief and name == "kind")}
+    rows = sorted(rows, key=lambda row: _ORDER.index(row["kind"]))
     cells = with_last_cut(console, [*columns], [[cell(row) for cell in columns.values()] for row in rows])
+    if not any(row[-1] for row in cells):
+        columns.popitem()
+        cells = [row[:-1] for row in cells]
     table, kind = plain_table(*columns), ""
     for row, shown in zip(rows, cells, strict=True):
         if brief and row["kind"] != kind:
@@ -285,6 +305,7 @@ def _print_one(document: dict) -> None:
         ("source", document["origin"]),
         ("upstream since", document["upstream"]),
         ("written for", f"SGLang {releases}; installed here: {installed}"),
+        *((f"in {release}", said) for release, said in document["elsewhere"].items()),
         ("attaches", "\n".join(attached)),
         ("self test", document["self_test"]),
         ("proof", "\n".join(document["proof"])),

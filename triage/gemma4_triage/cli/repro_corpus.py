@@ -26,7 +26,9 @@ def list_cases(as_json: bool) -> None:
         print_plain("\n".join(case.id for case in (*FAULTS, *CLEAN)))
     else:
         print_cases(stdout_console(), cases)
-        say("gemma4-triage repro corpus runs all of them; --only IDS some")
+        say(
+            "gemma4-triage repro corpus runs all of them; --only IDS some; -v here shows each with its issue and probes"
+        )
 
 
 def run_and_report(options: "Options", as_json: bool) -> int:

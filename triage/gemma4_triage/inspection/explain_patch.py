@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gemma4_runtime.patch import About, Attachment, Bind, Edit, Kind, Patch
-from gemma4_runtime.releases import installed_or_base
+from gemma4_runtime.releases import KNOWN, installed_or_base
 from gemma4_runtime.settings import Settings
-from gemma4_runtime.standing import refusal, releases_of
+from gemma4_runtime.standing import State, refusal, releases_of, standing
 from gemma4_runtime.targets import dotted_path
 from gemma4_triage.inspection.guard_manifests import newest_of
 from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
@@ -54,6 +54,7 @@ def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
         "upstream": patch.upstream,
         "links": links(patch),
         "releases": releases_of(patch),
+        "elsewhere": _elsewhere(patch),
         "absorbed": patch.absorbed,
         "installed_sglang": _installed(),
         "default": patch.default,
@@ -69,6 +70,12 @@ def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
         "self_test": patch.self_test,
         "proof": list(words.proof),
     }
+
+
+def _elsewhere(patch: Patch) -> dict[str, str]:
+    """Return what it is in each known release to which it does not attach, and why."""
+    found = ((release, standing(patch, release)) for release in KNOWN)
+    return {release: f"{one.state.value}: {one.why}" for release, one in found if one.state is not State.ATTACHES}
 
 
 def links(patch: Patch) -> list[str]:

@@ -10,22 +10,22 @@ from rich.text import Text
 
 from gemma4_dumps.wording import number_of
 from gemma4_triage.runs.corpus_record import CaseList, CleanRecord, CorpusRun, FaultRecord, LogitFaultRecord
-from gemma4_triage.terminal import print_line, printable
+from gemma4_triage.terminal import add_row, is_brief, plain_table, print_line, printable, with_last_cut
 
 _CAUSES = {"right": "green", "wrong": "bold red", "none": "bold red"}
 
 
 def print_cases(console: Console, cases: CaseList) -> None:
-    """Print what `repro corpus --list` says."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("case", "from", "what is wrong", "probes"):
-        table.add_column(name, no_wrap=name in ("case", "from"), overflow="fold")
-    for fault in cases.faults:
-        table.add_row(fault.id, fault.origin.reference, fault.title, ", ".join(fault.probes))
-    for clean in cases.clean:
-        table.add_row(clean.id, "", clean.title, "none")
-    for logit in cases.logit_faults:
-        table.add_row(logit.id, logit.origin.reference, logit.title, "none: diff patches")
+    """Print what `repro corpus --list` says, a line for each case; on a narrow terminal without where it is from."""
+    rows = [(one.id, one.origin.reference, ", ".join(one.probes), one.title) for one in cases.faults]
+    rows += [(one.id, "", "none", one.title) for one in cases.clean]
+    rows += [(one.id, one.origin.reference, "none: diff patches", one.title) for one in cases.logit_faults]
+    heads = ("case", "from", "probes", "what is wrong")
+    shown = (0, 3) if is_brief(console) else range(len(heads))
+    heads, rows = [heads[at] for at in shown], [[row[at] for at in shown] for row in rows]
+    table = plain_table(*heads)
+    for row in with_last_cut(console, heads, rows):
+        add_row(table, *row)
     console.print(table)
     _print_logit_faults(console, cases.logit_faults)
 
