@@ -296,6 +296,32 @@ class TestHangs:
     def test_all_wait_for_one_that_is_not_there(self):
         assert "not in the log" in self.hung(TP0=self.REDUCES, TP1=self.REDUCES).cause
 
+    def test_ranks_in_different_collectives(self):
+        finding = self.hung(TP0=self.REDUCES, TP1=("all_gather (torch/distributed/c10d.py:9)", "check (hiradix.py:7)"))
+        assert "never meet: TP0 in layers/linear.py forward; TP1 in hiradix.py check." in finding.cause
+        assert finding.confidence is Confidence.LIKELY
+
+    def test_a_kernel_that_was_compiled_at_run_time_is_no_compilation(self):
+        finding = self.hung(TP0=self.REDUCES, TP1=("sparse_fwd (tilelang/jit/kernel.py:200)",))
+        assert "which stands in tilelang/jit/kernel.py:200 sparse_fwd" in finding.cause
+
+    def test_stacks_one_below_the_other_tell_of_a_server_that_does_not_answer(self):
+        failed = f"{stamp(30)} Health check failed. Server couldn't get a response from detokenizer.\n"
+        stack = 'Process {0}: sglang::scheduler_TP{0}\nThread {0} (active): "MainThread"\n'
+        stack += "    dispatch (deep_ep/buffer.py:5)\n    run_batch (managers/scheduler.py:2)\n\n"
+        finding = only([decode(1), failed, stack.format(0), stack.format(1)])
+        assert "waits in communication, in deep_ep/buffer.py:5 dispatch" in finding.cause
+        assert any("--moe-a2a-backend none" in step for step in finding.advice)
+
+    def test_ranks_that_never_came_together(self):
+        begun = f"{stamp(1)} Init torch distributed begin.\n"
+        warned = "node:8:9 [0] proxy.cc:17 NCCL WARN [Proxy Service 0] Failed to execute operation Connect\n"
+        finding = only([begun, warned, self.FIRED.format(stamp(400))])
+        assert "never came together" in finding.cause
+        assert "NCCL WARN" in str(finding.evidence[-1].value)
+        ended = f"{stamp(2)} Init torch distributed ends. mem usage=0.67 GB\n"
+        assert "does not say where" in only([begun, ended, self.FIRED.format(stamp(400))]).cause
+
     def test_without_stacks_nothing_is_claimed(self):
         finding = only(MADE["hang"])
         assert "does not say where" in finding.cause

@@ -342,6 +342,8 @@ QUIET = {
     "a port of an inner process": f"{stamp(4)} Port 31001 is already in use, trying port 31002\n",
     "a kernel that is compiled": "2026-01-01 00:00:04 - INFO - flashinfer.jit: Loading JIT ops: cascade\n",
     "experts that are moved": f"{stamp(4)} [EPLBManager] rebalance start\n",
+    "drafts that are left out": f"{stamp(4)} Parameter model.layers.61.eh_proj.weight not found in params_dict\n",
+    "a buffer that is left out": f"{stamp(4)} model.layers.0.self_attn.rotary_emb.inv_freq not found in params_dict\n",
     "files of the hub": f"{stamp(4)} Downloading https://huggingface.co/a/b/resolve/main/x, retry 1/5\n",
 }
 

@@ -6,6 +6,7 @@ import pytest
 
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
+from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.started import _PARSERS
 from gemma4_triage.logs.suspects import MOST_SHOWN, PARTS, of_files, suspects
 from made_logs import decode
@@ -115,6 +116,88 @@ def test_a_log_with_a_finding_has_none(cli, tmp_path):
     path.write_text(f"{start}{decode(0)}\nKilled\n")
     _, out, _ = cli("logs", path, "--json")
     assert json.loads(out)["logs"][0]["suspects"] == []
+
+
+STAMP = "[2026-11-24 03:00:00]"
+TOO_LONG = (
+    f"{STAMP} Error in request: The input (61709 tokens) is longer than the model's context length (40960 tokens)."
+)
+NO_EMBEDDINGS = (
+    f"{STAMP} Error in request: Not an embedding model. Please add `--is-embedding` when launching the server."
+)
+ANSWER = f'{STAMP} INFO:     10.0.0.3:51122 - "POST {{}} HTTP/1.1" 400 Bad Request'
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ((TOO_LONG,), "--context-length"),
+        ((f"{STAMP} Input length (9000 tokens) exceeds the maximum allowed length (8000 tokens).",), "the pool is the"),
+        ((f"{STAMP} Error in request: The model 'gpt-4o' does not exist",), "--served-model-name"),
+        ((f"{STAMP} Error in request: Failed to load image: 404 Client Error",), "base64"),
+        ((f"{STAMP} Error in request: 1 validation error for ChatCompletionRequest",), "another API"),
+        ((f"{STAMP} Error in request: temperature must be non-negative, got -1.0.",), "mend what those words name"),
+        ((NO_EMBEDDINGS,), "start it with --is-embedding"),
+        ((ANSWER.format("/v1/chat/completions"),), "--log-requests"),
+    ],
+)  # fmt: skip
+def test_what_a_working_server_refused_is_told_and_is_no_finding(lines, word, cli, tmp_path):
+    facts = facts_of(GEMMA, *lines)
+    assert findings(facts) == ()
+    (one,) = refused(facts)
+    assert word in one.look
+    path = tmp_path / "server.log"
+    path.write_text("\n".join((*lines, decode(0), "")))
+    code, out, _ = cli("logs", path)
+    assert (code, "Requests that it refused" in out) == (0, True)
+    _, out, _ = cli("logs", path, "--json")
+    assert json.loads(out)["logs"][0]["suspects"][0]["id"] == "refused-requests"
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ((decode(0), NO_EMBEDDINGS), "--is-embedding"),
+        ((TOO_LONG,), "--context-length"),
+        ((f"{STAMP} server_args=ServerArgs(is_embedding=False)", ANSWER.format("/v1/embeddings")), "--is-embedding"),
+        ((decode(0), "openai.BadRequestError: Error code: 400 - {'message': 'model x does not exist'}"), "/v1/models"),
+    ],
+)  # fmt: skip
+def test_what_was_refused_is_a_finding_where_the_start_or_nothing_else_shows(lines, word):
+    (finding,) = findings(read_log("log", ["".join(f"{line}\n" for line in lines).encode()]))
+    assert finding.rule == "refused-by-check"
+    assert word in " ".join(finding.advice)
+
+
+def test_a_request_that_fails_inside_is_none_that_was_refused():
+    failed = f"{STAMP} Error in request: list index out of range\nTraceback (most recent call last):\n"
+    assert not list(refused(facts_of(GEMMA, failed + '  File "/srv/sglang/srt/a.py", line 1, in f\nIndexError: no')))
+
+
+BEGUN = f"{STAMP} Init torch distributed begin."
+LOADS = f"{STAMP} Load weight begin. avail mem=77.97 GB"
+LOADED = f"{STAMP} Load weight end. type=Gemma4ForConditionalGeneration, avail mem=62.20 GB"
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ((BEGUN,), "NCCL_SOCKET_IFNAME"),
+        ((BEGUN, f"{STAMP} Init torch distributed ends. mem usage=0.67 GB", LOADS), "weights are read"),
+        ((LOADS, LOADED, f"{STAMP} Capture cuda graph begin. avail mem=1 GB"), "graphs are captured"),
+        ((LOADS, LOADED), ""),
+        ((LOADS, LOADED, f"{STAMP} The server is fired up and ready to roll!"), ""),
+    ],
+)  # fmt: skip
+def test_a_log_that_ends_in_a_start_says_where(lines, word, cli, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(f"{STAMP} server_args=ServerArgs({GEMMA})\n" + "".join(f"{line}\n" for line in lines))
+    code, out, _ = cli("logs", path)
+    assert (code, "The log ends before the server was ready" in out) == (0, bool(word))
+    assert word in out
+    _, out, _ = cli("logs", path, "--json")
+    named = [suspect["id"] for suspect in json.loads(out)["logs"][0]["suspects"]]
+    assert ("unfinished-start" in named) == bool(word)
 
 
 def test_parsers_are_those_of_sglang():

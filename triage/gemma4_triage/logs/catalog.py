@@ -194,6 +194,11 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     said = {(death.type_name, death.message) for death in facts.deaths if death not in unexplained}
     unexplained = [death for death in unexplained if death.frames or (death.type_name, death.message) not in said]
     endings += known_issue.beside(endings, facts)
+    # What a client writes down of a refusal is no end of a server.
+    of_clients = [death for death in unexplained if death.type_name == "BadRequestError" and not death.path]
+    if of_clients:
+        unexplained = [death for death in unexplained if death not in of_clients]
+        endings += refused_by_check.refusals(facts)
     for rule in FALLBACKS:
         endings += rule.find(replace(facts, deaths=tuple(unexplained), alarms=()))
         unexplained = _apart_from(rule.explains, unexplained)
@@ -207,6 +212,9 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
         refused = refused or list(refused_by_check.survived(facts))
         endings += refused
         accounted |= {"answered-500"} if refused else set()
+    if not endings and not facts.deaths:
+        endings += refused_by_check.refusals(facts)
+        accounted |= SURVIVABLE if endings else set()
     floor = unexplained_line.find(facts, accounted)
     endings, behind = _what_ended_nothing(endings, facts)
     return (*ranked([*endings, *floor]), *behind, *ranked(loads))

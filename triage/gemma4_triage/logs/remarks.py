@@ -55,6 +55,28 @@ MARKS = (
     (b"[EPLBManager] rebalance end", "busy_no_more"),
     (b"Finished loading JIT ops", "busy_no_more"),
     (b"_assert_async", "device_assert"),
+    (b"kernel: _Z", "faulted_kernel"),
+    (b"Kernel Name: ", "faulted_kernel"),
+    (b"Init torch distributed begin", "groups_begin"),
+    (b"Init torch distributed ends", "groups_end"),
+    (b"NCCL WARN", "nccl_warn"),
+    (b"not found in params_dict", "left_out"),
+    (b"Ignore import error when loading", "not_imported"),
+    # Requests that a server refused, which is its clients' doing; refused_by_check.py says why.
+    (b"longer than the model", "refused_length"),
+    (b"exceeds the maximum allowed length", "refused_length"),
+    (b"maximum context length", "refused_length"),
+    (b"lease add `--", "refused_argument"),
+    (b"lease set `--", "refused_argument"),
+    (b"lease launch with `--", "refused_argument"),
+    (b"LoRA is not enabled", "refused_argument"),
+    (b"with --enable-", "refused_argument"),
+    (b"Please relaunch without --", "refused_argument"),
+    (b"Error in request: ", "refused_request"),
+    (b"BadRequest", "refused_request"),
+    (b"Error code: 400", "refused_request"),
+    (b'/embeddings HTTP/1.1" 400', "refused_embeddings"),
+    (b'HTTP/1.1" 400', "answered_400"),
     (b"mooncake::", "native_library"),
     (b"mooncake/engine.so", "native_library"),
     (b"libnixl", "native_library"),
@@ -70,7 +92,7 @@ MARKS = (
     (b"driver on your system is too old", "old_driver"),
     (b"Driver was not detected or is too old", "old_driver"),
 )
-FIRST_TOO = ("before_weights", "after_weights")
+FIRST_TOO = ("before_weights", "after_weights", "left_out")
 """Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler")
 MOST_STACKS = 16
@@ -117,8 +139,12 @@ class StackReader:
     def line(self, line: bytes) -> bool:
         """Say whether the line belongs to the stack."""
         self._left -= 1
-        if self._left < 0 or (
-            line and not line[:1].isspace() and not line.startswith((b"Process ", b"Thread ", b"Python "))
+        # Dumps of several processes, one right below the other, are a stack each.
+        another = line.startswith(b"Process ") and bool(self._frames)
+        if (
+            another
+            or self._left < 0
+            or (line and not line[:1].isspace() and not line.startswith((b"Process ", b"Thread ", b"Python ")))
         ):
             self.end()
             return False

@@ -234,8 +234,8 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "moe",
-        "the MoE kernels in use (another --moe-runner-backend)",
-        files=re.compile(r"(?:topk|fused_moe\w*|moe\w*|\w+_moe)\.py"),
+        "the MoE kernels in use (another --moe-runner-backend or --moe-a2a-backend)",
+        files=re.compile(r"(?:topk|fused_moe\w*|moe\w*|\w+_moe|deepep|token_dispatcher\w*|mooncake_ep\w*)\.py"),
     ),
     Part(
         "prefix-cache",
@@ -326,7 +326,7 @@ _FEATURES = {
     "enable_two_batch_overlap": (r"two_batch|tbo", ""),
     "enable_eplb": (r"eplb", ""),
     "cpu_offload_gb": (r"offload", ""),
-    "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch", ""),
+    "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|hicache(?:file|eic|aibrix|simm)", ""),
     "tokenizer_worker_num": (r"multi_?tokenizer|http_worker|ipc_name", "with --tokenizer-worker-num 1"),
 }
 # Of no use as a hint: they stand in half of all frames.

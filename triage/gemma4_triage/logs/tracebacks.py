@@ -39,9 +39,11 @@ _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
 _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
 # What the kernels that SGLang compiles itself refuse: the next line says of which tensor, in which dimension.
-_GOES_ON = re.compile(r"Tensor match failed\b(?!.*Root cause)|NCCL error in: |PTXAS error: |Ninja output:$")
+_GOES_ON = re.compile(
+    r"Tensor match failed\b(?!.*Root cause)|NCCL error in: |PTXAS error: |Ninja output:$|ninja exited with status"
+)
 _OF_NCCL = re.compile(r"nccl\w+: |Last error:")
-_OF_A_COMPILER = re.compile(r"`?ptxas\b|FAILED: |ninja: |.{0,300}(?:fatal )?error: ")
+_OF_A_COMPILER = re.compile(r"`?ptxas\b|FAILED: |ninja: |.{0,300}(?:fatal )?error: |\S*sh: .{0,200}not found")
 # Triton's compiler quotes its source, indented, before it says what is wrong with it.
 _QUOTES = re.compile(r"at \d+:\d+:")
 _GROUP = re.compile(rb" {2,}(?:\| ?|\+[-+].*)")
@@ -169,7 +171,7 @@ class TracebackReader:
         assert self._last is not None
         known = self._last.message
         goes_on = _GOES_ON.search(known) is not None and text.startswith("- ")
-        if "PTXAS error" in known or "Ninja output:" in known:
+        if "PTXAS error" in known or "inja " in known:
             return _OF_A_COMPILER.match(text) is not None
         if "NCCL error in: " in known:
             return _OF_NCCL.match(text) is not None or known.endswith("Last error:")

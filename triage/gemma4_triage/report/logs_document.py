@@ -8,7 +8,9 @@ from typing import Any
 
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts, RankFacts
-from gemma4_triage.logs.suspects import suspects
+from gemma4_triage.logs.rules.refused_by_check import refused
+from gemma4_triage.logs.rules.start_stopped import unfinished
+from gemma4_triage.logs.suspects import Suspect, suspects
 
 
 def logs_document(logs: Sequence[LogFacts], findings: Sequence[Finding], torn: int) -> dict[str, Any]:
@@ -28,8 +30,12 @@ def logs_document(logs: Sequence[LogFacts], findings: Sequence[Finding], torn: i
 
 
 def suspects_document(facts: LogFacts) -> list[dict[str, Any]]:
-    """Return what to try once where a log has no finding, in that order."""
-    return [asdict(suspect) for suspect in suspects(facts)]
+    """Return why requests were refused, and what to try once, where a log has no finding, in that order."""
+    turned_away = [Suspect("refused-requests", one.look, f"{one.why}: {one.said}", ()) for one in refused(facts)]
+    stands = unfinished(facts)
+    if stands is not None:
+        turned_away.append(Suspect("unfinished-start", stands[2], f"{stands[0]} is the last of the start", ()))
+    return [asdict(suspect) for suspect in (*turned_away, *suspects(facts))]
 
 
 def _log(facts: LogFacts, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from gemma4_triage.diagnose.unread import Unread
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.finding_view import print_finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.logs.rules.refused_by_check import refused
+from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.suspects import suspects
 from gemma4_triage.report.log_words import pools_text, prefill_text, problem_text, retractions_text, time_text
 from gemma4_triage.sparkline import sparkline
@@ -35,13 +37,19 @@ def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Fi
 
 
 def print_suspects(console: Console, facts: LogFacts, name: str) -> None:
-    """Print what to try if answers are wrong or slow, which no log can show.
+    """Print why requests were refused, and what to try if answers are wrong or slow, which no log can show.
 
     Args:
         console: to print on.
         facts: of a log without a finding.
         name: of the log where there are several, else "".
     """
+    for one in refused(facts):
+        print_line(console, f"Requests that it refused, as a healthy server does, {one.text}", style="dim")
+    if (stands := unfinished(facts)) is not None:
+        line, said, look = stands
+        print_line(console, f"The log ends before the server was ready, in {line}: {said}", style="dim")
+        print_line(console, f"  If it stands there: {look}", style="dim")
     if found := suspects(facts):
         of = f" of {name}" if name else ""
         head = f"Wrong answers leave no line in a log. Only if answers{of} are wrong or slow, try one change at a time:"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rules.refused_by_check import CALL
 
 _LACKS = pattern(
     r"(?i)chat[_ ]template .{0,200}(?:is not a built-in|not found|does not exist)|no chat template|"
@@ -44,6 +45,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice = (
             "--chat-template with the whole path of a file inside the container, or without it: the checkpoint's own "
             "one",
+        )
+    elif (call := CALL.search(death.message)) is not None:
+        cause = f"{call[1]}, of this model's tokenizer, does not take an argument that this release passes with every "
+        cause += "chat request: no request is at fault, and none is answered."
+        advice = (
+            "another release of SGLang, or the tokenizer class that it is made for (tokenizer_config.json, "
+            "--tokenizer-path, --tokenizer-mode)",
+            "until then /generate or /v1/completions with a prompt that the client wrote: they need no template",
         )
     elif (roles := _ROLES.search(death.message)) is not None:
         cause = f"The chat template refused the roles of a request's messages: {roles[0]}. Only such requests fail."

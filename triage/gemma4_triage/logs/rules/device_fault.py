@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, pattern, remarked
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, remarked
+from gemma4_triage.logs.rules import library_kernel
+from gemma4_triage.logs.suspects import features
 
 _XID = pattern(r"Xid(?: \([^)]*\))?: ?(\d+)")
 _HARDWARE = pattern(
@@ -59,17 +61,25 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
     frames = [frame for alarm in facts.alarms if alarm.kind == "signalled" for frame in alarm.more if ".py:" in frame]
     reduces = next((frame for frame in frames if "all_reduce" in frame), "")
     cause = "A kernel faulted on an AMD GPU, and ROCm ended the process"
+    kernel = facts.remarks.get("faulted_kernel")
+    part = library_kernel.part_named(kernel.text) if kernel is not None and not reduces else None
+    cause += f"; it is one of {part.what}, by its name" if part else ""
     cause += f"; the process was in a custom all-reduce, {reduces.split()[0]}." if reduces else "."
     return Finding(
         rule=RULE.id,
         cause=cause,
-        confidence=Confidence.LIKELY if reduces else Confidence.POSSIBLE,
-        evidence=tuple(of_failure(facts, death, "what ROCm reported")),
+        confidence=Confidence.LIKELY if reduces or part else Confidence.POSSIBLE,
+        evidence=(
+            *of_failure(facts, death, "what ROCm reported"),
+            *remarked(facts, "faulted_kernel", "the kernel that faulted"),
+            *of_settings(facts, "attention_backend", "speculative_algorithm"),
+        ),
         ruled_out_if=("the same GPU faults under other programs too",),
         advice=(
-            "once with --disable-custom-all-reduce",
+            *((part.look,) if part else ("once with --disable-custom-all-reduce",)),
+            *(f"once {one.without}" for one in features(facts)[:2] if part),
             "once with SGLANG_USE_AITER=0; then a newer image of ROCm and aiter",
-            *(() if reduces else ("AMD_SERIALIZE_KERNEL=3 names the kernel that faulted",)),
+            *(() if reduces or part else ("AMD_SERIALIZE_KERNEL=3 names the kernel that faulted",)),
         ),
     )
 
@@ -80,7 +90,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     xid = _XID.search(death.message)
     if xid is not None and xid[1] in _PROGRAM:
         cause = f"The driver reports Xid {xid[1]}: a kernel of a process did something that the GPU refused."
-        advice = ("the exception of the server at that time says more; CUDA_LAUNCH_BLOCKING=1 names the kernel",)
+        advice = (
+            "the exception of the server at that time says more; CUDA_LAUNCH_BLOCKING=1 names the kernel",
+            *(f"once {one.without}" for one in features(facts)[:3]),
+        )
     else:
         cause = "The GPU or its driver failed" + (f" (Xid {xid[1]})" if xid else "") + ", and not the server."
         advice = (

@@ -1,4 +1,4 @@
-"""Experts of a MoE model on several GPUs: DeepEP, NVSHMEM or another all-to-all could not be set up, or failed."""
+"""GPUs that cannot reach each other, for experts (DeepEP, NVSHMEM) or for sums: not set up, or failed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,22 @@ _WORDINGS = (
         "--moe-a2a-backend none",
     ),
     Wording(
-        pattern(r"(?i)deep_?ep\.cpp|DeepEP (?:error|timeout)|deep_ep.{0,80}(?:timed? ?out|fail)|rocshmem.{0,80}fail"),
+        pattern(r"(?i)Unsupported (?:hidden|num_topk|ranks|num_local_experts)|Unsupported number of|hidden % \w+ == 0"),
+        "This build of DeepEP, which carries tokens to the experts of other GPUs, has no kernel for the model's hidden "
+        "size, experts or that many ranks.",
+        "a later DeepEP, built for them (the image of a later release of SGLang); --deepep-mode normal where only its "
+        "low-latency kernels lack them; else --moe-a2a-backend none or another one",
+    ),
+    Wording(
+        pattern(r"(?i)deep_?ep.{0,200}kBFloat16"),
+        "DeepEP carries bfloat16 alone, and the model runs in another type.",
+        "--dtype bfloat16",
+    ),
+    Wording(
+        pattern(
+            r"(?i)deep_?ep\.cpp|DeepEP/csrc|DeepEP (?:error|timeout)|deep_ep.{0,80}(?:timed? ?out|fail)|"
+            r"rocshmem.{0,80}fail"
+        ),
         "DeepEP, which carries tokens to the experts of other GPUs, failed.",
         "once with --moe-a2a-backend none; the releases of DeepEP, NVSHMEM and SGLang have to fit, as SGLang's image "
         "has "
@@ -56,7 +71,7 @@ _WORDINGS = (
 )
 RULE = of_wordings(
     "expert-transport",
-    "experts on several GPUs cannot reach each other",
+    "GPUs cannot reach each other, for experts or for sums",
     _WORDINGS,
     Confidence.LIKELY,
     settings=("moe_a2a_backend", "ep_size", "tp_size", "nnodes"),

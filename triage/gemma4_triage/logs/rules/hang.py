@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
@@ -17,7 +18,7 @@ _PLACES = (
         pattern(r"all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier|nccl|gloo|deep_?ep"),
     ),
     ("a receive from another process", pattern(r"recv|zmq|queue\.py")),
-    ("a compilation", pattern(r"ninja|nvcc|inductor|triton/compiler|jit|compile")),
+    ("a compilation", pattern(r"ninja|nvcc|inductor|triton/compiler|\bjit\.py|jit/(?!kernel\.py)|load_jit|compile")),
     ("host or storage I/O", pattern(r"cache_controller|hicache|mooncake|nixl|storage|hiradix")),
     ("a lock", pattern(r"acquire|threading\.py|lock")),
     ("a wait for the GPU", pattern(r"synchronize|\bitem\b|tolist|\bcpu\b|cudaStream|cuEvent|copy_done|wait")),
@@ -44,7 +45,7 @@ def where(stack: Stack) -> str:
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
-    evidence = [at(facts, death.place, death.message, f"SGLang's watchdog{on_rank(death.rank)}")]
+    evidence = [at(facts, death.place, death.message, f"what said that it hangs{on_rank(death.rank)}")]
     if death.usage is not None:
         usage = usage_text(death.usage.full, death.usage.swa)
         evidence.append(at(facts, death.usage.place, usage, "the last sign of life, and its pool usage"))
@@ -58,6 +59,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = "A scheduler compiled kernels as its watchdog fired: it did not hang, and would have gone on."
         confidence, advice = Confidence.LIKELY, (_ADVICE["a compilation"], _BEFOREHAND)
         missing = [at(facts, busy.place, busy.text, "what it had begun, and no end of it is here")]
+    elif not places and (begun := _meets(facts)) is not None:
+        cause = "The ranks never came together: the watchdog fired while their groups (NCCL) were set up."
+        advice = _NETWORK
+        missing = [at(facts, begun.place, begun.text, "what it had begun, and no end of it is here")]
+        missing += remarked(facts, "nccl_warn", "what NCCL says")
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -67,6 +73,20 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=tuple(dict.fromkeys((*advice, *lacks, *switches))),
         next_commands=(COLLECT,),
     )
+
+
+_NETWORK = (
+    "every rank and node has to be started, with one --dist-init-addr and a --node-rank each",
+    "NCCL_DEBUG=INFO: the first NCCL WARN of any node. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of the interface that "
+    "reaches the others; RoCE: NCCL_IB_GID_INDEX (mostly 3), NCCL_IB_HCA; once with NCCL_IB_DISABLE=1",
+    "all_reduce_perf of nccl-tests over the same nodes says whether it is SGLang at all; containers: --network host",
+)
+
+
+def _meets(facts: LogFacts) -> Remark | None:
+    """Return where ranks began to form their groups, if nothing says that they did."""
+    begun, ended = facts.remarks.get("groups_begin"), facts.remarks.get("groups_end")
+    return None if begun is None or (ended is not None and ended.place.line > begun.place.line) else begun
 
 
 _BEFOREHAND = (
@@ -118,12 +138,34 @@ def _verdict(
             f"Ranks left the same path: {', '.join(inside)} wait in a collective that {', '.join(apart)} never entered."
         )
         return cause, Confidence.LIKELY, ("the ranks chose different batches: once with --disable-overlap-schedule",)
+    if len(places) > 1 and set(places.values()) == {_WAITS[0]} and len(callers := _callers(stacks)) > 1:
+        each = "; ".join(f"{', '.join(ranks)} in {caller}" for caller, ranks in callers.items())
+        cause = f"Ranks wait in different collectives, which never meet: {each}."
+        return cause, Confidence.LIKELY, ("the part that one of them is in has to be asked of all: leave it out once",)
     if not odd:
-        cause = "Every rank that was looked at waits in communication: the one that they wait for is not in the log."
+        inside = {stack.frames[0] for stack in stacks if stack.frames}
+        cause = "Every rank that was looked at waits in communication"
+        cause += f", in {inside.pop()}" if len(inside) == 1 else ""
+        cause += ": the one that they wait for is not in the log."
         return cause, Confidence.POSSIBLE, ("look at the other ranks and nodes at that time", ask)
     stands = where(odd[0])
     cause = f"A scheduler made no progress: it stands in {stands}."
     return cause, Confidence.POSSIBLE, (_ADVICE.get(stands, ask),)
+
+
+_TORCH = pattern(r"(?:\S*/)?(?:torch/|distributed_c10d|parallel_state|communication_op|c10d_logger)")
+
+
+_LINE = pattern(r":\d+(?= )")
+
+
+def _callers(stacks: Sequence[Stack]) -> dict[str, list[str]]:
+    """Return which ranks wait below which frame: the first that is not of the communication itself."""
+    found: dict[str, list[str]] = {}
+    for index, stack in enumerate(stacks):
+        caller = next((frame for frame in stack.frames if not _TORCH.match(frame)), "")
+        found.setdefault(_LINE.sub("", caller), []).append(stack.rank or f"process {index + 1}")
+    return found
 
 
 def judge(stacks: Sequence[Stack]) -> tuple[str, tuple[str, ...]] | None:
@@ -148,6 +190,8 @@ def _switches(facts: LogFacts) -> tuple[str, ...]:
         found.append("once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size")
     if asked.get("enable_dp_attention") == "True":
         found.append("once without --enable-dp-attention: ranks that idle have to take part in every collective")
+    if any("deep_ep" in frame for stack in facts.stacks for frame in stack.frames):
+        found.append("once with --moe-a2a-backend none: they stand in DeepEP, whose release has to fit this SGLang's")
     if asked.get("speculative_algorithm", "None") != "None":
         found.append("once without --speculative-algorithm")
     if asked.get("pp_size", "1") not in ("1", "None"):
@@ -170,4 +214,20 @@ def _explains(death: Death) -> bool:
     return of_the_dump or (says(_WORDS)(death) and "collective" not in death.message)
 
 
-RULE = of_death("hang", "a step never ended", _explains, _tell, alarms=("watchdog", "thread"))
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    death = next(filter(_explains, facts.failures), None)
+    asked = next((alarm for alarm in facts.alarms if alarm.kind == "health"), None)
+    if death is None and asked is not None and _several_wait(facts.stacks):
+        # Somebody looked where it stands while it did not answer.
+        death = Death(asked.place, asked.rank, "", asked.text)
+    if death is not None:
+        yield _tell(facts, death)
+
+
+def _several_wait(stacks: Sequence[Stack]) -> bool:
+    """Say whether stacks of several ranks show that they wait."""
+    return len(stacks) > 1 and any(where(stack) in _WAITS[:1] for stack in stacks)
+
+
+_OF_DEATH = of_death("hang", "a step never ended", _explains, _tell, alarms=("watchdog", "thread", "health"))
+RULE = replace(_OF_DEATH, find=_find)

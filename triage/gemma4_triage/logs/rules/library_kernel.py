@@ -89,6 +89,11 @@ def part_of(death: Death) -> _Part | None:
     return next((one for place in places for one in _PARTS if one.words.search(place)), None)
 
 
+def part_named(kernel: str) -> _Part | None:
+    """Return the part of the model that a kernel computes, by its name; None if that does not tell."""
+    return next((one for one in _PARTS if one.words.search(kernel)), None)
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
     function = match[1] if (match := _SAYS.search(death.message)) and match[1] else death.frame.rpartition(" ")[2]
     part = part_of(death)

@@ -10,7 +10,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, on_rank, pattern, probe_could_see, usage_text
 from gemma4_triage.logs.rules import collective_timeout
-from gemma4_triage.logs.rules.refused_by_check import part_of, part_of_file
+from gemma4_triage.logs.rules.refused_by_check import CALL, part_of, part_of_file
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 ID = "other-crash"
@@ -163,6 +163,8 @@ def _of_the_signal(death: Death) -> str:
 
 def _only_waited(death: Death) -> bool:
     """Say whether a process died because another one, which it had started or asked, did not come up."""
+    if "consecutive errors" in death.message:
+        return False
     pipe = death.type_name == "EOFError" and any(map(_PIPE.match, death.frames[-1:]))
     return pipe or bool(_GONE.search(death.message)) or any(map(_WAITED.match, death.frames[-1:]))
 
@@ -199,7 +201,11 @@ _OF_CODE = frozenset({"AttributeError", "TypeError", "ImportError", "ModuleNotFo
 _NAMES = pattern(r"name '(\w+)' is not defined|cannot access local variable '(\w+)'|local variable '(\w+)' referenced")
 _IMPORTS = pattern(r"(?!launch_server|__main__|<|serve|cli|run\w*|main|server|app)[\w.]+\.py:\d+ <module>$")
 _ATTRIBUTE = pattern(r"'(\w+)' object has no attribute '(\w+)'")
-_CALL = pattern(r"([\w.]+\(\)) (?:got an unexpected keyword|missing \d+ required|takes \d+ positional)")
+_ABSTRACT = pattern(r"abstract class (\w+)")
+_OTHER_TYPE = pattern(
+    r"Boolean value of Tensor|can only concatenate|"
+    r"(?:expected|should be|must be) [\w, .]+,? (?:object, )?not (?!None)\w+"
+)
 
 
 def _of_the_code(death: Death) -> str:
@@ -207,7 +213,7 @@ def _of_the_code(death: Death) -> str:
     if (found := _NAMES.search(death.message)) and death.type_name in ("NameError", "UnboundLocalError"):
         name = next(filter(None, found.groups()))
         return f"its code uses {name}, which nothing has set or imported: a defect of this build"
-    if death.type_name == "TypeError" and (found := _CALL.search(death.message)):
+    if death.type_name == "TypeError" and (found := CALL.search(death.message)):
         return (
             f"{found[1]} is called with other arguments than it takes: a defect of this build, or two that do not fit"
         )
@@ -215,7 +221,9 @@ def _of_the_code(death: Death) -> str:
         return f"{found[1]} has no {found[2]} in this build: a defect of its code, or two packages that do not fit"
     if death.type_name == "AttributeError" and found:
         return ""
-    if "Boolean value of Tensor" in death.message or "can only concatenate" in death.message:
+    if "abstract class" in death.message and (found := _ABSTRACT.search(death.message)):
+        return f"{found[1]} lacks methods that its base asks for: a defect of this build"
+    if _OTHER_TYPE.search(death.message):
         return "its code takes a value of another type than it was given: a defect of this build"
     if death.type_name == "NotImplementedError":
         return "this build has no code for that case"
@@ -248,6 +256,8 @@ def _met(death: Death) -> str:
         return f"it asked for an element that is not there{line}: fewer are there than it counts on"
     if death.type_name == "ZeroDivisionError":
         return f"it divides by a number that is 0 here{line}"
+    if "consecutive errors" in death.message:
+        return "it gave up after several errors in a row, and names the last: the first error above it is the cause"
     if "INTERNAL ASSERT FAILED" in death.message:
         captures = ", as memory was freed or emptied while a CUDA graph is captured" * ("captures" in death.message)
         return (

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.alarms import SURVIVABLE
+from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.rule import at, exception_text, of_failure, of_settings, on_rank, pattern
 from gemma4_triage.logs.suspects import features, switched_on
 
@@ -130,7 +131,7 @@ _PARTS = (
         "shapes differ a --tp of at most the model's KV heads, then a later release; once without the adapter",
     ),
     _part(
-        r"multimodal/|managers/mm_utils",
+        r"multimodal/|managers/(?:mm_utils|multimodal)",
         "images, video or sound of a request",
         "send that request alone: its media may be damaged, of another format or more than the model takes; its "
         "prompt has to hold one mark of an image for each, and input_ids that the client's own processor expanded are "
@@ -197,6 +198,8 @@ _TYPES = frozenset(
     {"ValueError", "AssertionError", "NotImplementedError", "RuntimeError", "ImportError", "TypeError", "Exception"}
     | {"KeyError", "ModuleNotFoundError", "FileNotFoundError", "OSError", "AttributeError", "MemoryError"}
 )
+CALL = pattern(r"([\w.]+\(\)) (?:got an unexpected keyword|missing \d+ required|takes \d+ positional)")
+"""Of a function that is called with other arguments than it takes."""
 _WORDS = pattern(r"[A-Za-z_]{2,}")
 _FEWEST_WORDS = 3
 # Words of torch's, CUDA's and Python's own, that a file of SGLang only passed on.
@@ -206,7 +209,7 @@ _NOT_ITS_OWN = pattern(
     r"Boolean value of Tensor|operand type|division by zero|cannot be interpreted as|unhashable|"
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"
     r"invalid for input of size|must be Tensor, not|index k out of range|Expected reduction dim|INTERNAL ASSERT|"
-    r"is not defined|not subscriptable|expected str|invalid literal|values to unpack"
+    r"abstract class|is not defined|not subscriptable|expected str|invalid literal|values to unpack"
 )
 _TELLING = pattern(
     r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"
@@ -266,14 +269,174 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
     error = next((error for error in reversed(facts.errors) if error.frames and part_of_file(error.caller)), None)
     if error is None or (part := part_of(error) or part_of_file(error.caller)) is None:
         return
+    call = CALL.search(error.message)
+    of_input = next((one for one in _REFUSALS if one.words.search(error.message)), None)
+    why = "its exception is of that request, not of the load"
+    if call is not None:
+        why = f"{call[1]} is called with other arguments than it takes, a defect of this build or two that do not fit"
+    elif of_input is not None:
+        why = of_input.why
     yield Finding(
         rule=ID,
         cause=f"A request failed of {error.type_name} in {error.frame}, which SGLang called for {part.what}, and the "
-        "server went on: its exception is of that request, not of the load.",
-        confidence=Confidence.POSSIBLE,
+        f"server went on: {why}.",
+        confidence=Confidence.LIKELY if call or of_input else Confidence.POSSIBLE,
         evidence=(at(facts, error.place, exception_text(error), f"what the request failed of, in {error.frame}"),),
-        advice=(part.look,),
+        advice=(
+            *(("another release or image of SGLang, with the packages that it pins",) if call else ()),
+            *((of_input.look,) if of_input else ()),
+            part.look,
+        ),
     )
+
+
+class _Refusal(NamedTuple):
+    """What a server refuses requests for.
+
+    Attributes:
+        words: stand in what it answers.
+        why: as a clause behind "requests were refused, for".
+        look: what to change.
+    """
+
+    words: re.Pattern[str]
+    why: str
+    look: str
+
+
+_NAMED_FLAG = pattern(r"(?:(without|not) )?`?(--[a-z][\w-]+)")
+# The first that fits counts.
+_REFUSALS = (
+    _Refusal(
+        pattern(r"longer than the model's context length|maximum context length|Multimodal prompt is too long"),
+        "they, with the answer that they ask for, are longer than the context that this server has",
+        "shorter prompts or a smaller max_tokens; or a longer --context-length, as far as config.json has positions "
+        "(beyond that its rope scaling, such as YaRN, in --json-model-override-args, with "
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1); --allow-auto-truncate cuts them instead",
+    ),
+    _Refusal(
+        pattern(r"exceeds the maximum allowed length|exceeds the KV memory budget"),
+        "they are longer than the KV pool, or the context, of this server has room for",
+        "where that is less than the model's context, the pool is the limit: a larger --mem-fraction-static or --tp, "
+        "--kv-cache-dtype fp8_e4m3, fewer --max-running-requests; else a longer --context-length; or shorter prompts "
+        "(--allow-auto-truncate cuts them)",
+    ),
+    _Refusal(
+        pattern(r"(?i)\bmodel\b.{0,120}(?:not found|does not exist)"),
+        "they name a model that this server does not have",
+        "the name that /v1/models lists, which --served-model-name sets",
+    ),
+    _Refusal(
+        pattern(
+            r"(?i)(?:load|download|decod|open|fetch)\w*\b.{0,60}(?:image|video|audio|multimodal|data)|"
+            r"40[34] Client Error|cannot identify image"
+        ),
+        "their images, video or sound could not be read",
+        "addresses that the server itself can reach, or base64; whole files, of a format that its libraries read",
+    ),
+    _Refusal(
+        pattern(r"(?i)json_schema|\bregex\b|\bebnf\b|grammar|structural_tag"),
+        "the form that they ask for (schema, regex, grammar) is not one that the grammar backend takes",
+        "that schema alone, simpler; another --grammar-backend",
+    ),
+    _Refusal(
+        pattern(r"TextEncodeInput must be|must be (?:a )?(?:string|str\b)|should be a valid string"),
+        "what they hold in place of a text is none: null, a number, or lists in another form",
+        "mend the client: a string or a list of strings, none of them empty or null; token ids in input_ids",
+    ),
+    _Refusal(
+        pattern(r"(?i)validation error|field required|input should be|extra inputs|unrecognized"),
+        "their fields are not those that this endpoint takes",
+        "mend the client as the words say: it may speak a later or another API than this release",
+    ),
+)
+_ANY_REFUSAL = _Refusal(
+    pattern(""), "what the server's words say", "mend what those words name, in the client or the start"
+)
+_REFUSES = pattern(
+    r"Error in request|BadRequest|Error code: 4|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
+)
+_NO_EMBEDDINGS = (
+    "the server was not started for embeddings",
+    "start it with --is-embedding; one server answers either chats or embeddings",
+)
+
+
+class Refused(NamedTuple):
+    """Requests that a server refused, the last of a kind.
+
+    Attributes:
+        place: where it says so.
+        said: its words.
+        why: what it refused them for, as a clause.
+        look: what to change.
+        of_the_start: whether that is an argument of the start.
+    """
+
+    place: Place
+    said: str
+    why: str
+    look: str
+    of_the_start: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return it in one line."""
+        return f"line {self.place.line}: {self.said[:_LONGEST]}: {self.why}. {self.look[:1].upper()}{self.look[1:]}"
+
+
+def refused(facts: LogFacts) -> Iterator[Refused]:
+    """Yield what requests were refused for, which a server outlives and says in few words, or to the client alone."""
+    failed = {alarm.place.line for alarm in facts.alarms if alarm.kind == "answered-500"}
+    for name in ("refused_argument", "refused_length", "refused_request"):
+        found = facts.remarks.get(name)
+        if found is None or found.place.line in failed or not _REFUSES.search(found.text):
+            continue
+        said = found.text.partition("Error in request: ")[2] or found.text
+        if name == "refused_argument" and (flag := _NAMED_FLAG.search(said)) is not None:
+            turn = "without" if flag[1] else "with"
+            why = f"the server was not started {turn} an argument that they need it to be {turn}"
+            yield Refused(found.place, said, why, f"start it {turn} {flag[2]}", of_the_start=True)
+            continue
+        known = next((one for one in _REFUSALS if one.words.search(said)), _ANY_REFUSAL)
+        yield Refused(found.place, said, known.why, known.look)
+    embeddings = facts.remarks.get("refused_embeddings")
+    if embeddings is not None and facts.settings.get("is_embedding") == "False" and _unsaid(facts):
+        yield Refused(embeddings.place, embeddings.text, *_NO_EMBEDDINGS, of_the_start=True)
+    elif (answer := facts.remarks.get("answered_400") or embeddings) is not None and _unsaid(facts):
+        why, look = _UNSAID
+        yield Refused(answer.place, answer.text, why, look)
+
+
+_UNSAID = (
+    "the reason stands in the answer alone, which the client has",
+    "read the body of such an answer; --log-requests --log-requests-level 2 shows the requests",
+)
+
+
+def _unsaid(facts: LogFacts) -> bool:
+    return not any(name in facts.remarks for name in ("refused_argument", "refused_length", "refused_request"))
+
+
+def refusals(facts: LogFacts) -> Iterator[Finding]:
+    """Yield a finding where the server's start, or nothing but a refusal, is what the log shows.
+
+    A server that works and refuses a request now and then is healthy.
+    """
+    last = max((line for rank in facts.schedulers for line in rank.series.get("line", ()) if line), default=0)
+    ends = {alarm.place.line for alarm in facts.alarms if alarm.kind in SURVIVABLE}
+    for one in refused(facts):
+        alone = not facts.served and one.look != _UNSAID[1]
+        if not (alone or one.place.line in ends or (one.of_the_start and one.place.line > last)):
+            continue
+        yield Finding(
+            rule=ID,
+            cause=f"Requests were refused, and the server went on: {one.why}.",
+            confidence=Confidence.LIKELY,
+            evidence=(at(facts, one.place, one.said[:_LONGEST], "the last of them"),),
+            ruled_out_if=("the same request is answered by the same server later",),
+            advice=(one.look,),
+        )
 
 
 def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> Finding:

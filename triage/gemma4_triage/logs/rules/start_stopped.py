@@ -54,6 +54,40 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
+_STANDS = (
+    # The phases of a start, the last first: a remark at its beginning, one at its end, and what to look at.
+    (
+        "before_graphs",
+        "ready",
+        "CUDA graphs are captured, or kernels compiled, which takes minutes: nvidia-smi and top show whether it works",
+    ),
+    (
+        "before_weights",
+        "after_weights",
+        "weights are read: iostat and du of the cache show whether they come; a slow or shared volume, a download, or "
+        "another rank or node that died meanwhile",
+    ),
+    (
+        "groups_begin",
+        "groups_end",
+        "ranks and nodes look for each other: start every node, with one --dist-init-addr and its own --node-rank; "
+        "NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; once with NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1",
+    ),
+)
+
+
+def unfinished(facts: LogFacts) -> tuple[str, str, str] | None:
+    """Return where a log of a start ends (its line, its words) and what to look at if it stands; None if it got on."""
+    if facts.served or "ready" in facts.remarks or facts.deaths:
+        return None
+    for begins, ends, look in _STANDS:
+        begun, ended = facts.remarks.get(begins), facts.remarks.get(ends)
+        if begun is not None:
+            done = ended is not None and ended.place.line > begun.place.line
+            return None if done else (f"line {begun.place.line}", begun.text, look)
+    return None
+
+
 def _gap(begin: str, end: str) -> float | None:
     try:
         return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, pattern, says
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, pattern, remarked, says
 
 _WORDS = pattern(
     r"\b(?:L[23]|HiCache|[Ss]torage(?: backend)?|[Hh]ost cache) (?:write|read|get|set|load|backup|prefetch)\w* "
@@ -52,6 +55,44 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death(
+_SETS_UP = pattern(r"\w*(?:mooncake_store|hf3fs|hicache_\w+|nixl)\w*\.py:\d+ (?:warmup|setup|connect\w*|_?init\w*)$")
+
+
+def _set_up(death: Death) -> bool:
+    """Say whether a server died as it set the storage up."""
+    return any(map(_SETS_UP.match, death.frames[-1:]))
+
+
+def _tell_set_up(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause="The storage behind the hierarchical cache refused a connection, or named a client that is gone, as the "
+        "server set it up, which ended the start.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *remarked(facts, "transport_refused", "what it met before"),
+            *of_settings(facts, "hicache_storage_backend", "enable_hierarchical_cache"),
+        ),
+        ruled_out_if=("it starts alike without --hicache-storage-backend, and dies then too",),
+        advice=(
+            "the store's own services first (Mooncake: master and metadata server, reachable from here, with room): "
+            "its log, its port, and --hicache-storage-backend-extra-config",
+            "a store that still lists clients that have ended: start its master anew, or wait until they expire, then "
+            "start the server again; a later release tries that by itself",
+            "once without --hicache-storage-backend",
+        ),
+    )
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    death = next(filter(_set_up, facts.deaths), None)
+    if death is not None and "transport_refused" in facts.remarks:
+        yield _tell_set_up(facts, death)
+    yield from _OF_WORDS.find(facts)
+
+
+_OF_WORDS = of_death(
     "storage-tier", "the hierarchical cache cannot use a lower tier", says(_WORDS), _tell, alarms=("storage",)
 )
+RULE = replace(_OF_WORDS, find=_find, explains=lambda death: _set_up(death) or _OF_WORDS.explains(death))

@@ -222,6 +222,12 @@ _NATIVE = (
         "it was reading weights: compare the files with the repository, and look at the volume (dmesg -T: I/O errors)",
     ),
     (
+        pattern(r"(?:hicache|jit_\w+|\w+_jit|pybind|ffi|function)\.(?:py|pxi):"),
+        "a kernel that is compiled on this machine was called there: nvcc --version has to be of torch.version.cuda "
+        "(the same first number), then rm -r ~/.cache/tvm-ffi ~/.cache/flashinfer ~/.cache/sglang; of HiCache's "
+        "kernels once with --hicache-io-backend direct",
+    ),
+    (
         pattern(r"(?:_ops|elementwise|gemm|\w*attention\w*|flash_attn\w*|fused_moe\w*|core|moe|\w*graph\w*)\.py:"),
         "a compiled kernel or library was called there: sglang-kernel, flashinfer and torch of the releases that "
         "SGLang pins, for this GPU; once with --disable-cuda-graph and another backend of that part",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, pattern, remarked
 from gemma4_triage.logs.rules import quantised_kernel
 
 _NAME = pattern(
@@ -50,10 +53,15 @@ _PACKED = "a later release of SGLang: its code of this model splits or fuses suc
 _LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
 
 
-def _why(name: str) -> str:
+def _why(name: str, quantised: bool) -> str:
     """Return what a name that is not known tells of its origin, as a further sentence; "" if it tells nothing."""
     if _TWICE.search(name):
         return " A part of the name stands there twice: the release's loader renamed it twice, which is its defect."
+    if quantised and name.endswith(".weight"):
+        return (
+            " It is a plain weight, which the checkpoint left out of its quantisation, and this class packed that "
+            "layer: it does not map the checkpoint's list of such layers."
+        )
     if _OF_QUANTISED.search(name):
         return (
             " It is of a quantised copy: the method was not recognised, or this class does not serve it so quantised."
@@ -66,6 +74,7 @@ _SIZES = pattern(r"size of tensor a \((\d+)\) must match the size of tensor b \(
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
     conflict = _CONFLICT.search(f"{death.type_name}: {death.message}")
+    quantised = facts.settings.get("quantization") in ("compressed-tensors", "modelopt_fp4", "modelopt_fp8", "quark")
     name = _NAME.search(death.message)
     if conflict:
         cause = "How the weights were quantised is not what the arguments say, or nothing that this release reads."
@@ -78,7 +87,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = (
             f"The checkpoint has a weight {name[0].strip(chr(39))} that the model class of this release does not know."
         )
-        cause += _why(name[0].strip(chr(39)))
+        cause += _why(name[0].strip(chr(39)), quantised)
     else:
         cause = "A weight of the checkpoint does not fit its place in the model class of this release"
         sizes = _SIZES.search(death.message)
@@ -94,7 +103,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
-            *((_LATER,) if name and _why(name[0].strip(chr(39))) and not conflict else ()),
+            *((_LATER,) if name and _why(name[0].strip(chr(39)), quantised) and not conflict else ()),
             *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
             "leave --quantization out where config.json names the method; else name the one that it was made with",
@@ -103,4 +112,34 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death("weight-names", "the checkpoint does not fit the model class", _explains, _tell)
+_OF_A_LAYER = pattern(
+    r"layers\.[0-3]\.[\w.]*(?:experts|_proj|mlp|attn|attention)[\w.]*\.weight\w* not found in params_dict"
+)
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    yield from _OF_DEATH.find(facts)
+    # Layers of drafts, which come last, and unused buffers are left out by rights.
+    first = facts.remarks.get("first_left_out")
+    if first is not None and _OF_A_LAYER.search(first.text):
+        yield Finding(
+            rule=RULE.id,
+            cause="Weights of the checkpoint were left out as it was loaded, for the model class of this release does "
+            "not know their names: the server starts, and its answers are nonsense.",
+            confidence=Confidence.LIKELY,
+            evidence=(
+                at(facts, first.place, first.text, "the first of them"),
+                *remarked(facts, "left_out", "the last of them"),
+                *of_settings(facts, "quantization", "load_format"),
+            ),
+            ruled_out_if=("answers at temperature 0 are those of transformers with the same checkpoint",),
+            advice=(
+                "a later release of SGLang, whose class of this model knows such names (a quantised copy has one "
+                "weight for each expert where the publisher's packs them)",
+                "until then the publisher's own checkpoint, not quantised",
+            ),
+        )
+
+
+_OF_DEATH = of_death("weight-names", "the checkpoint does not fit the model class", _explains, _tell)
+RULE = replace(_OF_DEATH, find=_find)

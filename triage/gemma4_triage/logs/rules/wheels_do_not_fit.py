@@ -10,7 +10,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Wording, of_wordings, pattern, remarked
 
-BUILDS = pattern(r"(?i)ninja build failed|Command '\['ninja'|Error building extension")
+BUILDS = pattern(r"(?i)ninja build failed|ninja exited with status|Command '\['ninja'|Error building extension")
 _PINNED_TRANSFORMERS = (
     "pip show transformers sglang; upgrade SGLang together with the transformers of its pyproject, or take its image; "
     "of SGLang's main branch take a release instead"
@@ -165,10 +165,23 @@ _WORDINGS = (
         "a later release of SGLang; the model's card says with which releases its own code runs",
     ),
     Wording(
+        pattern(r"No processor registered for architecture: \[(?P<model>[^\]]+)\]"),
+        "This release has no processor of images or sound for {model}, or could not import the one that it has.",
+        "an earlier 'Ignore import error' line says which package its processor lacks: install that one for this GPU, "
+        "or take an image that is built for it; else a later release. Without images: --language-only, where the "
+        "release has it, or a model of text alone",
+    ),
+    Wording(
+        pattern(r"module '(?P<module>(?!sglang\b)\w+)[\w.]*' has no attribute '(?P<name>\w+)'"),
+        "The installed {module} has no {name}, which this SGLang asks for: it is another release of it, another "
+        "package of the same name, or one that lies beside the one that sglang-kernel brings along.",
+        "pip list: hold {module} against the releases in SGLang's pyproject, and uninstall one that SGLang does not "
+        "name (deep_gemm, for instance, comes with sglang-kernel); a fresh environment or SGLang's image has the right "
+        "ones",
+    ),
+    Wording(
         pattern(
-            r"cannot import name '\w+' from|module '(?:sgl_kernel|flashinfer|triton|torch|transformers|"
-            r"xgrammar)[\w.]*' has no "
-            r"attribute|(?:Wrapper|flashinfer|xgrammar|"
+            r"cannot import name '\w+' from|(?:Wrapper|flashinfer|xgrammar|"
             r"GrammarCompiler)[\w.]*\(\) got an "
             r"unexpected keyword argument"
         ),
@@ -238,7 +251,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     for finding in _OF_WORDINGS.find(facts):
         builds = any(BUILDS.search(str(one.value)) for one in finding.evidence)
         compiler = remarked(facts, "compiler", "what the compiler said last") if builds else []
-        yield finding.model_copy(update={"evidence": (*finding.evidence, *compiler)})
+        lacks = any("No processor registered" in str(one.value) for one in finding.evidence)
+        lacking = remarked(facts, "not_imported", "what could not be imported") if lacks else []
+        yield finding.model_copy(update={"evidence": (*finding.evidence, *compiler, *lacking)})
 
 
 RULE = replace(_OF_WORDINGS, find=_find)
