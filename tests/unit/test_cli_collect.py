@@ -536,6 +536,15 @@ class TestProcesses:
 
 
 class TestBadInput:
+    @pytest.mark.parametrize("odd", ["\xff", "\udcff", " ", "\n", "\x7f"])
+    def test_an_address_that_is_not_ascii(self, cli, tmp_path, odd, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for url in (f"http://127.0.0.1:9/{odd}", f"http://a{odd}b:9", f"http://u:hunter2{odd}@x"):
+            code, out, err = cli("collect", url)
+            assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+            assert f"error: the address has {odd!r} in it" in err
+            assert "hunter2" not in err
+
     @pytest.mark.parametrize(
         "target",
         ["", "localhost", "ftp://x", "http://", "http://x:99999999", "0", "-1", "http://u:p@x", "http://x/?k=1"],

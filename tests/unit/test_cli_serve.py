@@ -72,6 +72,13 @@ class TestTheShellLine:
         assert "nothing is attached: SGLang runs as shipped" in done.stderr
         assert "guard manifests" not in done.stderr
 
+    @pytest.mark.parametrize("option", ["--patches", "--probes", "--fault", "--debug", "--device-model"])
+    @pytest.mark.parametrize("value", ["", " ", ","])
+    def test_an_empty_value_is_refused(self, option, value):
+        done = run("--dry-run", option, value, "--", "x")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"error: {option} is empty\n" in done.stderr
+
 
 class TestPrecedence:
     def test_an_option_wins_and_says_so(self):

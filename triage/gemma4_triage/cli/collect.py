@@ -124,6 +124,13 @@ def _target(text: str, directory: Path | None, logs: list[str], timeout_s: float
         port = processes.port_of(found[0].command) if found else None
         url = "" if port is None else f"http://127.0.0.1:{port}"
         return Target(url, pid, store, [Path(name) for name in logs], key, timeout_s)
+    odd = next((letter for letter in text if not "!" <= letter <= "~"), "")
+    if odd and "://" in text:
+        raise UsageMistake(
+            # Not what else is in it: that may be a password.
+            f"the address has {odd!r} in it, and an address is of ASCII letters without a space",
+            "write what is none in a path as %XX, and a host's name as xn--…",
+        )
     try:
         parts = urlsplit(text)
         port, host = parts.port, parts.hostname
@@ -136,7 +143,7 @@ def _target(text: str, directory: Path | None, logs: list[str], timeout_s: float
             "the address holds a name, a key or a query",
             f"leave it out; {ask_server.API_KEY_VARIABLE} is the server's key",
         )
-    number = port or (443 if parts.scheme == "https" else 80)
+    number = (443 if parts.scheme == "https" else 80) if port is None else port
     pid = processes.listening_on(number) if host in (*_LOCAL, socket.gethostname()) else None
     url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
     return Target(url, pid, store, [Path(name) for name in logs], key, timeout_s)

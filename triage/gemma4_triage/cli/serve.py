@@ -168,6 +168,11 @@ def serve(
         "GEMMA4_TRIAGE_ALLOW_UNTESTED": "1" if allow_untested else None,
         "GEMMA4_TRIAGE_INCLUDE": include_value(include_kv, include_tokens),
     }
+    for variable, option in _OPTIONS.items():
+        value = given[variable]
+        if isinstance(value, str) and not value.replace(",", "").strip():
+            hint = "none stands for no patches" if option == "--patches" else "leave it out"
+            raise UsageMistake(f"{option} is empty", f"{hint}; a variable of the shell that is not set reads so")
     options |= {name: value for name, value in given.items() if value is not None}
     ours = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
     ours |= other_names(list(ours))
