@@ -51,6 +51,22 @@ class TestRenamed:
         assert document["unreadable"][0]["path"] == str(torn)
         assert rules(cli, torn)[0] == 4
 
+    def test_a_zip_of_what_lies_in_a_dump_is_that_dump_wherever_it_lies(self, cli, tmp_path):
+        (tmp_path / "sent").mkdir()
+        shutil.make_archive(str(tmp_path / "sent" / "x"), "zip", SEED_BUG)
+        for named in (tmp_path, tmp_path / "sent" / "x.zip"):
+            code, out, err = cli("diagnose", named)
+            assert (code, err) == (1, "")
+            assert "CERTAIN  draft-swa-state-stale" in out
+
+    def test_what_was_not_read_where_nothing_else_is_ends_report_as_diagnose(self, cli, tmp_path):
+        shutil.make_archive(str(tmp_path / "y"), "gztar", SEED_BUG)
+        for verb in ("diagnose", "report"):
+            code, out, err = cli(verb, tmp_path)
+            assert (code, out) == (4, "")
+            assert "error: 1 file or folder there could not be read, and nothing else is there" in err
+            assert "y.tar.gz is a tar archive" in err
+
     @pytest.mark.parametrize("name", ["tensors.safetensors", "events.jsonl"])
     def test_one_file_of_a_dump_is_a_damaged_dump(self, cli, tmp_path, name):
         sample = next((ROOT / "dumps" / "samples").glob("20261121T133240*"))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.read_logs import read_evidence, read_logs
@@ -118,7 +117,7 @@ def _evidence(names: list[str], directory: Path | None, limit: int | None, logs:
 
 def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
     from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
-    from gemma4_triage.diagnose.unread import refuse_torn
+    from gemma4_triage.diagnose.unread import refuse_torn, refuse_unread
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
     incidents = incidents_of(evidence.material, logs, evidence.readings)
@@ -126,9 +125,7 @@ def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
         for remark in evidence.remarks:
             say(remark)
         refuse_torn(logs)
-        if evidence.not_read:
-            what = number_of(evidence.not_read, "file or folder", "files and folders")
-            raise DumpUnreadable(f"{what} there could not be read, and nothing else is there", "see the lines above")
+        refuse_unread(evidence.not_read, "see the lines above")
         if evidence.remarks:
             raise NothingChecked("nothing there can be read", "name dumps, logs, zips, or folders that hold some")
         raise NothingChecked(

@@ -359,7 +359,12 @@ class _Finder:
                 self.evidence.not_read += 1
                 return
             try:
-                self.folder(unpack(path), 1, in_zip=True)
+                unpacked = unpack(path)
+                # Whoever zips what lies in a dump, and not its folder, sends a dump too.
+                if is_dump(unpacked):
+                    self._dump(unpacked)
+                else:
+                    self.folder(unpacked, 1, in_zip=True)
             except DumpUnreadable as error:
                 self._parts.append(Material(unreadable=(Unreadable(path, str(error)),)))
             return

@@ -53,6 +53,13 @@ def in_part(readings: Iterable[Reading], logs: Iterable[LogFacts]) -> int:
     return sum(bool(one.problem) for one in (*readings, *logs))
 
 
+def refuse_unread(count: int, hint: str) -> None:
+    """Raise DumpUnreadable if there were that many files and folders that are not read; for where nothing else is."""
+    if count:
+        what = number_of(count, "file or folder", "files and folders")
+        raise DumpUnreadable(f"{what} there could not be read, and nothing else is there", hint)
+
+
 def refuse_torn(read: Iterable[LogFacts]) -> None:
     """Raise DumpUnreadable if no log has a line that says anything, and one of them was not read to its end."""
     logs = list(read)

@@ -15,7 +15,7 @@ from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident as DiagnosedIncident
 from gemma4_triage.diagnose.incident import LogLink
 from gemma4_triage.diagnose.plan import completed
-from gemma4_triage.diagnose.unread import Unread, in_part, refuse_torn
+from gemma4_triage.diagnose.unread import Unread, in_part, refuse_torn, refuse_unread
 from gemma4_triage.errors import NothingChecked
 from gemma4_triage.logs.catalog import findings as log_findings
 from gemma4_triage.logs.facts import LogFacts
@@ -84,6 +84,7 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
     unreadable = [item for piece in source.pieces for item in piece.material.unreadable]
     if run is None and not incidents and not unreadable and not any(log.schedulers or log.findings for log in read):
         refuse_torn(logs)
+        refuse_unread(source.found.not_read, "; ".join(source.notes[:2]))
         raise NothingChecked(
             "neither a run, a dump, a guard manifest nor a line of a serving log there"
             + "".join(f"; {note}" for note in source.notes[:2]),
