@@ -55,6 +55,44 @@ class TestGpusAndDrivers:
         )
 
 
+DAEMON = "docker: Error response from daemon: "
+NOT_THERE = DAEMON + 'failed to create task: exec: "{}": executable file not found in $PATH: unknown.\n'
+
+
+class TestWhatTheStartWasGiven:
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            (NOT_THERE.format("--host"), "before the arguments"),
+            (NOT_THERE.format("sglang"), "--entrypoint"),
+            ("exec /usr/bin/python3: exec format error\n", "--platform"),
+            (DAEMON + "manifest for lmsysorg/sglang:v9 not found: manifest unknown.\n", "list of tags"),
+            (DAEMON + "Bind for 0.0.0.0:30000 failed: port is already allocated.\n", "another --port"),
+            ("launch_server.py: error: ambiguous option: --a could match --a-b, --a-c\n", "in full (--a-b, --a-c)"),
+            (death(1, "ValueError: Please pass the argument `trust_remote_code=True` to run it."), "--trust-remote"),
+            (death(1, "AssertionError: res=<Response [403]>, res.text='<html>'"), "no_proxy"),
+        ],
+    )
+    def test_is_told_with_what_to_give_instead(self, line, words):
+        finding = only([line])
+        assert finding.rule == "start-refused"
+        assert words in " ".join(finding.advice)
+
+    def test_a_format_that_the_gpu_has_not(self):
+        said = "RuntimeError: FP4 is not available on this device: NVIDIA GeForce RTX 4090"
+        finding = only([death(1, said, frame="nvfp4.py")])
+        assert "no kernel for the checkpoint's format" in finding.cause
+        assert "NVFP4 at 10.0" in " ".join(finding.advice)
+
+    @pytest.mark.parametrize(
+        ("place", "words"), [("mlir/Allocation.cpp", "Triton's compiler"), ("src/queue.hpp", "PYTHONFAULTHANDLER")]
+    )
+    def test_a_check_in_native_code(self, place, words):
+        finding = only([f"python: /build/{place}:43: void f(): Assertion `a < b' failed.\n"])
+        assert f"a check in native code ({place.partition('/')[2]}) does not hold" in finding.cause
+        assert words in finding.advice[0 if "mlir" in place else 1]
+
+
 class TestPackages:
     def test_a_module_that_python_has_not_on_windows_is_no_package_to_install(self):
         finding = only([death(1, "ModuleNotFoundError: No module named 'resource'")])

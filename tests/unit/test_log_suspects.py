@@ -169,6 +169,24 @@ def test_what_was_refused_is_a_finding_where_the_start_or_nothing_else_shows(lin
     assert word in " ".join(finding.advice)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("AttributeError: 'GenerateReqInput' object has no attribute 'is_single'", "has no is_single in this build"),
+        ("AttributeError: 'str' object has no attribute 'get'", "a plain value where it takes another"),
+        ("ValidationError: 1 validation error for RerankResponse", "not the fields that this endpoint promises"),
+        ("ValidationError: 1 validation error for RerankRequest", "not those that this endpoint takes"),
+    ],
+)
+def test_a_request_that_fails_inside_says_whose_doing_it_is(said, words):
+    failed = f"{STAMP} Error in request: no\nTraceback (most recent call last):\n"
+    failed += '  File "/srv/sglang/srt/entrypoints/openai/serving_base.py", line 1, in handle_request\n'
+    failed += '  File "/usr/lib/python3/dist-packages/pydantic/main.py", line 1, in __init__\n'
+    failed += f'{said}\n{STAMP} INFO:     10.0.0.3:51122 - "POST /v1/rerank HTTP/1.1" 500 Internal Server Error\n'
+    (finding,) = findings(read_log("log", [failed.encode()]))
+    assert words in finding.cause
+
+
 def test_a_request_that_fails_inside_is_none_that_was_refused():
     failed = f"{STAMP} Error in request: list index out of range\nTraceback (most recent call last):\n"
     assert not list(refused(facts_of(GEMMA, failed + '  File "/srv/sglang/srt/a.py", line 1, in f\nIndexError: no')))
@@ -186,6 +204,8 @@ LOADED = f"{STAMP} Load weight end. type=Gemma4ForConditionalGeneration, avail m
         ((BEGUN, f"{STAMP} Init torch distributed ends. mem usage=0.67 GB", LOADS), "weights are read"),
         ((LOADS, LOADED, f"{STAMP} Capture cuda graph begin. avail mem=1 GB"), "graphs are captured"),
         ((LOADS, LOADED), ""),
+        ((LOADS, LOADED, f"{STAMP} INFO flashinfer.jit: Loading JIT ops: norm"), "rm -r ~/.cache/flashinfer"),
+        ((LOADS, "flashinfer.jit: Loading JIT ops: x", "flashinfer.jit: Finished loading JIT ops: x"), "weights are"),
         ((LOADS, LOADED, f"{STAMP} The server is fired up and ready to roll!"), ""),
     ],
 )  # fmt: skip

@@ -69,7 +69,9 @@ def logs(
 
 
 def _need_one_understood(read: list[LogFacts]) -> None:
-    if not any(facts.understood_lines for facts in read):
+    from gemma4_triage.logs.rules.start_stopped import unfinished
+
+    if not any(facts.understood_lines or unfinished(facts) for facts in read):
         lines, program = sum(facts.lines for facts in read), sum(facts.program_lines for facts in read)
         alike = f", though {program} of them look like a Python program's" if program else ""
         raise NothingChecked(

@@ -45,8 +45,9 @@ _HARD = {
     "health": rb"Health check failed|health check (?:has )?(?:failed|timed out)|"
     rb"Liveness probe failed",
     "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
-    rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already in use(?!, trying)|error: unrecognized arguments|"
-    rb"error: argument --|error: the following arguments are|"
+    rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already (?:in use|allocated)(?!, trying)|"
+    rb"error: (?:unrecognized arguments|ambiguous option|argument --|the following arguments are)|"
+    rb"executable file not found in|exec format error|no matching manifest for|manifest unknown|"
     rb"could not select device driver|nvidia-container-cli: |"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
@@ -139,7 +140,7 @@ _SURVIVED = re.compile(
     rb"failed to import|validation|exceeds the maximum|abort(?:ing|ed)? (?:the |by Abort)?req(?:uests?)?\b"
 )
 _ONLY_ADVICE = re.compile(
-    rb"(?i)\b(?:may|might|could(?! not)|avoid|prevent|if you|in case|to detect)\b|resource_tracker"
+    rb"(?i)\b(?:may|might|could(?! not| match)|avoid|prevent|if you|in case|to detect)\b|resource_tracker"
 )
 # Whoever says so has met no failure: "using triton to avoid a SIGSEGV".
 _AVOIDED = re.compile(rb"\bto (?:avoid|prevent|work around) ")
@@ -163,6 +164,7 @@ _WORKS = (
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
     b"could not select",
+    b"no matching manifest",
     b"nvidia-container-cli",
     b"ipc name is none",
     *(

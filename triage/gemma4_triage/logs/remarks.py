@@ -58,6 +58,8 @@ MARKS = (
     (b"kernel: _Z", "faulted_kernel"),
     (b"Kernel Name: ", "faulted_kernel"),
     (b"Init torch distributed begin", "groups_begin"),
+    (b"Init nccl begin", "groups_begin"),
+    (b"using different TP sizes", "split_differs"),
     (b"Init torch distributed ends", "groups_end"),
     (b"NCCL WARN", "nccl_warn"),
     (b"not found in params_dict", "left_out"),

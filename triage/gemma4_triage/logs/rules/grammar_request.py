@@ -14,6 +14,9 @@ _FRAME = pattern(
     r"accept_token|\w*vocab_mask|\w*token_bitmask\w*|try_jump_forward)$"
 )
 _SPECULATIVE = pattern(r"(?:eagle|spec|mtp)\w*\.py:")
+_OF_A_KERNEL = pattern(
+    r"device-side assert|illegal memory access|launch failure|illegal instruction|misaligned address"
+)
 _INNER = 4  # frames
 
 
@@ -22,6 +25,9 @@ _MASK = pattern(r"(?i)logits and bitmask|bitmask.{0,60}(?:batch size|shape)|voca
 
 
 def _explains(death: Death) -> bool:
+    # What a kernel did before is noticed where the mask is made.
+    if _OF_A_KERNEL.search(death.message):
+        return False
     serving = death.usage is not None or not any(frame.endswith(_OF_A_START) for frame in death.frames)
     return serving and any(_FRAME.match(frame) for frame in death.frames[-_INNER:])
 

@@ -7,7 +7,13 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, pattern, remarked, says
-from gemma4_triage.logs.rules import attention_kernel, collective_timeout, kernel_too_large, no_kernel_image
+from gemma4_triage.logs.rules import (
+    attention_kernel,
+    collective_timeout,
+    kernel_too_large,
+    library_kernel,
+    no_kernel_image,
+)
 
 _FAILED = pattern(r"Capture (?:\w+ )*graph failed: ?(.*)")
 _IN_CAPTURE = pattern(
@@ -17,6 +23,7 @@ _IN_CAPTURE = pattern(
 _OWN_CAUSES = (no_kernel_image.WORDS, kernel_too_large.WORDS)
 # device_fault.py tells it: ROCm refuses calls beside a capture.
 _OF_ROCM = pattern(r"HIP error: .*captur")
+_FAR = 400  # characters
 _ALL_REDUCE = pattern(r"\w*custom_all_reduce\w*\.py:|.* register_graph_buffers$")
 _SAVER = (
     "--enable-memory-saver replaces the allocations whose handles are exchanged: a later release, or without it, or "
@@ -55,7 +62,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
     saver = (_SAVER,) if facts.settings.get("enable_memory_saver") == "True" else ()
     memory = ("lower --mem-fraction-static by 0.03 to 0.05", "a smaller --cuda-graph-max-bs needs smaller buffers")
+    library = library_kernel.of_path(death.message[:_FAR])
     code = (
+        *((library,) if library else ()),
         "once with --disable-cuda-graph: the same error then comes from an ordinary step, with its own traceback",
         "CUDA_LAUNCH_BLOCKING=1 and another --attention-backend separate the kernel from the capture",
     )

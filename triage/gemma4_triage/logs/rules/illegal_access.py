@@ -128,6 +128,14 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     drafts = asked.get("speculative_algorithm", "None") != "None" or any(map(_DRAFTS.match, death.frames))
     part = of_files(death.frames[-_INNER:])
     found = []
+    too_long = facts.remarks.get("refused_length")
+    if too_long is not None and too_long.place.line < death.place.line:
+        found.append(
+            f"line {too_long.place.line} tells of an input that is too long, which some releases run all the same "
+            "(embeddings): cut such inputs at the client, or --allow-auto-truncate; then a later release"
+        )
+    if library := library_kernel.of_path(death.message[:_FAR]):
+        found.append(library)
     if drafts:
         found.append("once without --speculative-algorithm: if it then serves, a draft's step is at fault")
     if drafts and experts:
@@ -148,6 +156,7 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
 
 _DRAFTS = pattern(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")
 _INNER = 5  # frames
+_FAR = 400  # characters
 
 
 def _evidence(facts: LogFacts, death: Death) -> tuple[Evidence, ...]:

@@ -9,7 +9,9 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Wording, of_wordings, pattern
 from gemma4_triage.logs.rules import graph_capture
+from gemma4_triage.logs.suspects import switched_on
 
+_ON_THE_DEVICE = "A kernel failed on the device. It is noticed later: the frame is not the place."
 _WORDINGS = (
     Wording(
         pattern(r"(?:CUBLAS|CUDNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"),
@@ -73,8 +75,17 @@ _WORDINGS = (
             r"misaligned address|unspecified launch failure|CUBLAS_STATUS_EXECUTION_FAILED|illegal instruction|"
             r"CUDA_EXCEPTION"
         ),
-        "A kernel failed on the device. It is noticed later: the frame is not the place.",
+        _ON_THE_DEVICE,
         "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph name the kernel; then try another backend",
+    ),
+    Wording(
+        pattern(r"error code invalid configuration argument|CUDA error: invalid configuration"),
+        "A kernel was launched over no blocks, or over more than there can be: a batch of no tokens, as an empty input "
+        "gives, or one that is too large for it.",
+        "look at the last Prefill line before it: #new-token: 0 is an empty input (an embedding of ''), which the "
+        "client must not send; else CUDA_LAUNCH_BLOCKING=1 names the launch, and a smaller --chunked-prefill-size; a "
+        "later release",
+        confidence=Confidence.LIKELY,
     ),
     Wording(
         pattern(
@@ -100,7 +111,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if not any(graph_capture.RULE.explains(death) for death in facts.failures):
         graphs = any(map(_PREFILL_GRAPH.match, (frame for death in facts.failures for frame in death.frames)))
         for found in _OF_WORDINGS.find(facts):
-            yield found.model_copy(update={"advice": (_WITHOUT_GRAPH, *found.advice)}) if graphs else found
+            apart = switched_on(facts) if found.cause == _ON_THE_DEVICE else ()
+            yield found.model_copy(update={"advice": (*(_WITHOUT_GRAPH,) * graphs, *apart, *found.advice)})
 
 
 _OF_WORDINGS = of_wordings(

@@ -130,6 +130,9 @@ _REFUSED = (
     "once with the other of --disaggregation-transfer-backend mooncake and nixl; then a later release",
     "a request whose transfer failed so may wait for ever: bound it in the client or router",
 )
+_SAME_SPLIT = (
+    "the same --tp on both servers: this log says that they differ, which models without MLA bear badly under load"
+)
 _GONE = pattern(r"Los(?:t|ing) connection with (prefill|decode) instance")
 _NIXL_ONCE = "once with --disaggregation-transfer-backend nixl on both servers: if it then holds, Mooncake is at fault"
 _OTHER = (
@@ -177,6 +180,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             _REFUSED,
         )
         shown = [at(facts, refused.place, exception_text(refused), f"the exception, in {refused.frame}")]
+    if "split_differs" in facts.remarks:
+        shown = [*shown, *remarked(facts, "split_differs", "what both servers are")]
+        advice = (_SAME_SPLIT, *advice)
     return Finding(
         rule=RULE.id,
         cause=f"KV did not get from the prefill to the decode server: {why}.",

@@ -78,6 +78,30 @@ _PARTS = (
 )
 
 
+_BY_PATH = (
+    (
+        pattern(r"(?i)deep_?gemm"),
+        "it is in DeepGEMM: once with SGLANG_ENABLE_JIT_DEEPGEMM=0, or another --fp8-gemm-runner-backend (triton, "
+        "cutlass) and --moe-runner-backend; then another release of SGLang, with the DeepGEMM that it brings",
+    ),
+    (
+        pattern(r"(?i)flash[-_]?(?:attention|attn|mla)|/hopper/|flash_fwd"),
+        "it is in FlashAttention or FlashMLA, which are built for some GPUs alone (FlashAttention 3 for 8.0 and 9.0): "
+        "another --attention-backend (flashinfer, triton), and of sparse attention --nsa-prefill-backend and "
+        "--nsa-decode-backend (later --dsa-…)",
+    ),
+    (
+        pattern(r"(?i)deep_?ep\b"),
+        "it is in DeepEP: once with --moe-a2a-backend none",
+    ),
+)
+
+
+def of_path(message: str) -> str:
+    """Return what to choose in place of a library that a message names by a file of its own; "" if it names none."""
+    return next((look for words, look in _BY_PATH if words.search(message)), "")
+
+
 def _explains(death: Death) -> bool:
     return death.package in _PACKAGES or _SAYS.search(death.message) is not None
 

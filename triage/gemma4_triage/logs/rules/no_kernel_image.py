@@ -7,6 +7,7 @@ import re
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, pattern, remarked, says
+from gemma4_triage.logs.rules import library_kernel
 
 WORDS = pattern(
     r"(?i)only supports sm ?\d+ and above|no (?:CUDA )?kernel image (?:is )?available|"
@@ -25,7 +26,7 @@ _OLDER = (
     "the GPU is older than the build: SGLang's kernels begin at compute capability 8.0 (Ampere); take a later GPU, or "
     "build sglang-kernel from source for this one"
 )
-_LIBRARY = pattern(r"_deps/repo-(\w+)-src|\b(flash_?mla|flash_attn|deep_gemm|deep_ep|flashinfer)\b", re.IGNORECASE)
+_LIBRARY = pattern(r"_deps/repo-([\w-]+)-src|\b(flash_?mla|flash_attn|deep_gemm|deep_ep|flashinfer)\b", re.IGNORECASE)
 _OTHER = (
     "another backend of what that library computes: --attention-backend (and --nsa-prefill-backend, "
     "--nsa-decode-backend, later --dsa-…), --moe-runner-backend or --moe-a2a-backend; not every GPU has kernels in each"
@@ -49,8 +50,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause += "ones than this GPU's."
         advice = (_COMPARE, _NEWER, _OLDER, _NOT_HERE)
     if (library := _LIBRARY.search(death.message)) is not None:
-        cause += f" It is {library[1]}'s kernel."
-        advice = (_OTHER, *advice)
+        cause += f" It is {library[1] or library[2]}'s kernel."
+        advice = (library_kernel.of_path(death.message) or _OTHER, *advice)
     return Finding(
         rule=RULE.id,
         cause=cause,

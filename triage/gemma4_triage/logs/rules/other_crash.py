@@ -55,7 +55,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((handled.look,) if handled else ()),
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
-                *((_WHERE if waited else _PACKAGES if "imported" in code else _OTHER_BUILD,) if code else ()),
+                *((_WHERE if waited else _PACKAGES if "as it was imported" in code else _OTHER_BUILD,) if code else ()),
                 *((_OF_A_PACKAGE.format(death.package),) if _in_a_package(death) else ()),
                 _next_step(death, beginning),
                 *_suspect(facts, death),
@@ -128,12 +128,44 @@ _HANDLED = (
     ),
 )
 _HANDLING = 3  # frames
+# Of these the line that failed names the thing too.
+_KEPT = (
+    _Handled(
+        pattern(r"\w*grammar\w*$"),
+        " It took requests with structured output (a schema, regex or grammar, or a tool that is forced) into a batch.",
+        "once with requests without response_format, regex, ebnf and forced tools; another --grammar-backend; a later "
+        "release",
+    ),
+    _Handled(
+        pattern(r"multimodal_inputs?$|mm_(?:inputs?|items?)$"),
+        " It kept what a batch's requests hold beside text, such as images, or nothing.",
+        "once with requests of text alone, and without sessions; a later release",
+    ),
+    _Handled(
+        pattern(r"spec_info$|draft_\w+$|accept_len\w*$"),
+        " It kept the drafts of a batch's requests.",
+        "once without --speculative-algorithm; a later release",
+    ),
+    _Handled(
+        pattern(r"lora\w*$|\w+_lora$"),
+        " It kept the adapters of a batch's requests.",
+        "once with requests that name no adapter; a later release",
+    ),
+    _Handled(
+        pattern(r"sampling_(?:info|params)$|\w*penal\w+$|logit_bias$"),
+        " It kept the sampling parameters of a batch's requests.",
+        "once with requests that set no penalties and no logit_bias; a later release",
+    ),
+)
 
 
 def _handled(death: Death) -> _Handled | None:
-    """Return what the innermost frames took in hand, by the names of their functions; None if those do not say."""
+    """Return what the innermost frames took in hand, by their functions and the line; None if those do not say."""
     names = [frame.partition(" ")[2] for frame in reversed(death.frames[-_HANDLING:])]
-    return next((one for name in names for one in _HANDLED if one.functions.match(name)), None)
+    of_function = (one for name in names for one in _HANDLED if one.functions.match(name))
+    words = [] if death.statement.startswith("raise ") else re.findall(r"\w+", death.statement)
+    of_line = (one for name in (*names[:1], *words) for one in _KEPT if one.functions.match(name))
+    return next(of_function, None) or next(of_line, None)
 
 
 _WAITED = pattern(r".* _?(?:wait_\w*|launch_(?:server|subprocess|worker)\w*|execute_server_warmup)$")
@@ -163,7 +195,7 @@ def _of_the_signal(death: Death) -> str:
 
 def _only_waited(death: Death) -> bool:
     """Say whether a process died because another one, which it had started or asked, did not come up."""
-    if "consecutive errors" in death.message:
+    if "consecutive errors" in death.message or death.type_name in _OF_CODE:
         return False
     pipe = death.type_name == "EOFError" and any(map(_PIPE.match, death.frames[-1:]))
     return pipe or bool(_GONE.search(death.message)) or any(map(_WAITED.match, death.frames[-1:]))
@@ -210,7 +242,11 @@ _OTHER_TYPE = pattern(
 
 def _of_the_code(death: Death) -> str:
     """Return what the exception says of the code alone, whatever the load was; "" if it may be the load's."""
-    if (found := _NAMES.search(death.message)) and death.type_name in ("NameError", "UnboundLocalError"):
+    if (found := _NAMES.search(death.message)) and death.type_name in (
+        "NameError",
+        "UnboundLocalError",
+        "RuntimeError",
+    ):
         name = next(filter(None, found.groups()))
         return f"its code uses {name}, which nothing has set or imported: a defect of this build"
     if death.type_name == "TypeError" and (found := CALL.search(death.message)):

@@ -33,6 +33,11 @@ _NO_PARAMETER = pattern(
 )
 
 
+_NOT_HERE = pattern(r"(?i)not (?:available|supported) on this (?:device|gpu|hardware|platform)")
+_OTHER_FORMAT = (
+    "the same model in a quantisation that this GPU has kernels for (AWQ, GPTQ, int4, int8), or in bfloat16",
+    "a later GPU: FP8 begins at 8.9 (Ada), NVFP4 at 10.0 (Blackwell)",
+)
 _RUNNER = "another --moe-runner-backend: flashinfer_cutlass for NVFP4 on consumer Blackwell, triton for most else"
 
 
@@ -86,12 +91,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     advice: tuple[str, ...]
     unsupported = _no_support(death)
     old = _TOO_OLD.search(death.message)
-    if old:
+    if _NOT_HERE.search(death.message):
+        old = _NOT_HERE.search(death.message)
+        said = " ".join(death.message.split())
+        cause = f"This GPU has no kernel for the checkpoint's format; it says: {said[:_QUOTED]}."
+        advice = _OTHER_FORMAT
+    elif old:
         cause = f"This quantisation needs a GPU of compute capability {old[1]}, and this one has {old[2]}."
-        advice = (
-            "the same model in a quantisation that this GPU has kernels for (AWQ, GPTQ, int8), or in bfloat16",
-            "a later GPU: FP8 begins at 8.9 (Ada), NVFP4 at 10.0 (Blackwell)",
-        )
+        advice = _OTHER_FORMAT
     elif unsupported and not wrong_flag:
         what = (death.caller.rpartition("/")[2] or death.frame).partition(".py")[0]
         cause = "This release does not serve the model's layers in this quantisation: "

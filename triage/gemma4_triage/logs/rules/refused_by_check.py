@@ -209,7 +209,8 @@ _NOT_ITS_OWN = pattern(
     r"Boolean value of Tensor|operand type|division by zero|cannot be interpreted as|unhashable|"
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"
     r"invalid for input of size|must be Tensor, not|index k out of range|Expected reduction dim|INTERNAL ASSERT|"
-    r"abstract class|is not defined|not subscriptable|expected str|invalid literal|values to unpack"
+    r"abstract class|is not defined|cannot unpack|unsupported operand|is not iterable|"
+    r"not subscriptable|expected str|invalid literal|values to unpack"
 )
 _TELLING = pattern(
     r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"
@@ -272,18 +273,23 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
     call = CALL.search(error.message)
     of_input = next((one for one in _REFUSALS if one.words.search(error.message)), None)
     why = "its exception is of that request, not of the load"
+    lacks = _LACKS.search(error.message) if error.type_name == "AttributeError" else None
+    if lacks is not None and lacks[1] in _PLAIN:
+        of_input = _PLAIN_VALUE
     if call is not None:
         why = f"{call[1]} is called with other arguments than it takes, a defect of this build or two that do not fit"
     elif of_input is not None:
         why = of_input.why
+    elif lacks is not None:
+        why = f"{lacks[1]} has no {lacks[2]} in this build, a defect of its code or two packages that do not fit"
     yield Finding(
         rule=ID,
         cause=f"A request failed of {error.type_name} in {error.frame}, which SGLang called for {part.what}, and the "
         f"server went on: {why}.",
-        confidence=Confidence.LIKELY if call or of_input else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if call or of_input or lacks else Confidence.POSSIBLE,
         evidence=(at(facts, error.place, exception_text(error), f"what the request failed of, in {error.frame}"),),
         advice=(
-            *(("another release or image of SGLang, with the packages that it pins",) if call else ()),
+            *(("another release or image of SGLang, with the packages that it pins",) if call or lacks else ()),
             *((of_input.look,) if of_input else ()),
             part.look,
         ),
@@ -345,6 +351,14 @@ _REFUSALS = (
         "mend the client: a string or a list of strings, none of them empty or null; token ids in input_ids",
     ),
     _Refusal(
+        pattern(r"validation errors? for \w*(?:Response|Choice|Usage|Chunk)\w*"),
+        "the answer that the server built has not the fields that this endpoint promises: its model gives something "
+        "else than this endpoint is for",
+        "the endpoint of the model's kind: vectors come from /v1/embeddings, scores from rerankers that are "
+        "classifiers (--is-embedding); one that generates (Qwen3-Reranker) is started without --is-embedding, with its "
+        "own --chat-template; else a later release",
+    ),
+    _Refusal(
         pattern(r"(?i)validation error|field required|input should be|extra inputs|unrecognized"),
         "their fields are not those that this endpoint takes",
         "mend the client as the words say: it may speak a later or another API than this release",
@@ -359,6 +373,16 @@ _REFUSES = pattern(
 _NO_EMBEDDINGS = (
     "the server was not started for embeddings",
     "start it with --is-embedding; one server answers either chats or embeddings",
+)
+
+
+_LACKS = pattern(r"'((?!NoneType)\w+)' object has no attribute '(\w+)'")
+_PLAIN = ("str", "list", "dict", "int", "float", "bool", "tuple")
+_PLAIN_VALUE = _Refusal(
+    pattern(""),
+    "it was given a plain value where it takes another, as a request's field in another form gives",
+    "mend the client: the form that this endpoint's fields have (messages, content, tools); once without a chat "
+    "template or processor of one's own",
 )
 
 

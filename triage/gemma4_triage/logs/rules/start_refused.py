@@ -25,19 +25,56 @@ _WORDINGS = (
     ),
     Wording(
         pattern(
-            r"(?i)address already in use|Port (?:\d+ )?is (?:already )?in use|port (?:at \d+ )?is not available in|"
+            r"(?i)address already in use|Port (?:\d+ )?is (?:already )?(?:in use|allocated)|"
+            r"port (?:at \d+ )?is not available in|"
             r"\w*port\w* at \d+ is not available"
         ),
         "The port is taken: another server, or the rest of an earlier one, still runs.",
         "ss -ltnp names the process; another --port, or end what is left of the earlier server",
     ),
     Wording(
+        pattern(r"error: ambiguous option: (?P<short>\S+) could match (?P<those>.+)"),
+        "The start has no argument {short} of that name any more: it takes it for the beginning of {those}.",
+        "name the one that is meant in full ({those}), or in full again what the launcher or recipe shortens; "
+        "launch_server --help of the installed release",
+    ),
+    Wording(
+        pattern(r'exec: "(?P<what>-[^"]*)": executable file not found'),
+        "The container was told to run {what}, which is an argument and no program: arguments took the place of the "
+        "image's command.",
+        "put python3 -m sglang.launch_server before the arguments, behind the image's name (Kubernetes: command, then "
+        "args)",
+    ),
+    Wording(
+        pattern(r'exec: "(?P<what>[^"]*)": executable file not found'),
+        "The container was told to run {what}, which its image does not have.",
+        "python3 -m sglang.launch_server as the command, and --entrypoint '' if the image brings another one; see that "
+        "the image is SGLang's",
+    ),
+    Wording(
+        pattern(r"exec format error|no matching manifest for"),
+        "The image is for another kind of processor than this host's (amd64 against arm64).",
+        "an image with this platform (docker pull --platform linux/arm64 or linux/amd64; uname -m says which; GH200, "
+        "GB200 and DGX Spark are arm64)",
+    ),
+    Wording(
+        pattern(r"manifest unknown|pull access denied|manifest for \S+ not found"),
+        "There is no image of that name and tag, or it may not be read.",
+        "the list of tags at the registry (lmsysorg/sglang on Docker Hub), with its suffix for this CUDA or ROCm",
+    ),
+    Wording(
         pattern(
             r"error: unrecognized arguments: .*|error: argument --.*|"
-            r"error: the following arguments are required.*|error: ambiguous option.*"
+            r"error: the following arguments are required.*"
         ),
         "The start knows no such argument, or not that value.",
         "python -m sglang.launch_server --help of the installed release; names of arguments change between releases",
+    ),
+    Wording(
+        pattern(r"trust_remote_code=True|contains custom code which must be executed|trust_remote_code` to True"),
+        "The checkpoint brings code of its own, which runs only where the start allows it.",
+        "--trust-remote-code, after a look at that code (the .py files beside config.json); not needed where SGLang's "
+        "release has the model built in",
     ),
     Wording(
         pattern(r"Gemma4AssistantForCausalLM draft requires"),
@@ -123,7 +160,7 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
-        pattern(r"res=<Response \[(?:502|503|504|407)\]>"),
+        pattern(r"res=<Response \[(?:403|404|407|50[234])\]>"),
         _ANOTHER_ANSWERED,
         "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; --skip-server-warmup passes it by",
     ),

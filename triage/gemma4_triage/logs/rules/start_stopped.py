@@ -74,17 +74,24 @@ _STANDS = (
         "NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; once with NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1",
     ),
 )
+_COMPILES = (
+    "busy",
+    "busy_no_more",
+    "kernels are compiled, which takes minutes: top shows nvcc, cicc or ptxas if so. If none works, it waits for the "
+    "lock that an earlier start left as it was killed: rm -r ~/.cache/flashinfer ~/.cache/torch_extensions",
+)
 
 
 def unfinished(facts: LogFacts) -> tuple[str, str, str] | None:
     """Return where a log of a start ends (its line, its words) and what to look at if it stands; None if it got on."""
     if facts.served or "ready" in facts.remarks or facts.deaths:
         return None
-    for begins, ends, look in _STANDS:
+    phase = next((one for one in _STANDS if one[0] in facts.remarks), None)
+    last = max((facts.remarks[one].place.line for one, _, _ in _STANDS if one in facts.remarks), default=0)
+    for begins, ends, look in (_COMPILES, *((phase,) if phase else ())):
         begun, ended = facts.remarks.get(begins), facts.remarks.get(ends)
-        if begun is not None:
-            done = ended is not None and ended.place.line > begun.place.line
-            return None if done else (f"line {begun.place.line}", begun.text, look)
+        if begun is not None and begun.place.line >= last and (ended is None or ended.place.line < begun.place.line):
+            return f"line {begun.place.line}", begun.text, look
     return None
 
 

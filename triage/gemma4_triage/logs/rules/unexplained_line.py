@@ -170,6 +170,9 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(found[1])) else ()), *look)
     if lead.kind == "signalled" and "llegal instruction" in lead.text:
         look = (_OTHER_CPU, *look)
+    if kind is _LAST and (asserted := _ASSERTED.search(lead.text)):
+        what = f"a check in native code ({asserted[1]}) does not hold, which ends its process"
+        look = (*((_COMPILER,) if _OF_A_COMPILER.search(lead.text) else ()), *_CORE)
     if part := _in_native_code(lead) or _in_library(facts, lead):
         look = (part, *look)
     elif lead.kind == "signalled" and not frames and not life:
@@ -192,6 +195,13 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     )
 
 
+_ASSERTED = pattern(r"(?<![\w/])(?:\S*/)?([\w.-]+\.(?:cpp|cc|cxx|hpp|h|cu)):\d+: (?!.*thread: \[).{0,400}Assertion ")
+_OF_A_COMPILER = pattern(r"mlir|llvm|triton")
+_COMPILER = (
+    "it is Triton's compiler, of which this release has no code for this kernel on this GPU: the triton that the "
+    "installed torch pins, or a later one; rm -r ~/.triton/cache; another --attention-backend (flashinfer, fa3) or "
+    "--moe-runner-backend needs no such kernel"
+)
 _TRANSPORT = (
     "it was in the transport or the store of KV (Mooncake, NIXL): a later release of that package (pip show "
     "mooncake-transfer-engine), as SGLang's newest image has it; one server per node, stores that stay up; once "

@@ -70,6 +70,14 @@ _WORDINGS = (
         "look into config.json: a folder of an adapter, of one modality or of another format (GGUF) is no checkpoint",
     ),
     Wording(
+        pattern(
+            r"GGUF model with architecture (?P<kind>[\w-]+) is not supported|Unknown gguf model_type: (?P<type>\S+)"
+        ),
+        "SGLang reads a GGUF through transformers, whose installed release does not know this architecture in it.",
+        "the model's own safetensors, or a checkpoint of it in FP8, AWQ or GPTQ; a later transformers, if SGLang's "
+        "pyproject allows it; llama.cpp serves GGUF",
+    ),
+    Wording(
         pattern(r"HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|HeaderTooSmall|SafetensorError"),
         "A weight file is damaged or a Git LFS pointer: its header cannot be read.",
         "compare sizes and SHA-256 with the repository; fetch again (git lfs pull) what differs",

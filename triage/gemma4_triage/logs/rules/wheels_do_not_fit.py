@@ -192,7 +192,8 @@ _WORDINGS = (
         pattern(
             r"[Pp]lease (?:install|upgrade) (?:the )?(?P<package>[\w.-]+(?: (?:library|package))?)|"
             r"(?P<needed>[\w.-]+) is required for [^.]{3,60}\. Please install|"
-            r"requires a newer version of (?P<newer>[\w.-]+)|requires the \w+ library but it was not found"
+            r"requires a newer version of (?P<newer>[\w.-]+)|requires the \w+ library but it was not found|"
+            r"requires [\"'`](?P<asked>[\w.-]+)[\"'`] to be installed"
         ),
         "A package that the server needs for what it was asked to do is missing or too old.",
         "install it as the line says, in the server's own environment, of the release in SGLang's pyproject; or leave "
