@@ -381,11 +381,13 @@ class TestProcesses:
         try:
             while not log.read_text():
                 time.sleep(0.02)
-            assert cli("collect", child.pid, "-o", tmp_path / "a.zip")[0] == 0
+            (tmp_path / "link.log").symlink_to(log)
+            assert cli("collect", child.pid, "-o", tmp_path / "a.zip", "--log", tmp_path / "link.log")[0] == 0
         finally:
             child.kill()
             child.wait()
         files = opened(tmp_path / "a.zip")
+        assert [name for name in files if name.startswith("logs/")] == ["logs/0_server.log"]
         fields = json.loads(files[f"process/{child.pid}.json"])
         assert fields["command"][-2:] == ["--api-key", "[redacted]"]
         dumps = {"SGLANG_TRTLLM_MHA_DEBUG_DIR": "its dumps"}

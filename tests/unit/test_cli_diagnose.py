@@ -270,6 +270,14 @@ class TestExitCodes:
         assert (code, document(out)["exit_code"]) == (5, 5)
         assert "neither a dump nor a guard manifest" in err
 
+    def test_a_newcomer_is_told_where_it_looked_and_what_there_is_to_try(self, cli, tmp_path, monkeypatch):
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
+        code, out, err = cli("diagnose")
+        assert (code, out) == (5, "")
+        assert f"error: neither a dump nor a guard manifest in {tmp_path}\n" in err
+        assert "gemma4-triage samples has some" in err
+        assert "gemma4-triage samples has some to try" in cli("dumps", "ls")[2]
+
     def test_no_such_dump(self, cli):
         assert cli("diagnose", "nonsense", "--dir", SEED)[0] == 2
         assert cli("diagnose", "--dir", SEED / "none")[0] == 2

@@ -73,8 +73,8 @@ def diagnose(
     evidence = _evidence(sources or [], directory, limit or None, named_logs)
     material = evidence.material
     logs = [*named_logs, *read_evidence(evidence, but=log or ())]
-    diagnoses = _diagnoses(evidence, logs)
     newest_only = not (sources or log or directory is not None)
+    diagnoses = _diagnoses(evidence, logs, f"in {_default_folder()}" if newest_only else "there")
     others = _all_but_the_newest(diagnoses) if newest_only else []
     diagnoses = [one for one in diagnoses if one not in others]
     few = MANNER.verbose or len(material.unreadable) <= MOST_DAMAGED_SHOWN
@@ -115,7 +115,7 @@ def _evidence(names: list[str], directory: Path | None, limit: int | None, logs:
     return Evidence(material, not_read=budget.skipped, remarks=[budget.remark] if budget.remark else [])
 
 
-def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
+def _diagnoses(evidence: Evidence, logs: list[LogFacts], where: str) -> list[Diagnosis]:
     from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
     from gemma4_triage.diagnose.unread import refuse_torn, refuse_unread
     from gemma4_triage.report.diagnosis_document import Diagnosis
@@ -129,9 +129,9 @@ def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
         if evidence.remarks:
             raise NothingChecked("nothing there can be read", "name dumps, logs, zips, or folders that hold some")
         raise NothingChecked(
-            "neither a dump nor a guard manifest there"
+            f"neither a dump nor a guard manifest {where}"
             + (", and no line of SGLang's scheduler in the logs" if logs else ""),
-            "serve with SGLANG_TRTLLM_MHA_DEBUG=1 to get them; --dir names another directory",
+            "name what a server left, such as its log; serve --debug 1 leaves dumps; gemma4-triage samples has some",
         )
     return [Diagnosis(incident, findings_of(incident)) for incident in incidents]
 

@@ -66,7 +66,7 @@ def list_dumps(
             print_plain(name)
         return
     if not shown and not moved:
-        say(f"no dumps in {store.root}")
+        say(f"no dumps in {store.root}; gemma4-triage samples has some to try")
         return
     count, size_bytes = dump_table.print_listing(entries)
     say(f"{number_of(count, 'dump')}, {size_text(size_bytes)}, in {store.root}{_not_kept(dropped)}")

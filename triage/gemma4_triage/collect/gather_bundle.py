@@ -257,7 +257,7 @@ class _Collector:
         for one in found:
             files, others = processes.logs_of(one.pid)
             for path in files:
-                wanted.setdefault(str(path), path)
+                wanted.setdefault(os.path.realpath(path), path)
             if others and not files and one is found[0]:
                 place = ", ".join(others)[:200]
                 hidden = {os.strerror(errno.EACCES), os.strerror(errno.ENOENT)}
@@ -266,7 +266,8 @@ class _Collector:
                     seen = "the process has ended, and where its output went can no longer be seen"
                 self._lacks("logs/", f"{seen}; name the log with --log")
         for path in self._target.logs:
-            wanted[str(path)] = path
+            # Once, if it is what stdout goes to.
+            wanted.setdefault(os.path.realpath(path), path)
         for at, path in enumerate(wanted.values()):
             name = f"logs/{at}_{path.name[-80:]}"
             try:
