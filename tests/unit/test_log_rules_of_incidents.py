@@ -82,6 +82,45 @@ LEADS = {
         [died("models/llama.py load_weights", last="KeyError: 'lm_head.weight'")],
         ("weight-names", "tie_word_embeddings"),
     ),
+    "a draft that is given as a model": (
+        [died("models/qwen3.py load_weights", last="KeyError: 'midlayer.self_attn.qkv_proj.weight'")],
+        ("weight-names", "--speculative-draft-model-path"),
+    ),
+    "an encoder that is given as a language model": (
+        [died("models/qwen3.py load_weights", last="KeyError: 'embed_tokens.weight'")],
+        ("weight-names", "--is-embedding"),
+    ),
+    "a bootstrap service that is not reached": (
+        [
+            f"{stamp(1)} Decode handshake failed for request: Could not fetch prefill info from bootstrap_addr: "
+            "10.0.0.3:8\n"
+        ],
+        ("kv-transfer", "bootstrap service (10.0.0.3:8)"),
+    ),
+    "a capture with torch.compile": (
+        [started(enable_torch_compile=True), death(1, CAPTURE)],
+        ("graph-capture", "without --enable-torch-compile"),
+    ),
+    "a name that another release has not": (
+        [
+            died(
+                "a.py <module>",
+                last="ImportError: cannot import name 'launch' from 'sglang.utils' (/opt/sglang/utils.py)",
+            )
+        ],
+        ("wheels-do-not-fit", "sglang has no launch in sglang.utils"),
+    ),
+    "a list of a request that is not there": (
+        [
+            decode(1),
+            died("managers/scheduler.py move_ready_grammar_requests", last="IndexError: list index out of range"),
+        ],
+        ("other-crash", "requests with structured output"),
+    ),
+    "frames of native code": (
+        ['!!! Segfault encountered !!!\n  File "<unknown>", line 0, in nixlUcxSharedThread::run()\n'],
+        ("unexplained-line", "mooncake-transfer-engine nixl"),
+    ),
     "a prompt without its image's placeholder": (
         [died("layers/rotary_embedding.py get_input_positions", last="ValueError: 151655 is not in list")],
         ("image-tokens", "placeholder"),

@@ -82,6 +82,7 @@ MARKS = (
     (b"mooncake::", "native_library"),
     (b"mooncake/engine.so", "native_library"),
     (b"libnixl", "native_library"),
+    (b"nixlUcx", "native_library"),
     (b"Bidirectional attention for image tokens requires", "needs_triton"),
     (b"Piecewise CUDA Graph failed with error", "prefill_graph"),
     (b"--cuda-graph-backend-prefill=", "prefill_graph"),

@@ -325,6 +325,7 @@ _FEATURES = {
     ),
     "enable_two_batch_overlap": (r"two_batch|tbo", ""),
     "enable_eplb": (r"eplb", ""),
+    "ep_size": (r"ep_moe|expert_parallel|\bep_|moe_ep", "with --ep-size 1 (--tp alone)"),
     "cpu_offload_gb": (r"offload", ""),
     "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|hicache(?:file|eic|aibrix|simm)", ""),
     "tokenizer_worker_num": (r"multi_?tokenizer|http_worker|ipc_name", "with --tokenizer-worker-num 1"),

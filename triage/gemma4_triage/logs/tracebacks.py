@@ -17,6 +17,7 @@ from gemma4_triage.logs.facts import Death, Place
 TRACEBACK = b"Traceback (most recent call last):"
 TORN = "the log ends inside its traceback"
 FRAME = b'  File "'
+_NATIVE = b'File "<unknown>"'
 CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
 INTRODUCTIONS = (b"Process ", b"Exception in thread")
 _INTRODUCED = b"hit an exception: "
@@ -101,7 +102,8 @@ class TracebackReader:
 
     def begin_inside(self, line: bytes, rank: str, place: Place) -> None:
         """Read a line with FRAME in it where no traceback is open: the beginning is missing."""
-        if _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace")) is None:
+        # Frames of native code, which torch prints of a signal, are no traceback.
+        if _NATIVE in line or _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace")) is None:
             return
         self._rank, self._chain = rank, place
         self._open(place, fatal=False)

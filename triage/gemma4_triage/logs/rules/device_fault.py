@@ -77,7 +77,7 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the same GPU faults under other programs too",),
         advice=(
             *((part.look,) if part else ("once with --disable-custom-all-reduce",)),
-            *(f"once {one.without}" for one in features(facts)[:2] if part),
+            *(f"once {one.without}" for one in features(facts)[:2] if part or not reduces),
             "once with SGLANG_USE_AITER=0; then a newer image of ROCm and aiter",
             *(() if reduces or part else ("AMD_SERIALIZE_KERNEL=3 names the kernel that faulted",)),
         ),

@@ -63,7 +63,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     saver = (_SAVER,) if facts.settings.get("enable_memory_saver") == "True" else ()
     memory = ("lower --mem-fraction-static by 0.03 to 0.05", "a smaller --cuda-graph-max-bs needs smaller buffers")
     library = library_kernel.of_path(death.message[:_FAR])
+    compiled = facts.settings.get("enable_torch_compile") == "True"
     code = (
+        *(("once without --enable-torch-compile, which compiles the model as it is captured",) if compiled else ()),
         *((library,) if library else ()),
         "once with --disable-cuda-graph: the same error then comes from an ordinary step, with its own traceback",
         "CUDA_LAUNCH_BLOCKING=1 and another --attention-backend separate the kernel from the capture",

@@ -40,6 +40,8 @@ _STATES = {
         "requests waited at the decode server for KV that the prefill server did not send in time",
         (
             "look at the prefill server at that time: its queue, a long prefill, or its end",
+            "if it had sent all, transfers never count as done: once with the other of "
+            "--disaggregation-transfer-backend mooncake and nixl, then another release on both servers",
             "SGLANG_DISAGGREGATION_WAITING_TIMEOUT only makes requests wait longer",
         ),
     ),
@@ -130,6 +132,16 @@ _REFUSED = (
     "once with the other of --disaggregation-transfer-backend mooncake and nixl; then a later release",
     "a request whose transfer failed so may wait for ever: bound it in the client or router",
 )
+_NO_BOOTSTRAP = pattern(
+    r"(?:[Cc]ould not|[Ff]ailed to) fetch prefill [\w ]*info from (?:bootstrap_addr: )?([\d.:\w-]+)?"
+)
+_BOOTSTRAP = "the decode server could not ask the prefill server's bootstrap service ({}) how it is set up"
+_REACH = (
+    "that address from the decode server's host (curl http://ADDRESS/route): the port of "
+    "--disaggregation-bootstrap-port open, and not through a proxy (no_proxy)",
+    "of a prefill server over several nodes it is the first one's (--node-rank 0); the router has to name that",
+    "that the prefill server runs, and of the same release: its log at that time",
+)
 _SAME_SPLIT = (
     "the same --tp on both servers: this log says that they differ, which models without MLA bear badly under load"
 )
@@ -164,6 +176,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif transport is not None:
         (name, why, advice), confidence = transport, Confidence.LIKELY
         shown = remarked(facts, name, "what the transport said")
+    elif (address := _NO_BOOTSTRAP.search(said)) is not None:
+        why, confidence, advice = _BOOTSTRAP.format(address[1] or "its address"), Confidence.LIKELY, _REACH
     elif (gone := _GONE.search(said)) is not None:
         why, confidence = _peer_gone(facts, gone[1]), Confidence.LIKELY
         advice = (

@@ -59,7 +59,8 @@ _STANDS = (
     (
         "before_graphs",
         "ready",
-        "CUDA graphs are captured, or kernels compiled, which takes minutes: nvidia-smi and top show whether it works",
+        "CUDA graphs are captured, or kernels compiled, which takes minutes: nvidia-smi and top show whether it works. "
+        "Of several ranks or nodes look at each: one that ended or stands elsewhere holds up all; py-spy dump --pid",
     ),
     (
         "before_weights",

@@ -203,9 +203,9 @@ _COMPILER = (
     "--moe-runner-backend needs no such kernel"
 )
 _TRANSPORT = (
-    "it was in the transport or the store of KV (Mooncake, NIXL): a later release of that package (pip show "
-    "mooncake-transfer-engine), as SGLang's newest image has it; one server per node, stores that stay up; once "
-    "without --hicache-storage-backend, or with the other of --disaggregation-transfer-backend"
+    "it was in the transport or the store of KV (Mooncake, NIXL with its UCX): a later release of that package (pip "
+    "show mooncake-transfer-engine nixl), as SGLang's newest image has it; one server per node, stores that stay up; "
+    "once without --hicache-storage-backend, or with the other of --disaggregation-transfer-backend"
 )
 _NATIVE = (
     (

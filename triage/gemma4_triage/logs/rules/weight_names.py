@@ -48,6 +48,14 @@ _OF_QUANTISED = pattern(
     r"\w*global_scale|[kvqo]_scale|w\d+_(?:weight|scale|qweight)\w*)$"
 )
 _TWICE = pattern(r"\b([a-z]+_)\1")
+_OF_A_DRAFT = pattern(r"(?:model\.)?(?:midlayer\.|fc\.|d2t|t2d|eh_proj|enorm|hnorm)")
+_AS_A_DRAFT = (
+    "give it as --speculative-draft-model-path beside the whole model's --model-path, with --speculative-algorithm "
+    "EAGLE3 (or EAGLE); architectures in its config.json has to name the class of a draft (LlamaForCausalLMEagle3)"
+)
+_AS_AN_EMBEDDING = (
+    "--is-embedding, if it is a model for embeddings or a reranker; else a later release, which maps such names"
+)
 _QUOTED = 160  # characters
 _PACKED = "a later release of SGLang: its code of this model splits or fuses such weights and scales otherwise"
 _LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
@@ -61,6 +69,13 @@ def _why(name: str, quantised: bool) -> str:
         return (
             " It is a plain weight, which the checkpoint left out of its quantisation, and this class packed that "
             "layer: it does not map the checkpoint's list of such layers."
+        )
+    if _OF_A_DRAFT.match(name):
+        return " It is of a draft (EAGLE), which was given to the class of a whole model."
+    if name.startswith(("embed_tokens.", "layers.", "norm.")):
+        return (
+            " Its name lacks the prefix of a language model, as that of an encoder or a model for embeddings does, or "
+            "of a copy that was saved without its head."
         )
     if _OF_QUANTISED.search(name):
         return (
@@ -96,6 +111,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             if sizes
             else (f"; it says: {' '.join(death.message.split())[:_QUOTED]}." if death.message.strip() else ".")
         )
+    why = _why(name[0].strip(chr(39)), quantised) if name and not conflict else ""
+    of_name = (_AS_A_DRAFT,) if "of a draft" in why else (_AS_AN_EMBEDDING,) if "the prefix" in why else (_LATER,)
+    of_name = of_name if why else ()
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -103,7 +121,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
-            *((_LATER,) if name and _why(name[0].strip(chr(39)), quantised) and not conflict else ()),
+            *of_name,
             *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
             "leave --quantization out where config.json names the method; else name the one that it was made with",

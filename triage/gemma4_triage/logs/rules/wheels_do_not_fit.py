@@ -180,6 +180,13 @@ _WORDINGS = (
         "ones",
     ),
     Wording(
+        pattern(r"cannot import name '(?P<name>\w+)' from '(?P<module>(?P<package>[\w]+)[\w.]*)'"),
+        "The installed {package} has no {name} in {module}, which another package or program asks for: two releases "
+        "that do not know each other's names.",
+        "pip list: hold {package} against what the asking side names (the frame above; SGLang's pyproject): "
+        "another release of {package}, or of the package that asks",
+    ),
+    Wording(
         pattern(
             r"cannot import name '\w+' from|(?:Wrapper|flashinfer|xgrammar|"
             r"GrammarCompiler)[\w.]*\(\) got an "
