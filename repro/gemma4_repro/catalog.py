@@ -16,6 +16,16 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
+def absent_scenarios(release: str) -> dict[str, str]:
+    """Return the ids of the scenarios that a release has nothing to show of, and why.
+
+    Args:
+        release: Of SGLang.
+    """
+    parts = {scenario.id: scenario.absent.partition(", ") for scenario in SCENARIOS}
+    return {name: why for name, (first, _, why) in parts.items() if why and at_least(release, first)}
+
+
 def find_scenario(scenario_id: str, release: str = BASE) -> Scenario:
     """Return the scenario of that name.
 
@@ -28,8 +38,7 @@ def find_scenario(scenario_id: str, release: str = BASE) -> Scenario:
     """
     for scenario in SCENARIOS:
         if scenario.id == scenario_id:
-            first, _, why = scenario.absent.partition(", ")
-            if why and at_least(release, first):
+            if why := absent_scenarios(release).get(scenario_id):
                 raise UnknownName(
                     f"SGLang {release} cannot have the scenario {scenario_id!r}: {why}",
                     f"it runs in an environment that has SGLang {BASE}, which make setup RELEASE={BASE} makes",

@@ -27,8 +27,8 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         "speed",
         "The default fixes and optimisations are attached, and no probe is.",
-        "For measuring and for loads whose evidence is not wanted. With --speculative-algorithm NEXTN, "
-        "--patches default,+mtp-v2 beside it adds overlapped scheduling.",
+        "For measuring and for loads whose evidence is not wanted. From SGLang 0.5.14 on MTP schedules overlapped by "
+        "itself; on 0.5.13.post1 --patches default,+mtp-v2 beside it does, with --speculative-algorithm NEXTN.",
         {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_TRTLLM_MHA_DEBUG": "off", "GEMMA4_TRIAGE_LEAK": "off"},
     ),
     Preset(

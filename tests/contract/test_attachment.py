@@ -22,7 +22,7 @@ from gemma4_runtime.errors import (
     VerificationFailed,
 )
 from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
-from gemma4_runtime.releases import BASE, installed_or_base
+from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 from gemma4_runtime.standing import State, standing
@@ -213,21 +213,19 @@ class TestRefusals:
             Attachment((patch(Hook("gone", How.AFTER, "m:f")),), RELEASE).register()
         monkeypatch.delitem(TARGETS[RELEASE], "gone")
 
-    @pytest.mark.releases("0.5.13.post1")
     def test_an_undeclared_release_names_both(self):
-        with pytest.raises(UnsupportedRelease, match=r"test-patch supports SGLang 0\.5\.23, and 0\.5\.13\.post1"):
-            Attachment(
-                (patch(Hook("swa.alloc", How.AFTER, "m:f"), since="0.5.23", until="0.5.23"),), RELEASE
-            ).register()
+        (other,) = set(RUNNABLE) - {RELEASE}
+        written = patch(Hook("swa.alloc", How.AFTER, "m:f"), since=other, until=other)
+        with pytest.raises(UnsupportedRelease, match=rf"test-patch supports SGLang {other}, and {RELEASE} is"):
+            Attachment((written,), RELEASE).register()
 
     def test_a_release_without_a_table(self):
         with pytest.raises(UnsupportedRelease, match=r"0\.4\.0"):
             Attachment((patch(Hook("swa.alloc", How.AFTER, "m:f"), since="0.4.0", until="0.4.0"),), "0.4.0").register()
 
-    @pytest.mark.releases("0.5.13.post1")
     def test_a_changed_source_line_names_the_function(self):
-        edit = Edit("runner.forward_decode", "this line is not there", "pass")
-        with pytest.raises(PatchTargetMissing, match=r"test-patch.*forward_decode has changed"):
+        edit = Edit("swa.alloc", "this line is not there", "pass")
+        with pytest.raises(PatchTargetMissing, match=r"test-patch.*alloc has changed"):
             Attachment((patch(edit),), RELEASE).register()
 
     def test_a_function_that_cannot_be_edited_is_named(self):
@@ -242,10 +240,9 @@ class TestRefusals:
                 (patch(Bind("logits.softcap", bind)), patch(Bind("logits.softcap", bind), id="b")), RELEASE
             ).register()
 
-    @pytest.mark.releases("0.5.13.post1")
     def test_a_failure_half_way_takes_off_the_first_half(self):
         good = Bind("logits.softcap", "gemma4_runtime.host.softcap:softcap_inplace")
-        bad = Edit("runner.forward_decode", "this line is not there", "pass")
+        bad = Edit("swa.alloc", "this line is not there", "pass")
         with pytest.raises(PatchTargetMissing):
             Attachment((patch(good), patch(bad, id="b")), RELEASE).register()
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 RELEASE = installed_or_base()
 HOOKS = {
-    one.implementation: one
+    f"{one.implementation} on {one.target}": one
     for patch in CATALOG
     if standing(patch, RELEASE).state is State.ATTACHES
     for one in patch.attachments_in(RELEASE)
@@ -104,20 +104,26 @@ def test_a_hook_that_knows_every_parameter_is_left_as_it_is(hook):
     assert handing_on(how, hook, of_today if hook is not after else lambda subject: None) is hook
 
 
+@pytest.mark.parametrize("by_name", [False, True], ids=["by place", "by name"])
 @pytest.mark.parametrize("name", HOOKS)
-def test_every_hook_lives_on_when_its_target_gets_two_more_parameters(name):
-    """The hook's body is replaced by one that hands on what it is given; its signature is the real one."""
-    one, hook = HOOKS[name], pkgutil.resolve_name(name)
-    target = pkgutil.resolve_name(dotted_path(RELEASE, one.target))
+def test_every_hook_lives_on_when_its_target_gets_two_more_parameters(name, by_name):
+    """The hook's body is replaced by one that hands on what it is given; its signature is the real one.
+
+    Called by name, a method's own object alone is given by its place, as Python does.
+    """
+    one = HOOKS[name]
+    hook = pkgutil.resolve_name(one.implementation)
+    path = dotted_path(RELEASE, one.target)
+    target = pkgutil.resolve_name(path)
     if one.how is How.REPLACE:
         pytest.skip("a body that replaces SGLang's is read anew for each release")
     names = [p.name for p in inspect.signature(hook).parameters.values() if p.kind in POSITIONAL]
     lead = [] if one.how is How.BEFORE else names[:1]
     listed = [p.name for p in inspect.signature(target).parameters.values() if p.kind in POSITIONAL]
-    by_name = [p.name for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    keywords = [p.name for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
     if inspect.ismethod(target):
         listed.insert(0, "cls")
-    arguments = {n: object() for n in max(names[len(lead) :], listed, key=len)}
+    arguments = {n: object() for n in [*listed, *names[len(lead) + len(listed) :]]}
     received = {}
 
     def sglangs(*args, **named):
@@ -126,16 +132,28 @@ def test_every_hook_lives_on_when_its_target_gets_two_more_parameters(name):
         return "answer"
 
     grown = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in (*arguments, "new_by_place")]
-    grown += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in (*by_name, "new_by_name")]
+    grown += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in (*keywords, "new_by_name")]
     sglangs.__signature__ = inspect.Signature(grown)
-    bare = {How.AROUND: lambda original, *a, **n: original(*a, **n), How.BEFORE: lambda *a, **n: None}
+    bare = {How.AROUND: lambda original, /, *a, **n: original(*a, **n), How.BEFORE: lambda *a, **n: None}
 
     def stand_in(*args, **named):
         inspect.signature(hook).bind(*args, **named)
-        return bare.get(one.how, lambda result, *a, **n: result)(*args, **named)
+        return bare.get(one.how, lambda answer, /, *a, **n: answer)(*args, **named)
 
     stand_in.__signature__ = inspect.signature(hook)
     call = hooked(one.how, handing_on(one.how, stand_in, sglangs), sglangs)
-    place, named = object(), {n: object() for n in (*by_name, "new_by_name")}
-    assert call(*arguments.values(), place, **named) == "answer"
-    assert received == {**arguments, "new_by_place": place, **named}
+    given = {**arguments, "new_by_place": object()}
+    named = {n: object() for n in (*keywords, "new_by_name")}
+    placed = list(given)
+    if by_name:
+        placed = placed[: 1 if belongs_to_a_class(path) else 0]
+    by_keyword = {n: value for n, value in given.items() if n not in placed}
+    assert call(*(given[n] for n in placed), **by_keyword, **named) == "answer"
+    assert received == {**given, **named}
+
+
+def belongs_to_a_class(path):
+    """Say whether a function is called with an object or a class before its arguments."""
+    owner, _, name = path.rpartition(".")
+    owner = pkgutil.resolve_name(owner)
+    return inspect.isclass(owner) and not isinstance(vars(owner)[name], staticmethod)

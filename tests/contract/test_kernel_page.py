@@ -45,6 +45,7 @@ def test_no_answer_was_wrong_and_every_launch_of_ours_is_one_per_layer(page):
             assert entry["launches_per_step"] == (1 if entry["op"] == "ple_front_end" else layers)
 
 
+# The first release of docs/kernel_sources.json is the one whose sources it holds ours against.
 @pytest.mark.releases("0.5.13.post1")
 def test_the_installed_release_is_the_one_that_was_compared():
     if importlib.util.find_spec("sglang") is None:

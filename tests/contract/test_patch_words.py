@@ -8,10 +8,13 @@ import sglang
 
 from gemma4_repro.corpus.faults import FAULTS
 from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import Kind
+from gemma4_runtime.presets import PRESETS
+from gemma4_runtime.releases import BASE, RUNNABLE
 from gemma4_runtime.selection import select
-from gemma4_runtime.settings import VARIABLES, read_settings
-from gemma4_runtime.standing import releases_of
+from gemma4_runtime.settings import VARIABLES, Settings, read_settings
+from gemma4_runtime.standing import State, releases_of, standing
 from gemma4_runtime.targets import TARGETS, dotted_path
 from gemma4_triage.inspection.explain_patch import about, links, source_file
 from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
@@ -114,3 +117,26 @@ def test_what_does_not_attach_to_a_release_is_off_there_and_says_why(id, said, m
     state = state_here(patch, read_settings(), True, "0.5.23")
     assert state.startswith("off: ")
     assert said in state
+
+
+def test_the_page_of_patches_names_those_that_attach_to_the_newest_release():
+    newest = RUNNABLE[-1]
+    page = " ".join((ROOT / "docs" / "patches.md").read_text(encoding="utf-8").split())
+    (said,) = re.findall(rf"On {newest} attach (.*?)\. ", page)
+    attaching = [
+        patch.id
+        for patch in CATALOG
+        if patch.kind in (Kind.FIX, Kind.OPTIMISATION) and standing(patch, newest).state is State.ATTACHES
+    ]
+    assert re.findall("`(.*?)`", said) == attaching
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)
+@pytest.mark.parametrize("release", RUNNABLE)
+def test_what_a_preset_advises_is_accepted_by_each_release_or_names_its_own(preset, release):
+    for advised in re.findall(r"--patches ([a-z0-9,+-]+)", preset.why):
+        settings = Settings.model_construct(patches=tuple(advised.split(",")))
+        try:
+            select(settings, release=release)
+        except SettingsError:
+            assert f"on {BASE} --patches {advised}" in preset.why

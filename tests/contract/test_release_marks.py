@@ -114,17 +114,43 @@ def test_a_file_that_needs_sglang_says_for_which_releases_it_is():
     assert silent == []
 
 
-def test_a_file_for_one_release_says_why():
-    """In a comment above its mark: what the other has instead, or what is not ported."""
-    silent = []
-    for path in FILES:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        marks = [at for at, line in enumerate(lines) if line.startswith("pytestmark") and "mark.releases(" in line]
-        if any(not lines[at - 1].startswith("# ") and not set(RUNNABLE) <= named(lines[at]) for at in marks):
-            silent.append(str(path.relative_to(TESTS)))
+def test_what_is_for_one_release_alone_says_why():
+    """In a comment above its mark or on its line: what the other has instead, or what is not ported.
+
+    Of a file, of a test, of a class, of one set of parameters.
+    """
+    silent = [
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in FILES
+        for line in marks_without_a_reason(path.read_text(encoding="utf-8"))
+    ]
     assert silent == []
 
 
-def named(line: str) -> set[str]:
-    """Return what stands in quotes."""
-    return set(re.findall(r'"(.*?)"', line))
+def marks_without_a_reason(source: str) -> list[int]:
+    """Return the lines of marks that leave a release out and stand beside no comment."""
+    lines = source.splitlines()
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.releases"):
+            continue
+        releases = {one.value for one in node.args if isinstance(one, ast.Constant)}
+        above = lines[node.lineno - 2].strip()
+        if not set(RUNNABLE) <= releases and not above.startswith("# ") and "  # " not in lines[node.lineno - 1]:
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mark", "silent"),
+    [
+        ('@pytest.mark.releases("0.5.23")\ndef test_it(): ...', [1]),
+        ('# It has it alone.\n@pytest.mark.releases("0.5.23")\ndef test_it(): ...', []),
+        ('@pytest.mark.releases("0.5.23")  # It has it alone.\nclass TestIt: ...', []),
+        ('pytestmark = [pytest.mark.releases("0.5.13.post1"), pytest.mark.slow]', [1]),
+        ('X = pytest.param(1, marks=pytest.mark.releases("0.5.23"))', [1]),
+        ('pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")', []),
+    ],
+)
+def test_a_mark_without_a_reason_is_found_wherever_it_stands(mark, silent):
+    assert marks_without_a_reason(mark) == silent

@@ -91,6 +91,7 @@ def test_logprobs_of_prefill_and_decode_are_equal(run, oracle, prompts, side):
         assert (torch.cat(found) - expected).abs().max() < ROUND_OFF
 
 
+# Later releases have one worker: the V1 worker is gone.
 @pytest.mark.releases("0.5.13.post1")
 def test_drafts_are_accepted_under_both_workers(run, run_engine, experts_mtp_arguments, prompts, oracle):
     overlapped = run_engine(

@@ -43,6 +43,7 @@ def hybrid_arguments(mtp_arguments):
     return mtp_arguments | {"prefill_attention_backend": "triton", "decode_attention_backend": "trtllm_mha"}
 
 
+# 0.5.14 and later have the window right.
 @pytest.mark.releases("0.5.13.post1")
 def test_without_its_fix_the_releases_window_is_found_on_both_sides(run_engine, mtp_arguments, tmp_path):
     run = run_engine(environment(tmp_path, "log", "default"), engines=[mtp_arguments], **START_ONLY)
@@ -100,6 +101,7 @@ def test_a_draft_layer_that_is_bound_wrongly_but_in_range_stops_the_start(
     assert (cause.rule, cause.structure, cause.defect) == ("parts-disagree", "draft binding", "off by one")
 
 
+# The start under which it halves a pool is that of the V1 worker for a draft with a pool of its own.
 @pytest.mark.releases("0.5.13.post1")
 @pytest.mark.parametrize("before", [{}, {"before": "engine_changes:halve_draft_pool"}], ids=["as-shipped", "halved"])
 def test_a_draft_pool_smaller_than_the_targets_stops_the_start(run_engine, engine_arguments, tmp_path, before):

@@ -36,9 +36,9 @@ def test_a_batch_without_lengths_ends_the_scheduler_with_a_dump(engine_forks, mt
     assert "exception" in {mark["how"] for mark in marks if mark}
 
 
+# 0.5.23 follows such a slot without dying, and page-table contains it.
 @pytest.mark.releases("0.5.13.post1")
 def test_a_crash_before_every_check_is_a_dump_and_a_finding(engine_forks, mtp_arguments, tmp_path, cli):
-    # 0.5.23 follows such a slot without dying, and page-table contains it.
     ended = engine_forks.run(tmp_path, ENVIRONMENT, 120, load(mtp_arguments, "overwrite_row"))
     assert ended.returncode != 0
     (entry,) = DumpStore(tmp_path / "dumps").list()

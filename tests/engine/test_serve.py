@@ -108,6 +108,7 @@ def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
     assert [path.name for path in (tmp_path / "dumps").iterdir() if path.name != "guards"] == []
 
 
+# The patches that refuse an argument here are not ported.
 @pytest.mark.releases("0.5.13.post1")
 def test_an_argument_that_a_patch_does_not_serve_is_a_usage_error(given, environment):
     """Found by SGLang's own check of its arguments, in the server's process, where nothing catches it."""

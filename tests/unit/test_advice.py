@@ -73,6 +73,7 @@ def run_line(cli, line: str, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "line",
+    # 0.5.14 and later have mtp-v2 themselves.
     [pytest.param(line, marks=pytest.mark.releases("0.5.13.post1") if "mtp-v2" in line else ()) for line in SHOWN],
 )
 def test_every_line_that_is_shown_runs(cli, line, monkeypatch, tmp_path):

@@ -1,8 +1,7 @@
 """The lines of a start: the plugin and `gemma4-triage serve` say the same of the same settings."""
 
-import pytest
-
 from gemma4_runtime import announcement
+from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import VARIABLES, read_settings
@@ -27,10 +26,10 @@ def of_environment(monkeypatch, tmp_path, **environment):
     return read_settings()
 
 
-@pytest.mark.releases("0.5.13.post1")
 def test_serve_and_the_plugin_say_the_same_of_the_same_settings(monkeypatch, tmp_path, capsys, caplog):
     settings = of_environment(monkeypatch, tmp_path)
-    expected = [line.text for line in announcement.lines(settings, select(settings), {})]
+    release = installed_or_base()
+    expected = [line.text for line in announcement.lines(settings, select(settings, release=release), {}, release)]
     assert main(["serve", "--dry-run", "--", "--model-path", "m"]) == 0
     said = [line.removeprefix("gemma4-triage: ") for line in capsys.readouterr().err.splitlines()]
     assert said[: len(expected)] == expected

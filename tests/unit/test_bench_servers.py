@@ -92,6 +92,7 @@ class TestEnvironment:
 
 
 class TestArguments:
+    # The arms of this bench are optimisations, none of which is ported.
     @pytest.mark.releases("0.5.13.post1")
     def test_sglang_can_read_them(self, tmp_path):
         from sglang.srt.server_args import ServerArgs
@@ -121,6 +122,7 @@ class TestArguments:
 
 
 class TestCheckpoint:
+    # The transformers of 0.5.23 lets no one ask a configuration of layers that differ for one head size.
     @pytest.mark.releases("0.5.13.post1")
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
     def test_transformers_reads_the_pair_as_e4b_in_larger(self, tmp_path, size):

@@ -97,7 +97,6 @@ class TestProbes:
         assert "the CUDA driver shows no device here" in err
         assert "--host-engine" in err
 
-    @pytest.mark.releases("0.5.13.post1")
     def test_a_run_folder_that_is_in_use(self, cli, tmp_path):
         (tmp_path / "theirs").touch()
         code, _, err = cli("bench", "probes", "--host-engine", "--run-folder", tmp_path)

@@ -98,6 +98,7 @@ def test_the_state_names_the_variable_that_decides(capsys, monkeypatch, patch, v
     assert row["state"] == state
 
 
+# Of patches that later releases have themselves or that are not ported.
 @pytest.mark.releases("0.5.13.post1")
 @pytest.mark.parametrize(
     ("patch", "variables", "state"),

@@ -279,6 +279,7 @@ def test_a_dry_run_shows_no_server_that_would_not_start(refused, toy):
     assert "names yocoo, which this version does not have" in refused(ExitCode.USAGE, *words)
 
 
+# Its cell is of mtp-v2, which 0.5.14 and later have themselves.
 @pytest.mark.releases("0.5.13.post1")
 def test_the_server_that_a_dry_run_shows_is_one_that_serve_takes(cli, machine):
     """`serve` reads the very words, and its own settings say what the cell is."""

@@ -43,6 +43,7 @@ def document(*words, **environment):
 
 
 class TestTheShellLine:
+    # 0.5.15 and later have most of these fixes themselves.
     @pytest.mark.releases("0.5.13.post1")
     def test_default_fixes_and_nothing_else(self):
         done = run("--dry-run", "--", "--model-path", "m")
@@ -92,6 +93,7 @@ class TestPrecedence:
         assert found["overridden"] == {"SGLANG_TRTLLM_MHA_DEBUG": "trap"}
         assert not [patch for patch in found["patches"] if patch["kind"] == "probe"]
 
+    # It names a fix that 0.5.15 and later have themselves.
     @pytest.mark.releases("0.5.13.post1")
     def test_a_variable_holds_where_no_option_is_given(self):
         found = document("--", "x", SGLANG_TRTLLM_MHA_DEBUG="log", GEMMA4_TRIAGE_PATCHES="eager-out-cache-loc")

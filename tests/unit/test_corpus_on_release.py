@@ -7,7 +7,10 @@ import pytest
 
 from gemma4_repro.corpus.case import FaultCase
 from gemma4_repro.corpus.catalog import CASES, absent_cases, choose_cases
+from gemma4_repro.corpus.logit import LOGIT_FAULTS
+from gemma4_repro.corpus.rules import NOT_OF_THE_CORPUS
 from gemma4_repro.errors import UnknownName
+from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
@@ -28,7 +31,7 @@ def test_what_a_later_release_cannot_have_is_named_with_a_reason(release):
     absent = absent_cases(release)
     there = {case.id for case in choose_cases((), release)}
     assert there.isdisjoint(absent)
-    assert there | absent.keys() == {case.id for case in CASES}
+    assert there | absent.keys() == {case.id for case in (*CASES, *LOGIT_FAULTS)}
     assert all(reason.strip() for reason in absent.values())
     with pytest.raises(UnknownName, match=f"SGLang {release} cannot have the case 'window-one-too-wide'.*0.5.14"):
         choose_cases(("window-one-too-wide",), release)
@@ -42,6 +45,12 @@ def test_every_case_that_is_there_is_accepted_by_the_plugin(case, monkeypatch):
     assert [refusal(patch, HERE) for patch in chosen if refusal(patch, HERE)] == []
     if isinstance(case, FaultCase):
         assert {*case.inject, *case.probes} <= {patch.id for patch in chosen}
+
+
+@pytest.mark.parametrize("release", RUNNABLE)
+def test_there_is_a_fault_for_every_probe(release):
+    seen = {probe for case in choose_cases((), release) for probe in getattr(case, "probes", ())}
+    assert seen == {patch.id for patch in CATALOG if patch.finds} - NOT_OF_THE_CORPUS
 
 
 @pytest.mark.parametrize("release", RUNNABLE[1:])

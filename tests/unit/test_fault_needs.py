@@ -29,6 +29,7 @@ pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 HOST = ("host-sm100-check",) if IN_A_CONTEXT else ("host-sm100-check", "host-cpu-config")
 ATTACHES = {fault.id for fault in FAULTS if standing(fault, installed_or_base()).state is State.ATTACHES}
+# The fault acts on what later releases no longer have, or on a patch that is not ported.
 BASE_ALONE = pytest.mark.releases("0.5.13.post1")
 """Of a fault that is not ported, or that acts on mtp-v2."""
 # trtllm_mha has no pages of one token.

@@ -193,8 +193,9 @@ def test_a_misspelt_variable_is_told_what_is_near_it(cli, monkeypatch):
     assert (code, err.splitlines()[0].endswith("; near it: GEMMA4_TRIAGE_PATCHES")) == (2, True)
 
 
-@pytest.mark.releases("0.5.13.post1")
-@pytest.mark.parametrize(("name", "said"), [("default", "yoco"), ("none", "sets: GEMMA4_TRIAGE_PATCHES=none")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("default", "swa-state-swap"), ("none", "sets: GEMMA4_TRIAGE_PATCHES=none")]
+)
 def test_the_sets_of_patches_are_explained(cli, name, said):
     code, out, _ = cli("patches", "explain", name)
     assert (code, said in out) == (0, True)

@@ -54,6 +54,7 @@ def test_an_unknown_op():
 
 
 @pytest.mark.slow
+# Only 0.5.23 is without these ops.
 @pytest.mark.releases("0.5.23")
 def test_a_release_without_these_ops_is_said_in_one_sentence():
     done = run("--rounds", 1, "--calls", 1)

@@ -27,6 +27,7 @@ def found(folder, *arms, compared=("yoco",), prompt_logprobs=False):
     return said, nothing_exercised(run, said)
 
 
+# Of yoco and other patches that are not ported.
 @pytest.mark.releases("0.5.13.post1")
 class TestWhatDiffers:
     def test_patches_and_faults_of_one_side_alone(self):
@@ -80,6 +81,7 @@ class TestPrompts:
         assert (differs.agrees, differs.first_over, differs.worst_position) == (False, PROMPT - 1, PROMPT - 1)
 
 
+# Of yoco and other patches that are not ported.
 @pytest.mark.releases("0.5.13.post1")
 class TestExercise:
     def test_of_a_patch_that_counts_its_own_path_counts(self, tmp_path):

@@ -1,6 +1,10 @@
 """What a comparison's processes leave on disk, read back; cut off and out of order as a crash leaves it."""
 
+import itertools
 import json
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ import pytest
 from gemma4_repro.engine.outcome import Answer, ArmResult, IdleCheck
 from gemma4_repro.engine.readiness import model_arguments
 from gemma4_repro.errors import UnknownName
+from gemma4_repro.parity import side
 from gemma4_repro.parity.load import SCENARIOS, toys_of
 from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
 from gemma4_repro.parity.tracks import read_arm
@@ -15,6 +20,8 @@ from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME
 from gemma4_repro.recorders.logprobs import LogprobRecorder, read_logprobs
 from gemma4_repro.recorders.usage import read_usage
 from gemma4_repro.toys import toy_path
+from gemma4_runtime.releases import RUNNABLE
+from gemma4_triage.cli import diff, diff_live
 
 PROMPT, OUTPUT, VOCABULARY, LAYERS, HIDDEN = [5, 6], [7, 8], 9, 2, 3
 
@@ -132,8 +139,60 @@ class TestSides:
         with pytest.raises(UnknownName, match="no-such-fault"):
             attached("none", ("no-such-fault",))
 
+    @pytest.mark.parametrize(
+        ("patches", "faults", "why"),
+        [
+            ("default", ("yoco-stale-cache-loc",), "0.5.23 is installed: it acts on yoco, which is not ported"),
+            ("default", ("unmergeable-spec-info",), "0.5.23 is installed: there is no V1 worker"),
+            ("default,+yoco", (), "0.5.23 is installed: needs new bodies"),
+            ("default,+swa-window-width", (), "SGLang 0.5.23 has itself, since 0.5.14, models/gemma4_causal.py"),
+        ],
+    )
+    def test_what_a_release_lacks_is_refused_with_the_reason(self, monkeypatch, patches, faults, why):
+        monkeypatch.setattr(side, "installed_or_base", lambda: "0.5.23")
+        with pytest.raises(UnknownName, match=why):
+            attached(patches, faults)
+
     def test_without_mtp_no_draft_is_asked_for(self):
         models = {"model_path": "target", "speculative_draft_model_path": "assistant"}
         plain = Side("a", "triton", False, "none").engine_arguments(models)
         assert not [name for name in plain if name.startswith("speculative_")]
         assert Side("a", "triton", True, "none").engine_arguments(models)["speculative_draft_model_path"] == "assistant"
+
+
+def examples():
+    """Return each line of help and docs that compares live runs, and the releases that it is for."""
+    for module in (diff, diff_live):
+        for line in re.findall(r"For example: (gemma4-triage diff (?:patches|backends) [^\"\n]*)", source_of(module)):
+            yield line, RUNNABLE
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        releases = RUNNABLE
+        for line in block.splitlines():
+            if line.startswith("# on SGLang "):
+                releases = tuple(release for release in RUNNABLE if f"SGLang {release}," in line)
+            elif line.startswith(("gemma4-triage diff patches", "gemma4-triage diff backends")):
+                yield line, releases
+
+
+def source_of(module):
+    return Path(module.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "release"), [(line, release) for line, releases in examples() for release in releases]
+)
+def test_an_example_runs_on_the_releases_that_it_is_for(line, release, monkeypatch):
+    monkeypatch.setattr(side, "installed_or_base", lambda: release)
+    words = shlex.split(line, comments=True)
+    given = {word: value for word, value in itertools.pairwise(words) if word.startswith("--")}
+    faults = tuple(given[word] for word in ("--fault",) if word in given)
+    if "patches" in words[2:3]:
+        assert faults or set(attached(given["--with"])) != set(attached(given.get("--base", "default")))
+        attached(given["--with"], faults)
+    else:
+        attached(given.get("--patches", "default"), faults)
+
+
+def test_there_are_examples_for_each_release():
+    assert {release for _, releases in examples() for release in releases} == set(RUNNABLE)

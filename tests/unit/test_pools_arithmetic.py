@@ -165,6 +165,7 @@ def sglang_sizes(tmp_path_factory):
     return sizes
 
 
+# swa-ratio-policy and owner-only-kv are not ported: 0.5.23 sizes its pools in another module.
 @pytest.mark.releases("0.5.13.post1")
 class TestAgainstSglang:
     @pytest.mark.parametrize("name", [*NAMES, "toy"])

@@ -212,6 +212,7 @@ class TestSpeculativeState:
         assert DumpStore(dumps).list() == []
 
 
+# 0.5.14 and later need no such fix: the V1 worker is gone.
 @pytest.mark.releases("0.5.13.post1")
 class TestWithTheFix:
     """The fix is `spec-info-guards`, which later releases have themselves; SGLang can really merge these batches."""

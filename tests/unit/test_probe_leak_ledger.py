@@ -356,9 +356,8 @@ class TestWhatThePrefixCacheWasGiven:
         assert (cause.rule, cause.structure, cause.defect) == ("holder-entry-wrong", "radix tree node", "past the end")
         assert str(cause.confidence) == "certain"
 
-    @pytest.mark.releases(
-        "0.5.13.post1"
-    )  # 0.5.23 keeps a node's tokens and its slots in Rust, as many of one as of the other.
+    # 0.5.23 keeps a node's tokens and its slots in Rust, as many of one as of the other.
+    @pytest.mark.releases("0.5.13.post1")
     def test_an_entry_that_is_gone_is_likely(self, swa, guard, node):
         node.value = node.value[:48]
         cause = self.cause(swa, guard)

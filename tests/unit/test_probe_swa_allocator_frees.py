@@ -29,6 +29,7 @@ class TestDoubleFree(OnSmallPools):
         assert dump.manifest.offences[0].row == 3
         assert "is named twice" in dump.manifest.summary
 
+    # Only 0.5.23 frees segments.
     @pytest.mark.releases("0.5.23")
     def test_two_segments_of_one_free_group(self, dumps, allocator, page):
         slots, other = extend(allocator, 3), extend(allocator, page)
@@ -41,6 +42,7 @@ class TestDoubleFree(OnSmallPools):
         assert says(dump, "double_free", "free_group_end", int(slots[0]), "full")
         assert allocator.full_available_size() == available
 
+    # Only 0.5.23 keeps a group's frees in the pools.
     @pytest.mark.releases("0.5.23")
     def test_a_group_that_a_clear_forgot_is_not_of_the_next(self, dumps, allocator):
         for _ in range(2):
@@ -51,7 +53,6 @@ class TestDoubleFree(OnSmallPools):
         allocator.free_segment(extend(allocator, 3), start_pos=0)
         allocator.free_group_end()
 
-    @pytest.mark.releases("0.5.13.post1")  # 0.5.23 keeps a group's frees elsewhere: see the test above.
     def test_two_calls_of_one_free_group(self, dumps, allocator):
         slots, other = extend(allocator, 3), extend(allocator, 3)
         allocator.free_group_begin()
@@ -80,6 +81,7 @@ class TestDoubleFree(OnSmallPools):
         dump = caught(lambda: allocator.free_swa(torch.cat((slots, slots[:1]))))
         assert says(dump, "double_free", "free_swa", int(slots[0]), "full")
 
+    # 0.5.23 takes no allocation back by restoring the lists.
     @pytest.mark.releases("0.5.13.post1")
     def test_a_dead_slot_of_a_draft_that_was_rolled_back(self, dumps, allocator):
         state = allocator.backup_state()
@@ -106,6 +108,7 @@ class TestLost(OnSmallPools):
         assert (first.rule, first.structure) == ("pages-lost-between-calls", Structure.FREE_CALL)
         assert (first.defect, first.confidence) == (Defect.LOST, Confidence.CERTAIN)
 
+    # Only 0.5.23 frees segments.
     @pytest.mark.releases("0.5.23")
     @pytest.mark.parametrize("grouped", [False, True])
     def test_swa_pages_that_a_segment_left_out(self, dumps, allocator, page, monkeypatch, grouped):
@@ -118,6 +121,7 @@ class TestLost(OnSmallPools):
         assert says(dump, "pool_leak", "free_group_end" if grouped else "free_segment", pool="swa")
         assert dump.manifest.offence_count == 2
 
+    # Only 0.5.23 frees segments.
     @pytest.mark.releases("0.5.23")
     @pytest.mark.parametrize("grouped", [False, True])
     def test_a_free_of_swa_slots_that_does_nothing(self, dumps, paged, monkeypatch, grouped):
@@ -174,6 +178,7 @@ class TestRange(OnSmallPools):
         assert says(caught(lambda: decode(paged, [slots])), "alloc_out_of_range", "alloc_decode", 1, "swa")
 
 
+# 0.5.23 takes no allocation back by restoring the lists, and refuses a group in a group.
 @pytest.mark.releases("0.5.13.post1")
 class TestLostPages(OnSmallPools):
     def test_swa_pages_freed_since_the_backup(self, dumps, allocator, page):

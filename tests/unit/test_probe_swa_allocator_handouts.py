@@ -135,6 +135,7 @@ class TestBeforeTheMapping(OnSmallPools):
         assert says(dump, "alloc_out_of_range", "alloc_extend", far * 16, "full")
         assert hand_out_wrong(dump).structure is Structure.FULL_FREE_LIST
 
+    # Only 0.5.23 writes the mapping apart from the allocation.
     @pytest.mark.releases("0.5.23")
     def test_a_mapping_that_was_not_written(self, dumps, paged, monkeypatch):
         monkeypatch.setattr(paged, "set_full_to_swa_mapping", lambda *args: None)

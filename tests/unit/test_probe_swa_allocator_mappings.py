@@ -10,6 +10,7 @@ pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 class TestStaleMapping(OnSmallPools):
+    # 0.5.14 and later clear the mapping of what free_swa gives back.
     @pytest.mark.releases("0.5.13.post1")
     def test_free_swa_of_part_of_a_page(self, dumps, paged):
         slots = extend(paged, 20)
@@ -49,6 +50,7 @@ class TestStaleMapping(OnSmallPools):
         dump = caught(lambda: allocator.set_full_to_swa_mapping(slots[:1], target))
         assert says(dump, "stale_mapping", "set_full_to_swa_mapping", int(target), "swa")
 
+    # 0.5.23 writes no entries for a tail of nothing.
     @pytest.mark.releases("0.5.13.post1")
     def test_a_tail_of_nothing_keeps_the_entries_of_the_last_owner(self, dumps, paged):
         slots = extend(paged, 20)
@@ -58,6 +60,7 @@ class TestStaleMapping(OnSmallPools):
         dump = caught(lambda: paged.alloc_extend_swa_tail(*lens, 20, 0))
         assert says(dump, "stale_mapping", "alloc_extend_swa_tail", pool="swa")
 
+    # 0.5.23 frees whole pages, and clears the mapping of each.
     @pytest.mark.releases("0.5.13.post1")
     def test_rejected_drafts_in_the_last_page_are_no_violation(self, dumps, paged):
         prompt = extend(paged, 18)
@@ -80,6 +83,7 @@ class TestAlias(OnSmallPools):
         assert says(dump, "pool_alias", "free", int(mapping[other[0]]), "swa")
         assert dump.tensor("page_states")[0, 1] == int(other[0]) // allocator.page_size
 
+    # 0.5.23 takes no allocation back by restoring the lists.
     @pytest.mark.releases("0.5.13.post1")
     def test_whose_a_page_is_outlives_a_rollback(self, dumps, allocator):
         # GIVEN two requests, and drafts that are allocated and rolled back

@@ -101,7 +101,6 @@ class TestRecord:
 
         return run_command
 
-    @pytest.mark.releases("0.5.13.post1")
     def test_each_arm_has_its_file_with_what_it_is_of(self, run, tmp_path):
         paths = tmp_path / "a.json.gz", tmp_path / "b.json.gz"
         code, err = run("--arm", "none", "--out", str(paths[0]), "--arm", "default", "--out", str(paths[1]))

@@ -30,7 +30,6 @@ def outcome_of(tmp_path, draft, backend, **options):
     return found, {variant.variant: variant for variant in found.variants}
 
 
-@pytest.mark.releases("0.5.13.post1")
 class TestTorch:
     def test_it_agrees_with_fp64_and_its_gather_checks_bounds(self, tmp_path):
         found, by_name = outcome_of(tmp_path, NEAR, "torch", window_left=6)

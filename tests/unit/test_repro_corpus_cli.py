@@ -6,7 +6,9 @@ import pytest
 
 from dump_examples import seed_bug_draft
 from gemma4_dumps.store import DumpStore
+from gemma4_repro.catalog import absent_scenarios
 from gemma4_repro.corpus.case import CleanCase
+from gemma4_repro.corpus.catalog import absent_cases
 from gemma4_repro.corpus.clean import CLEAN
 from gemma4_repro.corpus.evidence import gather
 from gemma4_repro.corpus.faults import FAULTS
@@ -15,6 +17,8 @@ from gemma4_repro.corpus.matrix import CleanRow, FaultRow, Matrix
 from gemma4_repro.corpus.runner import CorpusRun
 from gemma4_repro.engine.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome
 from gemma4_repro.errors import EnvironmentLacks
+from gemma4_runtime import releases
+from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base
 from gemma4_triage.cli import repro_corpus
 
 # The case whose one finding the example dump makes.
@@ -66,7 +70,8 @@ def test_the_list_names_every_case_and_where_it_comes_from(cli):
     for case in (*FAULTS, *CLEAN, *LOGIT_FAULTS):
         assert case.id in out
     for case in LOGIT_FAULTS:
-        assert f"No probe sees {case.id}: it changes logits. What catches it: {case.command}" in out
+        caught = f"No probe sees {case.id}: it changes logits. What catches it: {case.command}" in out
+        assert caught == (case.id not in absent_cases(installed_or_base()))
     assert "SGLang 26957" in out
     code, out, _ = cli("repro", "corpus", "--list", "--json")
     document = json.loads(out)
@@ -74,6 +79,32 @@ def test_the_list_names_every_case_and_where_it_comes_from(cli):
     assert [fault["id"] for fault in document["faults"]] == [case.id for case in FAULTS]
     assert document["faults"][0]["expected"][0]["rule"]
     assert [fault["caught_by"] for fault in document["logit_faults"]] == [case.command for case in LOGIT_FAULTS]
+
+
+@pytest.mark.parametrize("release", RUNNABLE)
+def test_the_list_marks_what_the_release_cannot_have_and_says_why(cli, monkeypatch, release):
+    monkeypatch.setattr(releases, "installed_or_base", lambda: release)
+    absent = absent_cases(release)
+    out = cli("repro", "corpus", "--list")[1]
+    for case in (*FAULTS, *CLEAN, *LOGIT_FAULTS):
+        (row,) = [line for line in out.splitlines() if line.startswith(f"{case.id} ")]
+        assert row.split()[1] == ("absent" if case.id in absent else "yes")
+        said = [line for line in out.splitlines() if line.startswith(f"Not on SGLang {release}: {case.id}: ")]
+        assert len(said) == (case.id in absent)
+    document = json.loads(cli("repro", "corpus", "--list", "--json")[1])
+    assert (document["sglang_version"], document["absent"]) == (release, absent)
+    assert not absent.keys() & set(cli("repro", "corpus", "--list", "-q")[1].splitlines())
+
+
+@pytest.mark.parametrize("release", RUNNABLE)
+def test_the_list_of_scenarios_marks_them_too(cli, monkeypatch, release):
+    monkeypatch.setattr(releases, "installed_or_base", lambda: release)
+    absent = absent_scenarios(release)
+    assert bool(absent) == (release != BASE)
+    out = cli("repro")[1]
+    assert all(f"Not on SGLang {release}: {name}: {why}" in out for name, why in absent.items())
+    assert json.loads(cli("repro", "--json")[1])["absent"] == absent
+    assert not absent.keys() & set(cli("repro", "-q")[1].splitlines())
 
 
 def test_a_dump_of_another_cause_is_a_wrong_cause_with_its_reasons(cli, finished, tmp_path):
@@ -86,7 +117,7 @@ def test_a_dump_of_another_cause_is_a_wrong_cause_with_its_reasons(cli, finished
     assert "crashed:IllegalAddress" in "".join(out.split())
     assert "1 fault: 0 missed, 1 with a wrong cause; 1 clean run: 0 false alarms" in out
     assert f"gemma4-triage repro corpus --only {PAST_END.id}" in out
-    assert f"No probe sees {LOGIT_FAULTS[0].id}" in out
+    assert f"No probe sees {LOGIT_FAULTS[0].id}" in out or LOGIT_FAULTS[0].id in absent_cases(installed_or_base())
     assert f"Wrote {tmp_path}/verdict.json" in err
 
 
@@ -111,7 +142,12 @@ def test_a_miss_and_a_false_alarm(cli, finished, tmp_path):
     ("words", "known"),
     [
         (("repro", "corpus", "--only", "seed"), "repro corpus --list shows all"),
-        (("repro", "corpus", "--only", "yoco-stale-cache-loc"), "diff patches --with default --fault yoco-stale"),
+        (
+            ("repro", "corpus", "--only", "yoco-stale-cache-loc"),
+            "it acts on yoco"
+            if "yoco-stale-cache-loc" in absent_cases(installed_or_base())
+            else "diff patches --with default --fault yoco-stale",
+        ),
         (("repro", "corpus", "--arm", "fault"), "--only"),
         (("repro", "e4b-trtllm", "--list"), "belong to the corpus"),
         (("repro", "--only", "swa-state-stale"), "belong to the corpus"),

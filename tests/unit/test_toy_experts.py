@@ -57,6 +57,7 @@ class TestShape:
         assert 2 <= toy["top_k_experts"] <= 4
         assert toy["attention_k_eq_v"]
 
+    # Another transformers writes other keys; the committed file is of the one that made it.
     @pytest.mark.releases("0.5.13.post1")
     def test_the_committed_configuration_is_what_the_code_makes(self) -> None:
         from gemma4_repro.toys import geometry
@@ -66,6 +67,7 @@ class TestShape:
         assert kept.pop("dtype") == "bfloat16"
         assert kept == made
 
+    # Another transformers writes other keys; the committed file is of the one that made it.
     @pytest.mark.releases("0.5.13.post1")
     def test_its_assistant_fits_its_keys_and_has_no_experts(self) -> None:
         from gemma4_repro.toys import geometry

@@ -138,6 +138,7 @@ def states(tools, pair):
 
 
 class TestCommittedPairs:
+    # The transformers of 0.5.23 makes its generator of candidates with other arguments.
     @pytest.mark.releases("0.5.13.post1")
     def test_transformers_accepts_the_drafts(self, tools, pair) -> None:
         import torch

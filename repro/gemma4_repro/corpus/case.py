@@ -100,6 +100,7 @@ class FaultCase(Case):
         injected: What is broken on purpose.
         inject: Catalog ids of faults.
         without: Fixes that are left off.
+        later_engine: Engine arguments besides, on releases after the base.
         along: Patches on request that the fault is about.
         findings: Each must be made, and the first dump must be one of them, or of `earlier`.
         earlier: What may be found besides, and first: the same fault, seen while its entries are still in range.
@@ -111,6 +112,7 @@ class FaultCase(Case):
     injected: str
     inject: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    later_engine: Mapping[str, Any] = field(default_factory=dict)
     along: tuple[str, ...] = ()
     findings: tuple[Finding, ...]
     earlier: tuple[Finding, ...] = ()

@@ -20,7 +20,7 @@ def absent_cases(release: str) -> dict[str, str]:
     Args:
         release: Of SGLang.
     """
-    reasons = {case.id: reason_absent(case, release) for case in CASES}
+    reasons = {case.id: reason_absent(case, release) for case in (*CASES, *LOGIT_FAULTS)}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
@@ -38,9 +38,9 @@ def choose_cases(wanted: tuple[str, ...], release: str = BASE) -> tuple[Case, ..
     known = [case.id for case in CASES]
     gated = {case.id: case for case in LOGIT_FAULTS}
     for name in wanted:
-        if name in gated:
+        if name in gated and name not in absent:
             raise UnknownName(f"no probe sees {name!r}, so it is no run of the corpus", f"run: {gated[name].command}")
-        if name not in known:
+        if name not in known and name not in gated:
             raise UnknownName(
                 f"the corpus has no case {name!r}",
                 names_near(name, known, "gemma4-triage repro corpus --list shows all"),

@@ -295,13 +295,24 @@ FAULTS: tuple[FaultCase, ...] = (
             "speculative_num_steps": 7,
             "speculative_num_draft_tokens": 8,
         },
+        # Later releases make room on pages of several tokens, and end a request so much earlier that 8 fit.
+        later_engine={
+            "attention_backend": "triton",
+            "page_size": 1,
+            # The interpreter takes a program for each split of a row.
+            "triton_attention_num_kv_splits": 1,
+            "context_length": 80,
+            "speculative_num_steps": 15,
+            "speculative_num_draft_tokens": 16,
+        },
+        time_limit_s=300.0,
         workload=at_once(OpenWorkload(prompt_count=2, prompt_tokens=60)),
         findings=(
             Finding(
                 "batch-shapes",
                 "batch-shapes",
                 "row_overflow",
-                {"site": "EagleDraftInputV2Mixin.prepare_for_decode"},
+                {"site": ("EagleDraftInputV2Mixin.prepare_for_decode", "eagle_prepare_for_decode")},
             ),
         ),
         # The row behind holds another's slots from then on.

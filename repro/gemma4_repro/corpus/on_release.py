@@ -9,29 +9,35 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from gemma4_repro.corpus.case import Case, FaultCase
+from gemma4_repro.corpus.case import Case, FaultCase, LogitFault
 from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.releases import BASE
 from gemma4_runtime.standing import State, standing
 
 _PATCHES = {patch.id: patch for patch in CATALOG}
 _C = TypeVar("_C", bound=Case)
 
 
-def reason_absent(case: Case, release: str) -> str:
+def reason_absent(case: Case | LogitFault, release: str) -> str:
     """Return why a release cannot have a case, as a clause; empty if it can.
 
     Args:
         case: Of the catalog.
         release: Of SGLang.
     """
-    if not isinstance(case, FaultCase):
+    if not isinstance(case, FaultCase | LogitFault):
         return ""
-    for name in (*case.inject, *case.without):
+    for name in case.inject:
+        found = standing(_PATCHES[name], release)
+        if found.state is not State.ATTACHES:
+            return f"{'it' if name == case.id else name} is not ported: {found.why}"
+    if isinstance(case, LogitFault):
+        return ""
+    # A fix that is not ported need not be left off: the release is without it.
+    for name in case.without:
         found = standing(_PATCHES[name], release)
         if found.state is State.ABSORBED:
             return f"SGLang has what {name} repairs in order itself: {found.why}"
-        if found.state is not State.ATTACHES:
-            return f"{name} is not ported: {found.why}"
     for name in case.along:
         found = standing(_PATCHES[name], release)
         if found.state is State.NOT_PORTED:
@@ -50,9 +56,15 @@ def fitted(case: _C, release: str) -> _C:
     """
     if not isinstance(case, FaultCase):
         return case
-    along = tuple(name for name in case.along if standing(_PATCHES[name], release).state is State.ATTACHES)
+    along, without = (
+        tuple(name for name in names if standing(_PATCHES[name], release).state is State.ATTACHES)
+        for names in (case.along, case.without)
+    )
     findings = _seen(case, release)
-    return case if (along, findings) == (case.along, case.findings) else replace(case, along=along, findings=findings)
+    engine = {**case.engine, **(case.later_engine if release != BASE else {})}
+    if (along, without, findings, engine) == (case.along, case.without, case.findings, case.engine):
+        return case
+    return replace(case, along=along, without=without, findings=findings, engine=engine)
 
 
 def _seen(case: FaultCase, release: str) -> tuple:

@@ -150,7 +150,7 @@ def _row(case: Case, outcomes: Sequence[Outcome]) -> FaultRow | CleanRow:
 
 def _engine_run(case: Case, folder: Path, models: Mapping[str, Any], options: Options) -> EngineRun:
     guarded = not folder.name.endswith(UNGUARDED)
-    engine = e4b_engine("trtllm_mha", **case.engine) | dict(models)
+    engine = e4b_engine(**{"attention_backend": "trtllm_mha", **case.engine}) | dict(models)
     if not case.mtp:
         engine = {name: value for name, value in engine.items() if not name.startswith("speculative_")}
     request = ArmRequest(

@@ -13,10 +13,10 @@ from gemma4_repro.scenarios.e4b_engine import e4b_engine
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import Kind
-from gemma4_runtime.releases import installed_or_base
+from gemma4_runtime.releases import RUNNABLE, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import Settings
-from gemma4_runtime.standing import is_absorbed
+from gemma4_runtime.standing import is_absorbed, refusal
 
 BACKENDS = ("triton", "trtllm_mha")
 """Attention backends that the host engine can run."""
@@ -75,7 +75,8 @@ def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the ids of fixes and optimisations that a value of GEMMA4_TRIAGE_PATCHES attaches.
 
     Raises:
-        UnknownName: a patch or a fault that the catalog does not have; the text names those near it.
+        UnknownName: a patch or a fault that the catalog does not have, and the text names those near it; or one that
+            does not attach to the installed release, and the text says why.
     """
     items = tuple(item.strip() for item in patches.split(",") if item.strip())
     if len(set(items)) < len(items):
@@ -86,7 +87,14 @@ def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
     except SettingsError as error:
         # What is read here is an option's value.
         said = str(error).replace("GEMMA4_TRIAGE_PATCHES=", "").replace("GEMMA4_TRIAGE_FAULTS=", "")
+        said = said.replace("GEMMA4_TRIAGE_PATCHES asks", f"{patches!r} asks").replace(
+            "GEMMA4_TRIAGE_FAULTS asks", "it asks"
+        )
         raise UnknownName(said, "gemma4-triage patches explain ID says what one of them is") from error
+    release = installed_or_base()
+    for patch in chosen if release in RUNNABLE else ():
+        if reason := refusal(patch, release):
+            raise UnknownName(reason, f"gemma4-triage patches list --sglang {release} shows what attaches")
     return tuple(patch.id for patch in chosen if patch.kind in (Kind.FIX, Kind.OPTIMISATION))
 
 

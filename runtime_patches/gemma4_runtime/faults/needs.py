@@ -103,13 +103,13 @@ NEEDS: Mapping[str, Need] = {
 """By the words of `Patch.needs`."""
 
 
-def after_last_check(_: None, arguments: Any, **_unknown: Any) -> None:
-    """Run after `ServerArgs._handle_other_validations`, when SGLang has settled its arguments.
+def after_last_check(_: None, server_args: Any, **_unknown: Any) -> None:
+    """Run after SGLang has settled its arguments: `ServerArgs._handle_other_validations`, later `check_server_args`.
 
     Raises:
         NotServed: a fault in force cannot act on this server.
     """
-    for fault, need in _lacking(arguments):
+    for fault, need in _lacking(server_args):
         text = f"the fault {fault.id} cannot act on this server: it needs {need.text}"
         if need.refused:
             raise NotServed(

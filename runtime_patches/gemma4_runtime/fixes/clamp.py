@@ -65,16 +65,16 @@ def after_payload(payload: Any, accumulator: Any, *args: Any, **kwargs: Any) -> 
         DEGRADED.outputs(payload)
 
 
-def before_batch_output(tokenizer: Any, output: Any, **_unknown: Any) -> None:
+def before_batch_output(tokenizer: Any, recv_obj: Any, **_unknown: Any) -> None:
     """Run before `TokenizerManager._handle_batch_output`."""
-    info = getattr(output, "customized_info", None)
+    info = getattr(recv_obj, "customized_info", None)
     marks = info.pop(KEY, None) if info else None
     if not marks:
         return
     if isinstance(marks[0], dict):
         # SGLang cuts a batch into one output per request for several tokenizer workers, and takes off a list.
         marks = [marks]
-    for rid, mark in zip(output.rids, marks, strict=True):
+    for rid, mark in zip(recv_obj.rids, marks, strict=True):
         state = tokenizer.rid_to_state.get(rid)
         if state is not None and mark:
             setattr(state, _MARK, mark[-1])

@@ -18,8 +18,8 @@ from gemma4_runtime.settings import FORCE_EAGLE
 
 def around_resolve_alias(
     original: Callable[..., Any],
-    algorithm: str | None,
-    draft_model_path: str | None,
+    speculative_algorithm: str | None,
+    speculative_draft_model_path: str | None,
     trust_remote_code: bool = False,
     kwargs: dict[str, Any] | None = None,
 ) -> str | None:
@@ -28,15 +28,15 @@ def around_resolve_alias(
     Raises:
         NotServed: the draft is a Gemma-4 assistant, which EAGLE cannot serve.
     """
-    kwargs = kwargs or {}
-    resolved = original(algorithm, draft_model_path, trust_remote_code=trust_remote_code, kwargs=kwargs)
-    if resolved != "FROZEN_KV_MTP" or algorithm not in ("EAGLE", "NEXTN") or draft_model_path is None:
+    kwargs, draft = kwargs or {}, speculative_draft_model_path
+    resolved = original(speculative_algorithm, draft, trust_remote_code=trust_remote_code, kwargs=kwargs)
+    if resolved != "FROZEN_KV_MTP" or speculative_algorithm not in ("EAGLE", "NEXTN") or draft is None:
         return resolved
-    config = get_config(draft_model_path, trust_remote_code=trust_remote_code, **kwargs)
+    config = get_config(draft, trust_remote_code=trust_remote_code, **kwargs)
     width, target = config.get_text_config().hidden_size, config.backbone_hidden_size
     sizes = f" Its hidden size is {width}, the target's {target}." if width != target else ""
     raise NotServed(
-        f"{FORCE_EAGLE}=1 keeps {draft_model_path} from FROZEN_KV_MTP, and EAGLE cannot serve it: "
+        f"{FORCE_EAGLE}=1 keeps {draft} from FROZEN_KV_MTP, and EAGLE cannot serve it: "
         f"a Gemma-4 assistant has no keys of its own, it reads the target's.{sizes} "
         f"Unset {FORCE_EAGLE}, or name a draft that was trained for EAGLE."
     )

@@ -33,9 +33,14 @@ def around_feature(original: Callable[..., Any], model: Any, items: list[Any]) -
 
 
 def around_attention(
-    original: Callable[..., Any], attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Any = None
+    original: Callable[..., Any],
+    attention: Any,
+    hidden_states: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    attention_mask: Any = None,
 ) -> Tensor:
     """Run around `Gemma4VisionAttention.forward`: the packing of frames comes in the mask's place."""
-    if isinstance(mask, Packing):
-        return attend_packed(attention, hidden, cos, sin, mask)
-    return original(attention, hidden, cos, sin, mask)
+    if isinstance(attention_mask, Packing):
+        return attend_packed(attention, hidden_states, cos, sin, attention_mask)
+    return original(attention, hidden_states, cos, sin, attention_mask)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def update_intermediate_size(original: Callable[..., Any], model_config: Any, attr_name: str, padding: int) -> Any:
+def update_intermediate_size(
+    original: Callable[..., Any], model_config: Any, attr_name: str, intermediate_padding_size: int
+) -> Any:
     """Leave a size that is None alone; the original raises TypeError (None % int) on a dense Gemma-4."""
     hf_config = getattr(model_config, "hf_config", None)
     for owner in (getattr(hf_config, "text_config", None), hf_config, model_config):
@@ -14,4 +16,4 @@ def update_intermediate_size(original: Callable[..., Any], model_config: Any, at
             if getattr(owner, attr_name) is None:
                 return model_config
             break
-    return original(model_config, attr_name, padding)
+    return original(model_config, attr_name, intermediate_padding_size)

@@ -8,11 +8,11 @@ KEY = "gemma4_triage_drafts"
 """Of an internal state in /server_info."""
 
 
-def after_process_decode(result: Any, processor: Any, batch: Any, outcome: Any, **_unknown: Any) -> None:
+def after_process_decode(_: None, processor: Any, batch: Any, result: Any, **_unknown: Any) -> None:
     """Tells the worker what a verification accepted: after `process_batch_result_decode`, which has counted it."""
     worker = processor.model_worker
     if batch.is_spec_v2 and (hear := getattr(worker, "hear_of", None)) is not None:
-        hear(outcome)
+        hear(result)
 
 
 def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:

@@ -28,15 +28,20 @@ def around_feature(original: Callable[..., Any], model: Any, items: list[Any]) -
 
 
 def around_attention(
-    original: Callable[..., Any], attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Any = None
+    original: Callable[..., Any],
+    attention: Any,
+    hidden_states: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    attention_mask: Any = None,
 ) -> Tensor:
     """Run around `Gemma4VisionAttention.forward`: SGLang's SDPA asserts one frame per call, and can do more."""
     backend = attention.qkv_backend
-    if len(hidden) == 1 or not (isinstance(backend, VisionSdpaAttention) and backend.flatten_batch):
-        return original(attention, hidden, cos, sin, mask)
+    if len(hidden_states) == 1 or not (isinstance(backend, VisionSdpaAttention) and backend.flatten_batch):
+        return original(attention, hidden_states, cos, sin, attention_mask)
     backend.flatten_batch = False
     try:
-        return original(attention, hidden, cos, sin, mask)
+        return original(attention, hidden_states, cos, sin, attention_mask)
     finally:
         backend.flatten_batch = True
 

@@ -35,7 +35,7 @@ _COUNTED: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
 """Of each request, verifications and drafts accepted as they were after the step before."""
 
 
-def after_process_decode(result: Any, processor: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+def after_process_decode(_: None, processor: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     """Run after the results of a decode have been processed."""
     samples = [sample for request in batch.reqs for sample in _fresh(request)]
     if not samples:

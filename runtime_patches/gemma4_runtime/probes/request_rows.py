@@ -106,10 +106,10 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
     seen.scheduler, seen.batch = scheduler, batch
 
 
-def after_init_new(made: Any, cls: type, batch: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
-    """Check the forward batch that `ForwardBatch.init_new(batch, runner)` returned."""
+def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the forward batch that `ForwardBatch.init_new(batch, model_runner)` returned."""
     mode = made.forward_mode
-    if runner.is_draft_worker or mode.is_idle() or _running is None or _running.scheduler is None:
+    if model_runner.is_draft_worker or mode.is_idle() or _running is None or _running.scheduler is None:
         return
     scheduler, requests = _running.scheduler, batch.reqs
     if not requests or len(requests) != len(made.req_pool_indices):

@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
         cls=_DumpsUnlessNamed,
         help="Hold one dump or one live run against another: `diff DUMP_A DUMP_B` is short for "
         "`diff dumps DUMP_A DUMP_B`.\n\n"
-        "For example: gemma4-triage diff patches --with default --base default,-yoco",
+        "For example: gemma4-triage diff patches --with default --base default,-swa-state-swap",
         no_args_is_help=True,
     )
 

@@ -120,8 +120,9 @@ def backends(
             metavar="IDS",
             show_default=False,
             help="Fixes on every side, as in GEMMA4_TRIAGE_PATCHES; default: `default`, less a fix that repairs a "
-            "--fault, and with both window fixes for --load pressure. `default` changes no correct output, so what the "
-            "release gets wrong is found; with `none` MTP crashes on a CPU, which is the release's too.",
+            "--fault, and with the window fixes that the release needs for --load pressure. `default` changes no "
+            "correct output, so what the release gets wrong is found; with `none` the MTP of 0.5.13.post1 crashes on "
+            "a CPU.",
             autocompletion=completions.words(completions.patch_sets),
         ),
     ] = None,
@@ -220,14 +221,14 @@ def patches(
 ) -> None:
     """Quality gate: run the same prompts under two patch sets, and hold logprobs and greedy tokens against each other.
 
-    For example: gemma4-triage diff patches --with default --base default,-yoco
+    For example: gemma4-triage diff patches --with default --base default,-swa-state-swap
 
     IDS are those of GEMMA4_TRIAGE_PATCHES: none, default, default,+ID,-ID. A token may differ where the logprobs of
     both tokens lie closer in the base run than the tolerance. The verdict names the patches in which the sets differ
     and that did their work. A patch that returns no logprobs of prompts, as yoco, is compared by those of answers.
     Exits 0 if all is equal, 1 if something differs, crashes or leaves more dumps, 2 for a name that is not known or
-    equal sets, 3 if no engine runs here, 5 if no base run came to its end, or if all is equal and none of these patches
-    did its work.
+    does not attach to the installed release, and for equal sets, 3 if no engine runs here, 5 if no base run came to its
+    end, or if all is equal and none of these patches did its work.
     """
     faults = tuple(fault or ())
     pairs: list[tuple[str, str]] = []

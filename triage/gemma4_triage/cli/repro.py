@@ -145,16 +145,21 @@ def _items(text: str | None) -> tuple[str, ...]:
 
 
 def _list_scenarios(as_json: bool) -> None:
-    from gemma4_repro.catalog import SCENARIOS
+    from gemma4_repro.catalog import SCENARIOS, absent_scenarios
+    from gemma4_runtime.releases import installed_or_base
     from gemma4_triage.runs.convert import scenario_list
+    from gemma4_triage.runs.corpus_view import print_absent
     from gemma4_triage.runs.view import print_scenarios
 
+    release = installed_or_base()
+    absent = absent_scenarios(release)
     if as_json:
-        emit_json("scenario-list", scenario_list(SCENARIOS))
+        emit_json("scenario-list", {"sglang_version": release, "absent": absent, **scenario_list(SCENARIOS)})
     elif MANNER.quiet:
-        print_plain("\n".join(scenario.id for scenario in SCENARIOS))
+        print_plain("\n".join(scenario.id for scenario in SCENARIOS if scenario.id not in absent))
     else:
         print_scenarios(stdout_console(), SCENARIOS)
+        print_absent(stdout_console(), release, absent)
         say("gemma4-triage repro SCENARIO runs one; gemma4-triage repro corpus runs every known fault under all probes")
         say("gemma4-triage repro crash --matrix lists the published crashes on real weights, for a machine with a GPU")
 

@@ -16,18 +16,20 @@ def list_cases(as_json: bool) -> None:
     from gemma4_repro.corpus.clean import CLEAN
     from gemma4_repro.corpus.faults import FAULTS
     from gemma4_repro.corpus.logit import LOGIT_FAULTS
+    from gemma4_runtime.releases import installed_or_base
     from gemma4_triage.runs.convert_corpus import case_list
     from gemma4_triage.runs.corpus_view import print_cases
 
-    cases = case_list(FAULTS, CLEAN, LOGIT_FAULTS)
+    cases = case_list(FAULTS, CLEAN, LOGIT_FAULTS, installed_or_base())
     if as_json:
         emit_json("corpus-list", cases.model_dump(mode="json"))
     elif MANNER.quiet:
-        print_plain("\n".join(case.id for case in (*FAULTS, *CLEAN)))
+        print_plain("\n".join(case.id for case in (*FAULTS, *CLEAN) if case.id not in cases.absent))
     else:
         print_cases(stdout_console(), cases)
         say(
-            "gemma4-triage repro corpus runs all of them; --only IDS some; -v here shows each with its issue and probes"
+            "gemma4-triage repro corpus runs all that the release can have; --only IDS some; -v here shows each with "
+            "its issue and probes"
         )
 
 

@@ -70,7 +70,7 @@ def serve(
             "--patches",
             metavar="IDS",
             autocompletion=completions.words(completions.patch_sets),
-            help="Fixes and optimisations, such as default,+mtp-v2 or none: GEMMA4_TRIAGE_PATCHES; default if unset.",
+            help="Fixes and optimisations, such as default,+clamp or none: GEMMA4_TRIAGE_PATCHES; default if unset.",
         ),
     ] = None,
     probes: Annotated[

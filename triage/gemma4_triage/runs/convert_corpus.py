@@ -8,8 +8,10 @@ from typing import Any
 
 from gemma4_dumps.reader import Dump
 from gemma4_repro.corpus.case import Case, CleanCase, FaultCase, LogitFault
+from gemma4_repro.corpus.catalog import absent_cases
 from gemma4_repro.corpus.logit import LOGIT_FAULTS
 from gemma4_repro.corpus.matrix import CleanRow, FaultRow, Matrix, Row
+from gemma4_repro.corpus.on_release import reason_absent
 from gemma4_repro.corpus.runner import CorpusRun as FinishedCorpus
 from gemma4_runtime.catalog import CATALOG
 from gemma4_triage.runs.convert import readable, stand_ins
@@ -30,9 +32,13 @@ from gemma4_triage.runs.record import HostEngine
 from gemma4_triage.runs.root_cause import root_cause
 
 
-def case_list(faults: Sequence[FaultCase], clean: Sequence[CleanCase], logit_faults: Sequence[LogitFault]) -> CaseList:
-    """Return what `repro corpus --list` says."""
+def case_list(
+    faults: Sequence[FaultCase], clean: Sequence[CleanCase], logit_faults: Sequence[LogitFault], release: str
+) -> CaseList:
+    """Return what `repro corpus --list` says: all cases, and which of them a release cannot have."""
     return CaseList(
+        sglang_version=release,
+        absent=absent_cases(release),
         faults=tuple(FaultCaseRecord(**_fault(case)) for case in faults),
         clean=tuple(CaseRecord(**_case(case)) for case in clean),
         logit_faults=tuple(_logit_fault(case) for case in logit_faults),
@@ -52,7 +58,7 @@ def record_of_corpus(run: FinishedCorpus) -> CorpusRun:
         probes=_probe_columns(matrix),
         faults=tuple(_fault_row(row) for row in matrix.faults),
         clean=tuple(_clean_row(row) for row in matrix.clean),
-        logit_faults=tuple(_logit_fault(case) for case in LOGIT_FAULTS),
+        logit_faults=tuple(_logit_fault(case) for case in LOGIT_FAULTS if not reason_absent(case, run.sglang_version)),
         totals=Totals(**matrix.totals),
         absent=dict(run.absent),
         exit_code=matrix.exit_code,

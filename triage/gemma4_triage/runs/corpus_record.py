@@ -62,8 +62,18 @@ class LogitFaultRecord(RecordPart):
 
 
 class CaseList(RecordPart):
-    """What `repro corpus --list` says."""
+    """What `repro corpus --list` says.
 
+    Attributes:
+        sglang_version: The installed release.
+        absent: Ids of what that release cannot have, and why.
+        faults: Those that probes see.
+        clean: Loads that must lead to nothing.
+        logit_faults: Those that no probe sees.
+    """
+
+    sglang_version: str = ""
+    absent: dict[str, str] = Field(default_factory=dict)
     faults: tuple[FaultCaseRecord, ...]
     clean: tuple[CaseRecord, ...]
     logit_faults: tuple[LogitFaultRecord, ...]

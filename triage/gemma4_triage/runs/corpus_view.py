@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -16,18 +16,23 @@ _CAUSES = {"right": "green", "wrong": "bold red", "none": "bold red"}
 
 
 def print_cases(console: Console, cases: CaseList) -> None:
-    """Print what `repro corpus --list` says, a line for each case; on a narrow terminal without where it is from."""
+    """Print what `repro corpus --list` says, a line for each case; on a narrow terminal without where it is from.
+
+    Whether the installed release can have a case stands beside it, and below why it cannot.
+    """
     rows = [(one.id, one.origin.reference, ", ".join(one.probes), one.title) for one in cases.faults]
     rows += [(one.id, "", "none", one.title) for one in cases.clean]
     rows += [(one.id, one.origin.reference, "none: diff patches", one.title) for one in cases.logit_faults]
-    heads = ("case", "from", "probes", "what is wrong")
-    shown = (0, 3) if is_brief(console) else range(len(heads))
+    rows = [(name, "absent" if name in cases.absent else "yes", *rest) for name, *rest in rows]
+    heads = ("case", "here", "from", "probes", "what is wrong")
+    shown = (0, 1, 4) if is_brief(console) else range(len(heads))
     heads, rows = [heads[at] for at in shown], [[row[at] for at in shown] for row in rows]
     table = plain_table(*heads)
     for row in with_last_cut(console, heads, rows):
         add_row(table, *row)
     console.print(table)
-    _print_logit_faults(console, cases.logit_faults)
+    print_absent(console, cases.sglang_version, cases.absent)
+    _print_logit_faults(console, [one for one in cases.logit_faults if one.id not in cases.absent])
 
 
 def print_corpus(console: Console, run: CorpusRun) -> None:
@@ -44,9 +49,14 @@ def print_corpus(console: Console, run: CorpusRun) -> None:
         f"{number_of(totals.clean_runs, 'clean run')}: {number_of(totals.false_alarms, 'false alarm')}; "
         f"{run.duration_s:.0f} s, SGLang {run.sglang_version}",
     )
-    for name, reason in run.absent.items():
-        print_line(console, f"Not on SGLang {run.sglang_version}: {name}: {reason}")
+    print_absent(console, run.sglang_version, run.absent)
     _print_logit_faults(console, run.logit_faults)
+
+
+def print_absent(console: Console, release: str, absent: Mapping[str, str]) -> None:
+    """Print of each scenario or case that a release cannot have why that is."""
+    for name, reason in absent.items():
+        print_line(console, f"Not on SGLang {release}: {name}: {reason}")
 
 
 def _print_logit_faults(console: Console, faults: Sequence[LogitFaultRecord]) -> None:
