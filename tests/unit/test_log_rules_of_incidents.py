@@ -117,6 +117,18 @@ LEADS = {
         ],
         ("other-crash", "requests with structured output"),
     ),
+    "pip that finds no wheel": (
+        ["ERROR: No matching distribution found for sgl-kernel==0.3.18\n"],
+        ("unexplained-line", "a fresh environment, or uv pip install"),
+    ),
+    "a kernel of Triton's that Ascend cannot compile": (
+        [started(device="npu"), decode(1), died("triton/compiler.py compile", last="MLIRCompilationError: no")],
+        ("triton-compile", "triton-ascend"),
+    ),
+    "slots that no pool gave": (
+        [decode(1), died("managers/schedule_batch.py f", last="TypeError: 'NoneType' object is not subscriptable")],
+        ("other-crash", "was never set"),
+    ),
     "frames of native code": (
         ['!!! Segfault encountered !!!\n  File "<unknown>", line 0, in nixlUcxSharedThread::run()\n'],
         ("unexplained-line", "mooncake-transfer-engine nixl"),

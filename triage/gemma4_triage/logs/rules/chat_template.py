@@ -43,8 +43,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "The chat template that was asked for is not there: neither a file that the server sees nor a built-in one."
         )
         advice = (
-            "--chat-template with the whole path of a file inside the container, or without it: the checkpoint's own "
-            "one",
+            "--chat-template with the whole path of a file inside the container (early releases take .json alone), or "
+            "without it: the checkpoint's own one",
         )
     elif (call := CALL.search(death.message)) is not None:
         cause = f"{call[1]}, of this model's tokenizer, does not take an argument that this release passes with every "

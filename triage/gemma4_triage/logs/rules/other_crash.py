@@ -147,6 +147,11 @@ _KEPT = (
         "once without --speculative-algorithm; a later release",
     ),
     _Handled(
+        pattern(r"req_pool_indices\w*$|out_cache_loc$"),
+        " It handled the slots of a batch's requests in the pools, which give none back where no room is left.",
+        "a larger --mem-fraction-static, or fewer requests at once (--max-running-requests); a later release",
+    ),
+    _Handled(
         pattern(r"lora\w*$|\w+_lora$"),
         " It kept the adapters of a batch's requests.",
         "once with requests that name no adapter; a later release",

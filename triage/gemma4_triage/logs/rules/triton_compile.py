@@ -9,10 +9,15 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.suspects import of_files
 
-_TYPES = frozenset({"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"})
+_TYPES = frozenset(
+    {"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "MLIRCompilationError"}
+)
 _PASSES = pattern(r"PassManager::run failed|Triton Error|error encountered during parsing|failed to translate module")
 _DTYPES = pattern(r"(?i)mismatched type|(?:dtype|type)s? (?:do not|don't) match|both operands must|must be same type")
 _MIXED = pattern(r"\b(bf16|fp16|fp32|fp8\w*)\b.*\b(?!\1\b)(bf16|fp16|fp32|fp8\w*)\b", re.DOTALL)
+
+
+_ON_NPU = "the triton-ascend and CANN of SGLang's image for this NPU, of one release with SGLang; rm -r ~/.triton/cache"
 
 
 def _explains(death: Death) -> bool:
@@ -37,7 +42,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause += "with this Triton. Memory is not at fault."
         advice = (
             *((f"once without {part.without}",) if part is not None else ()),
-            "the triton that the installed torch pins (pip show triton torch); rm -r ~/.triton/cache",
+            _ON_NPU
+            if facts.settings.get("device") == "npu" or "bishengir" in death.message
+            else "the triton that the installed torch pins (pip show triton torch); rm -r ~/.triton/cache",
             "then a later release",
         )
     return Finding(

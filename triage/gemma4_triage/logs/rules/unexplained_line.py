@@ -170,6 +170,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(found[1])) else ()), *look)
     if lead.kind == "signalled" and "llegal instruction" in lead.text:
         look = (_OTHER_CPU, *look)
+    if kind is _LAST and _OF_PIP.match(lead.text):
+        what, look = _PIP
     if kind is _LAST and (asserted := _ASSERTED.search(lead.text)):
         what = f"a check in native code ({asserted[1]}) does not hold, which ends its process"
         look = (*((_COMPILER,) if _OF_A_COMPILER.search(lead.text) else ()), *_CORE)
@@ -196,6 +198,16 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
 
 
 _ASSERTED = pattern(r"(?<![\w/])(?:\S*/)?([\w.-]+\.(?:cpp|cc|cxx|hpp|h|cu)):\d+: (?!.*thread: \[).{0,400}Assertion ")
+_OF_PIP = pattern(r"ERROR: (?:No matching distribution|Could not find a version|Cannot install|ResolutionImpossible)")
+_PIP = (
+    "pip found nothing to install that fits",
+    (
+        "the lines above it say why: no wheel for this Python (3.10 to 3.12), platform or CUDA (--extra-index-url of "
+        "torch's), two packages whose releases exclude each other, or a wheel whose name and metadata differ (by its "
+        "URL with --no-deps, or an earlier release)",
+        "pip install sglang alone in a fresh environment, or uv pip install; SGLang's image has all of it",
+    ),
+)
 _OF_A_COMPILER = pattern(r"mlir|llvm|triton")
 _COMPILER = (
     "it is Triton's compiler, of which this release has no code for this kernel on this GPU: the triton that the "
