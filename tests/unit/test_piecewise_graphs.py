@@ -86,12 +86,12 @@ def test_another_models_breakable_graphs_are_no_concern(monkeypatch, attach):
 def test_so_many_sizes_as_the_server_can_hold(monkeypatch, attach):
     assert chosen(monkeypatch) == (None, None)
     attach("off", OP)
-    assert chosen(monkeypatch) == (list(SIZES), 2048)
-    assert chosen(monkeypatch, chunked_prefill_size=512, max_total_tokens=4096)[0] == [
+    assert chosen(monkeypatch) == (list(SIZES), 4096)
+    assert chosen(monkeypatch, chunked_prefill_size=512, max_total_tokens=8192)[0] == [
         size for size in SIZES if size <= 512
     ]
     assert chosen(monkeypatch, context_length=20) == ([20], 20)
-    assert chosen(monkeypatch, chunked_prefill_size=-1) == (list(SIZES), 2048)
+    assert chosen(monkeypatch, chunked_prefill_size=-1) == (list(SIZES), 4096)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ SGLang takes this way in an extend inside a piecewise graph's context. The op, t
 are its own; only the CUDA kernel is the host engine's stand-in.
 """
 
-import gc
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from sglang.srt.layers import radix_attention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
-from trtllm_world import FULL, SLIDING, STAND_INS, attention, batch, fill, trtllm_backend
+from trtllm_world import FULL, SLIDING, STAND_INS, attention, batch, fill, graph_attention_on_cpu, trtllm_backend
 
 # 0.5.23 has no unified_attention_with_output.
 pytestmark = pytest.mark.releases("0.5.13.post1")
@@ -24,19 +23,8 @@ LENGTH, PADDED = 20, 24
 
 @pytest.fixture(scope="module", autouse=True)
 def on_a_cpu():
-    """SGLang registers its op for CUDA alone, and keeps no name for the function behind it."""
-    # What another test has frozen is not among the objects.
-    gc.unfreeze()
-    function = next(
-        found
-        for found in gc.get_objects()
-        if isinstance(found, FunctionType)
-        and (found.__module__, found.__name__) == (radix_attention.__name__, "unified_attention_with_output")
-    )
-    library = torch.library.Library("sglang", "IMPL", "CPU")
-    library.impl("unified_attention_with_output", function)
-    yield
-    library._destroy()
+    with graph_attention_on_cpu():
+        yield
 
 
 @pytest.fixture

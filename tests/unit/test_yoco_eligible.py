@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.compilation import piecewise_context_manager
+from sglang.srt.compilation.compilation_config import CompilationConfig
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
@@ -295,6 +296,8 @@ class TestBesidePiecewiseGraphs:
             setattr(text, name, value)
         text.config.num_kv_shared_layers = shared
         runner = object.__new__(PiecewiseCudaGraphRunner)
+        # Without graphs that can be cut.
+        runner.compile_config = CompilationConfig([tokens])
         runner.capture_hidden_mode, runner.max_num_tokens = CaptureHiddenMode.NULL, 4096
         runner.model_runner = SimpleNamespace(model=SimpleNamespace(language_model=text, model=text))
         lengths = {"input_ids": torch.zeros(tokens), "extend_seq_lens_cpu": [tokens - 2, 2]}

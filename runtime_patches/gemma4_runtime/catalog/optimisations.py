@@ -30,19 +30,24 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_prefill:around_text_forward"),
             Hook("forward_batch.init_new", How.AROUND, f"{_AT}.yoco_prefill:around_batch_init"),
             Hook("piecewise.can_run", How.AROUND, f"{_AT}.yoco_prefill:around_can_run"),
+            Hook("piecewise.install", How.AROUND, f"{_AT}.yoco_prefill:around_install"),
+            Hook("piecewise.replay", How.AROUND, f"{_AT}.yoco_prefill:around_replay"),
             PATHS,
         ),
-        own_paths=("fused", "skipped: a chunk that is not the last"),
+        own_paths=("fused", "in piecewise graphs", "skipped: a chunk that is not the last"),
         last_rows_only=True,
         about=About(
             why="The last layers of E2B and E4B read keys that earlier layers wrote, and write none. Of a prefill's "
             "rows in them only the one that is sampled from is used.",
             eligibility="Prefills and mixed batches on Triton, trtllm_mha or a hybrid of both that leave out at least "
             "GEMMA4_TRIAGE_YOCO_ROWS rows. Not: log probabilities of prompt tokens, hidden states of all tokens, "
-            "EAGLE, LoRA, piecewise graphs, pipeline or attention data parallelism, deterministic inference.",
+            "EAGLE, LoRA, pipeline or attention data parallelism, deterministic inference. In piecewise CUDA graphs "
+            "these layers run in the graphs of the smallest captured size with a row for each request, up to 128.",
             fallback=OWN_LINES,
             proof=(
                 "tests/engine/test_yoco_live.py",
+                "tests/gpu/test_defaults_on_cuda.py",
+                "tests/unit/test_yoco_cut_graph.py",
                 "tests/unit/test_yoco_eligible.py",
                 "tests/unit/test_yoco_forward.py",
                 "docs/bench/serving_prefill_e2b_h200_2026-11-22.json::yoco",
@@ -72,8 +77,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             why="SGLang gives the prefills of text models piecewise CUDA graphs and those of multimodal models none, "
             "though only the language model would run in them.",
             eligibility="Gemma-4 servers on CUDA for which no other rule of SGLang's switches the graphs off, and "
-            "prefills that fit a captured size: up to 2048 tokens, unless the server is told other sizes. Not: mixed "
-            "batches with images, prefills that yoco makes much shorter, servers with --enable-breakable-cuda-graph: "
+            "prefills that fit a captured size: up to 4096 tokens, unless the server is told other sizes. Not: mixed "
+            "batches with images, servers with --enable-breakable-cuda-graph: "
             "SGLang makes no such graphs of a multimodal Gemma-4.",
             fallback="The prefill runs eagerly, as SGLang's own. Which way was taken is counted in /server_info.",
             proof=(

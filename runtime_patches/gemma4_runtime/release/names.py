@@ -11,7 +11,9 @@ from gemma4_runtime.releases import BASE
 _BASE: dict[str, str | None] = {
     "attention_backends_of": None,
     "sglang_version": "sglang.__version__",
+    "SGLangBackend": "sglang.srt.compilation.backend.SGLangBackend",
     "piecewise_context": "sglang.srt.compilation.piecewise_context_manager.get_forward_context",
+    "graph_capture_stream": "sglang.srt.compilation.piecewise_context_manager.get_pcg_capture_stream",
     "is_in_piecewise_cuda_graph": "sglang.srt.compilation.piecewise_context_manager.is_in_piecewise_cuda_graph",
     "EditSpec": "sglang.srt.debug_utils.source_patcher.EditSpec",
     "PatchApplicationError": "sglang.srt.debug_utils.source_patcher.PatchApplicationError",
@@ -80,6 +82,7 @@ _FUSED_OPS = "sglang.kernels.ops.layernorm.gemma4_fused_ops"
 # Of 0.5.17 and of 0.5.23 alike.
 _SINCE_0_5_17: dict[str, str | None] = {
     "piecewise_context": None,
+    "graph_capture_stream": None,
     "is_in_piecewise_cuda_graph": None,
     "get_attention_tp_size": None,
     "gemma_dual_rmsnorm_residual_scalar": f"{_FUSED_OPS}.gemma_dual_rmsnorm_residual_scalar",
@@ -94,6 +97,7 @@ _SINCE_0_5_23: dict[str, str | None] = {
     "attention_backends_of": f"{_RESOLUTION}.attention_backends_of",
     "ComponentType": "sglang.srt.mem_cache.unified_cache.component_type.ComponentType",
     "get_global_server_args": "sglang.srt.runtime_context.get_server_args",
+    "graph_capture_stream": "sglang.srt.compilation.compile_phase.get_pcg_capture_stream",
     "is_in_piecewise_cuda_graph": f"{_PIECEWISE}.is_in_tc_piecewise_cuda_graph",
     "piecewise_context": f"{_PIECEWISE}.get_tc_piecewise_forward_context",
     "get_parallel": "sglang.srt.runtime_context.get_parallel",

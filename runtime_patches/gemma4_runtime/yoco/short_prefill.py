@@ -16,6 +16,7 @@ from gemma4_runtime.release import forward_context, get_forward_context
 from gemma4_runtime.yoco import attention_view, eligible, some_layers
 
 SKIPPED = "skipped: a chunk that is not the last"
+IN_GRAPHS = "in piecewise graphs"
 
 Plan = Callable[[Any, Tensor, Tensor, int | None], tuple[Any, Any]]
 """Of a batch, the rows [B] that are left of it, their positions [B], and the distance of the sliding layers to their
@@ -81,7 +82,7 @@ def forward(
     view = batch = None
     if plan is not None:
         # Before any layer is launched: what a plan of SGLang's waits for is then the step before, at most.
-        batch, view = plan(forward_batch, rows, positions[rows], _window(model, first))
+        batch, view = plan(forward_batch, rows, positions[rows], window(model, first))
     if input_embeds is not None:
         embeds = input_embeds
     else:
@@ -132,7 +133,7 @@ class _PerLayer:
         return None if self._inputs is None else self._inputs[:, index - self._start]
 
 
-def _window(model: Any, first: int) -> int | None:
+def window(model: Any, first: int) -> int | None:
     """Return the distance to the oldest key that the shared sliding layers see; None if there is none."""
     for layer in model.layers[first:]:
         if layer.self_attn.sliding_window is not None:
