@@ -141,6 +141,7 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
     ("mapping-entry-wrong", "the full page"): lambda folder, dump: freed_peer(folder, dump),
     ("mapping-outlives-page", "the page of the SWA slot"): with_free_pages(False),
     ("page-freed-twice", "the ledger"): lambda folder, dump: seen_by_an_audit(folder, dump),
+    ("page-freed-twice", "the earlier free"): lambda folder, dump: held_by_an_audit(folder, dump),
     ("pages-lost-between-calls", "they are"): with_free_pages(True),
     ("pages-lost-between-calls", "the mapping"): beside(
         corpus_dump("deferred-free-after-replacement", "pool_leak"),
@@ -181,11 +182,16 @@ UNLESS_PROVEN = {
     ("null-page-in-live-column", "the request had"),
     ("null-page-in-live-column", "the request's row"),
     ("page-given-twice", "the page was freed"),
+    ("page-past-pool-end", "a stray value"),
+    ("pages-leaked", "a session"),
     ("request-state-differs", "the row is what"),
     ("request-state-differs", "the two accounts"),
     ("row-not-translated", "the pools have"),
     ("swa-page-replaced-before-free", "the events show"),
+    ("slot-beyond-the-map", "the row was right"),
     ("swa-page-shared", "the lists before"),
+    ("table-too-narrow", "the other of"),
+    ("unassigned-page", "-1 was written"),
     ("verify-input-left-on-batch", "the state has"),
 }
 """Not known unless the dump proves that they do not hold: no dump proves that they do."""
@@ -203,6 +209,19 @@ def seen_by_an_audit(folder: Path, dump: Dump) -> Dump:
     audit = corpus_dump("double-bookkeeping", "pool_leak")
     nobody = with_suspects(free_step=-1)(folder, audit)
     return altered(nobody, verdict="double_free", dump_id=dump.manifest.dump_id)
+
+
+def held_by_an_audit(folder: Path, dump: Dump) -> Dump:
+    """Return an audit that saw a page on the free list twice, freed by somebody, and held as well."""
+    audit = corpus_dump("double-bookkeeping", "pool_leak")
+    words = str(audit.manifest.scalars["faults"]).split(",")
+    table = np.repeat(audit.tensor("suspects")[:1], 2, axis=0)
+    table[:, COLUMNS.index("fault")] = words.index("free_twice"), words.index("free_and_held")
+    table[:, COLUMNS.index("free_step")] = 1
+    pool = str(audit.manifest.scalars["pools"]).split(",")[table[0, COLUMNS.index("pool")]]
+    bad = audit.manifest.offences[:1]
+    made = altered(audit, verdict="double_free", dump_id=dump.manifest.dump_id, pool_kind=pool, offences=bad)
+    return changed(folder, made, suspects=table)
 
 
 def exclusions() -> Iterator[tuple[Rule, Exclusion]]:

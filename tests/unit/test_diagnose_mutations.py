@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from diagnose_examples import ROOT, changed, rewritten
 from gemma4_dumps.reader import Dump, read_dump
@@ -42,7 +43,7 @@ CASES = {
     "row-of-a-request": ("holder-entry-wrong", S.REQUEST_ROW, D.DUPLICATE, C.LIKELY),
     "hand-out-of-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
     "hand-out-of-another": ("swa-page-shared", S.ALLOCATION, D.FOREIGN, C.CERTAIN),
-    "row-past-the-end": ("slot-beyond-the-map", S.REQUEST_ROW, D.PAST_END, C.LIKELY),
+    "row-past-the-end": ("slot-beyond-the-map", S.REQUEST_ROW, D.PAST_END, C.CERTAIN),
     "window-and-layer-swapped": ("parts-disagree", S.DRAFT_BINDING, D.SWAPPED, C.CERTAIN),
     "batch-length-negative": ("batch-length-wrong", S.BATCH_LENGTHS, D.NEGATIVE, C.LIKELY),
     "asked-for-length-zero": ("allocator-past-pool-end", S.BATCH_LENGTHS, D.ZERO, C.LIKELY),
@@ -66,6 +67,9 @@ CASES = {
     "released-and-running": ("request-state-differs", S.ROW_INDICES, D.STALE, C.LIKELY),
     "accepted-too-many": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
+    "mapping-changed-since-the-hand-out": ("mapping-differs", S.SWA_MAPPING, D.OTHER_SPACE, C.CERTAIN),
+    "free-past-the-map": ("slot-beyond-the-map", S.FREE_CALL, D.PAST_END, C.LIKELY),
+    "swa-list-foreign": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
 
@@ -105,6 +109,60 @@ def test_without_what_the_pool_gave_the_hand_out_may_be_right(tmp_path, name):
 def test_without_the_holders_nothing_is_said_of_them(tmp_path, name):
     dumps = [changed(tmp_path, dump, holders=None) for dump in dumps_of(name)]
     assert CASES[name][0] not in [finding.rule for finding in named_of(*dumps)]
+
+
+def test_without_the_calls_before_a_free_the_mapping_is_not_accused(tmp_path):
+    (dump,) = dumps_of("mapping-changed-since-the-hand-out")
+    shutil.copytree(dump.path, tmp_path / "dump")
+    events = (tmp_path / "dump" / "events.jsonl").read_text().splitlines()
+    (tmp_path / "dump" / "events.jsonl").write_text(events[-1] + "\n")
+    first = named_of(rewritten(tmp_path / "dump", dump))[0]
+    assert (first.rule, first.structure, first.confidence) == ("swa-page-shared", None, C.POSSIBLE)
+
+
+@pytest.mark.parametrize(("page", "defect"), [(36, D.OFF_BY_ONE), (4, D.OTHER_SPACE), (53, D.STALE), (65, D.PAST_END)])
+def test_the_way_in_which_a_mapping_was_changed_is_told_from_where_it_leads(tmp_path, page, defect):
+    (dump,) = dumps_of("mapping-changed-since-the-hand-out")
+    slots = dump.tensor("slots").copy()
+    slots[:16, 1] = page * 16 + np.arange(16)
+    bad = dump.manifest.offences[0].model_copy(update={"value": page * 16})
+    dump = Dump(dump.path, dump.manifest.model_copy(update={"offences": (bad,)}))
+    first = named_of(changed(tmp_path, dump, slots=slots))[0]
+    assert (first.rule, first.defect) == ("mapping-differs", defect)
+
+
+def test_a_length_that_the_batch_has_otherwise_is_what_is_wrong_and_not_the_table(tmp_path):
+    (dump,) = dumps_of("length-past-the-table")
+    lengths, layout = dump.tensor("cache_seqlens"), dump.manifest.tensors["cache_seqlens"]
+    save_file({"cache_seqlens": lengths, "believed_lengths": lengths.clip(0, 78)}, tmp_path / "tensors.safetensors")
+    made = rewritten(tmp_path, dump, tensors={"cache_seqlens": layout, "believed_lengths": layout})
+    first = named_of(made)[0]
+    assert (first.rule, first.confidence) == ("table-too-narrow", C.CERTAIN)
+
+
+def test_a_length_of_a_kernel_beyond_its_table_is_past_the_end(tmp_path):
+    (dump,) = dumps_of("kernel-lengths-swapped")
+    given = dump.tensor("cache_seqlens").copy()
+    given[2] = 5 * 16 + 1
+    first = named_of(changed(tmp_path, dump, cache_seqlens=given))[0]
+    assert (first.structure, first.defect) == (S.KERNEL_LENGTHS, D.PAST_END)
+
+
+@pytest.mark.parametrize("name", ["node-lost"])
+def test_a_leak_is_not_a_sessions_where_the_audit_counted_none(name):
+    (dump,) = dumps_of(name)
+    with_one = dump.manifest.model_copy(update={"scalars": dump.manifest.scalars | {"full_session_held": 16}})
+    assert named_of(dump)[0].ruled_out_if == ()
+    assert "session" in named_of(Dump(dump.path, with_one))[0].ruled_out_if[0]
+
+
+def test_where_no_probe_looked_at_what_was_handed_out_a_row_may_have_it_from_there():
+    (dump,) = dumps_of("row-past-the-end")
+    rows = [row for row in dump.manifest.guards["patches"] if row["id"] != "swa-allocator"]
+    guards = dump.manifest.guards | {"patches": rows}
+    first = named_of(Dump(dump.path, dump.manifest.model_copy(update={"guards": guards})))[0]
+    assert first.confidence is C.LIKELY
+    assert [sentence.partition(",")[0] for sentence in first.ruled_out_if] == ["an allocator gave the slot out"]
 
 
 @pytest.mark.parametrize("name", ["full-table-zero"])

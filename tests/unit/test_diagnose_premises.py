@@ -114,3 +114,29 @@ def test_how_a_draft_layer_is_bound_wrongly(what, found, expected, defect):
     incident = of(altered(dump, scalars=scalars, extents={"context_length": 4096}))
     finding = conclude(incident)[0]
     assert (finding.structure, finding.defect) == (Structure.DRAFT_BINDING, defect)
+
+
+@pytest.mark.parametrize(("rows", "confidence"), [((0,), Confidence.LIKELY), ((0, 2), Confidence.CERTAIN)])
+def test_the_first_page_past_the_end_in_several_rows_is_no_chance(
+    rows: tuple[int, ...], confidence: Confidence
+) -> None:
+    bad = tuple(offence("page_table", 65, row=row) for row in rows)
+    dump = altered(corpus_dump("page-past-the-end", "out_of_range"), offences=bad)
+    finding = conclude(of(dump))[0]
+    assert (finding.rule, finding.confidence) == ("page-past-pool-end", confidence)
+
+
+@pytest.mark.parametrize("held", [0, 7])
+def test_a_place_behind_all_that_a_row_has_was_never_filled(tmp_path: Path, held: int) -> None:
+    dump = corpus_dump("negative-page", "negative")
+    bad, lengths = dump.manifest.offences[0], dump.tensor("cache_seqlens")
+    rows = np.zeros((len(lengths), bad.column + 2), np.int32)
+    rows[:, : bad.column] = 3
+    rows[bad.row, bad.column] = held
+    layout = dump.manifest.tensors["page_table"].model_copy(update={"shape": rows.shape})
+    tensors = {"request_rows": rows, "cache_seqlens": lengths}
+    save_file(tensors, tmp_path / "tensors.safetensors")
+    records = {"request_rows": layout, "cache_seqlens": dump.manifest.tensors["cache_seqlens"]}
+    finding = conclude(of(rewritten(tmp_path, dump, tensors=records, offences=(bad,))))[0]
+    assert finding.rule == "unassigned-page"
+    assert finding.confidence is (Confidence.LIKELY if held else Confidence.CERTAIN)

@@ -53,8 +53,11 @@ class Server:
             request.origin_input_ids = array("q", range(known))
         self.check_between_steps()
 
-    def check_between_steps(self):
-        self.scheduler.running_batch = SimpleNamespace(reqs=self.world.requests)
+    def check_between_steps(self, lengths=None):
+        """Check with the lengths of the running batch, [requests], if it has any."""
+        batch = self.scheduler.running_batch = SimpleNamespace(reqs=self.world.requests)
+        if lengths is not None:
+            batch.seq_lens = lengths
         request_rows.before_next_batch(self.scheduler)
 
     def _backend(self, made):
@@ -111,13 +114,14 @@ class Server:
         """Give a frozen draft's batch of all requests the positions that SGLang gives it, altered by `change`."""
         self.next_batch()
         requests = self.world.requests
-        lengths = torch.tensor([held(request).kv_committed_len for request in requests])
+        lengths = self._lengths(requests, beyond=1)
         slots = torch.tensor([held(request).req_pool_idx for request in requests])
         made = SimpleNamespace(forward_mode=ForwardMode.DECODE, seq_lens=lengths, req_pool_indices=slots)
         made.positions = None if topk == 1 else torch.zeros(lengths.numel() * topk, dtype=torch.int64)
         set_frozen_kv_positions(made, topk)
         change(made)
         request_rows.before_run_batch(self.scheduler, SimpleNamespace(reqs=requests))
+        request_rows.after_set_positions(None, object(), made)
         request_rows.after_set_positions(None, object(), made)
 
     def free_slot(self):
@@ -173,8 +177,12 @@ def server(attach, monkeypatch):
 
 
 def trapped(server, change=lambda made: None, mode=ForwardMode.DECODE, **more):
+    return trapped_by(server, lambda: server.forward(change, mode, **more))
+
+
+def trapped_by(server, call):
     with pytest.raises(TrappedViolation):
-        server.forward(change, mode, **more)
+        call()
     (entry,) = DumpStore(server.dumps).list()
     return read_dump(entry.path).manifest
 
@@ -229,6 +237,19 @@ def test_two_rows_that_were_exchanged(server):
     rows, page = server.world.rows.req_to_token, server.world.page
     rows[first, :page], rows[second, :page] = rows[second, :page].clone(), rows[first, :page].clone()
     assert trapped(server).scalars["defect"] == "swapped"
+
+
+def test_rows_that_are_exchanged_after_a_draft_was_begun_are_found_before_it_looks_pages_up(server):
+    server.forward()
+    slots = [held(request).req_pool_idx for request in server.world.requests[:2]]
+    rows, page = server.world.rows.req_to_token, server.world.page
+
+    def exchange(made):
+        rows[slots[0], :page], rows[slots[1], :page] = rows[slots[1], :page].clone(), rows[slots[0], :page].clone()
+
+    said = trapped_by(server, lambda: server.draft(exchange))
+    assert (said.verdict, said.role, said.scalars["defect"]) == ("row_entry", "draft", "swapped")
+    assert said.scalars["request_slot"] in slots
 
 
 def test_a_batch_that_names_another_row(server):
@@ -381,6 +402,40 @@ def test_more_tokens_than_were_allocated_are_told_by_the_batchs_length(server):
     assert (bad.value, bad.lower) == (right + 40, right)
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_length_of_another_request_is_found_before_the_next_batch_is_chosen_where_there_are_no_drafts(server, drafts):
+    if drafts:
+        server.scheduler.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
+    server.world.start(range(200, 230))
+    for _ in range(2):
+        server.forward(mode=ForwardMode.TARGET_VERIFY if drafts else ForwardMode.DECODE)
+    lengths = torch.tensor([held(request).kv_committed_len for request in server.world.requests])
+    for request, length in zip(server.world.requests, lengths.tolist(), strict=True):
+        request.output_ids = array("q", [1])
+        request.origin_input_ids = array("q", range(length))
+    server.check_between_steps(lengths)
+    lengths[0] = lengths[-1]
+    if drafts:
+        server.check_between_steps(lengths)
+        return
+    said = trapped_by(server, lambda: server.check_between_steps(lengths))
+    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == (
+        "length_differs",
+        "batch lengths",
+        "foreign",
+    )
+
+
+def test_a_length_that_is_wrong_as_a_draft_begins(server):
+    said = trapped_by(server, lambda: server.draft(lambda made: made.seq_lens[:1].fill_(1 << 20)))
+    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == (
+        "length_differs",
+        "batch lengths",
+        "past the end",
+    )
+    assert (said.role, said.site) == ("draft", "set_frozen_kv_positions")
+
+
 def _told_fewer_tokens(request, by):
     request.origin_input_ids = array("q", range(len(request.origin_input_ids) - by))
 
@@ -483,6 +538,29 @@ def test_what_has_left_the_window_does_not_come_back(server):
     server.world.left_the_window(request, 16)
     said = trapped(server)
     assert (said.scalars["why"], said.scalars["defect"], said.scalars["expected"]) == ("fell", "off by one", 32)
+
+
+@pytest.mark.parametrize("in_the_forward", [True, False])
+def test_a_page_too_many_that_counts_as_gone_from_the_window_after_a_forward(server, in_the_forward):
+    request, other = server.world.requests[:2]
+    server.world.left_the_window(request, 32)
+    server.forward()
+    server.next_batch()
+    note_counts(seen_of(server.scheduler), [request if in_the_forward else other])
+    server.world.left_the_window(request, 48)
+    said = trapped_by(server, server.next_batch)
+    assert (said.scalars["why"], said.scalars["defect"], said.scalars["expected"]) == ("changed", "off by one", 32)
+    assert said.scalars["structure"] == "request counters"
+
+
+@pytest.mark.parametrize("when", ["prepared", "prefilled", "overlap"])
+def test_what_leaves_the_window_while_a_decode_is_prepared_or_a_prefill_cached_is_no_fault(server, when):
+    server.scheduler.enable_overlap = when == "overlap"
+    server.forward(mode=ForwardMode.EXTEND if when == "prefilled" else ForwardMode.DECODE)
+    if when == "prepared":
+        server.next_batch()
+    server.world.left_the_window(server.world.requests[0], 16)
+    server.forward()
 
 
 @pytest.mark.parametrize("of_row", [True, False])

@@ -4,12 +4,13 @@
 |-------------------------------------|--------------------------------------------------------------------------------|
 | before get_next_batch_to_run        | the rows of all running requests, each of which has one still: see             |
 |                                     | checks/request_rows.py; what a request counts against its row's width, the     |
-|                                     | nodes that it holds, and what it counted before its forward                    |
+|                                     | nodes that it holds, and what it counted before its forward; without drafts,   |
+|                                     | the batch's lengths                                                            |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
 |                                     | will write against the row's entry of that token, with and without MTP;        |
 |                                     | positions against lengths                                                      |
-| after the positions of a frozen     | each against the last token of its request that has KV                         |
-| draft are set                       |                                                                                |
+| after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
+| draft are set                       | which the draft's pages are looked up next                                     |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
 |                                     | a table against the request's row, and what the map makes of it                |
 
@@ -45,6 +46,7 @@ from gemma4_runtime.release.requests import committed_freed, held
 from gemma4_runtime.rows.counts import check_counters, check_lengths
 from gemma4_runtime.rows.places import check_draft_positions, check_positions, check_tables, check_writes, twin_of
 from gemma4_runtime.rows.report import (
+    DRAFT_POSITIONS,
     INIT,
     LENGTH,
     METADATA,
@@ -130,7 +132,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         return
     check_lengths(scheduler, batch, made)
     check_positions(scheduler, requests, made)
-    note_counts(_running, requests)
+    note_counts(_running, requests, of_prefill=mode.is_extend() and not mode.is_target_verify())
     _check_rows(scheduler, requests, INIT, made)
     check_writes(scheduler, requests, made)
 
@@ -154,12 +156,18 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
 
 
 def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Check the positions that a frozen draft's worker has just given its forward batch, outside of a capture."""
+    """Check a frozen draft's rows, lengths, and the positions that its worker has just set, outside of a capture."""
     if forward_batch.forward_mode.is_idle() or _running is None or _running.scheduler is None:
         return
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
-    check_draft_positions(_running.scheduler, forward_batch)
+    scheduler, batch = _running.scheduler, _running.batch
+    if _running.draft is not forward_batch and len(batch.reqs) == len(forward_batch.seq_lens):
+        # Positions are set anew for each step of one draft, which looks its pages up once.
+        _running.draft = forward_batch
+        _check_rows(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
+        check_lengths(scheduler, batch, forward_batch, in_draft=True)
+    check_draft_positions(scheduler, forward_batch)
 
 
 def self_test() -> None:
@@ -190,7 +198,9 @@ def self_test() -> None:
             raise VerificationFailed(f"{RULE}: self test: {case}: {whys}")
 
 
-def _check_rows(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> None:
+def _check_rows(
+    scheduler: Any, requests: Sequence[Any], site: str, made: Any = None, role: str | None = "target"
+) -> None:
     live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
     seen, pool = seen_of(scheduler), scheduler.req_to_token_pool.req_to_token
     live = [request for request in live if 0 <= held(request).req_pool_idx < pool.shape[0]]
@@ -227,7 +237,8 @@ def _check_rows(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
         kinds = _row_defects(rows, wrong, allocator, page, end)
         slots = [row.slot for row in rows]
         had = _had(wrong[0], rows)
-        report_wrong(scheduler, wrong, ROW, site, Structure.REQUEST_ROW, kinds, made, slots, _table_of(rows), had)
+        table = _table_of(rows)
+        report_wrong(scheduler, wrong, ROW, site, Structure.REQUEST_ROW, kinds, made, slots, table, had, role)
     else:
         # Those that are not looked at now may come again; a slot that is given anew has another request.
         seen.rows.update(kept)

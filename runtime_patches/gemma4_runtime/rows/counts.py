@@ -12,6 +12,7 @@ from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held, prefilled_until, swa_evicted
 from gemma4_runtime.rows.report import (
     COUNTER,
+    DRAFT_POSITIONS,
     INIT,
     LENGTH,
     NEXT,
@@ -34,12 +35,20 @@ _OF_ACCOUNTS = (
 )
 
 
-def check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
-    """Hold the batch's lengths against the tokens and the counters of its requests."""
+def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False) -> None:
+    """Hold the batch's lengths against the tokens and the counters of its requests.
+
+    Args:
+        scheduler: Whose requests they are.
+        batch: The batch that runs.
+        made: The forward's batch.
+        in_draft: Whether it is a draft's, whose last token has no KV yet, as in the verification behind it.
+    """
     if scheduler.enable_overlap:
         return
     mode, lengths = made.forward_mode, made.seq_lens.tolist()
-    if mode.is_target_verify():
+    of_drafts = in_draft or mode.is_target_verify()
+    if of_drafts:
         tokens = [len(request.origin_input_ids) + len(request.output_ids) - 1 for request in batch.reqs]
     elif mode.is_decode():
         tokens = [len(request.origin_input_ids) + len(request.output_ids) for request in batch.reqs]
@@ -53,10 +62,12 @@ def check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
         wrong = [entry for row, account in enumerate(accounts) if (entry := _outvoted(row, account, of)) is not None]
         if wrong:
             kinds = [defect_of(w.value, w.expected, width + 1, foreign=set(tokens)) for w in wrong]
-            alone = made.forward_mode.is_target_verify() and of == LENGTH_OF
+            alone = of_drafts and of == LENGTH_OF
             agreed = id(batch.reqs[wrong[0].row]) in seen_of(scheduler).agreed if alone else True
             had = {"as_before": None, "account": of, "agreed_before": agreed}
-            report_wrong(scheduler, wrong, LENGTH, INIT, structure, or_swapped(wrong, kinds), made, rows, had=had)
+            site, role = (DRAFT_POSITIONS, "draft") if in_draft else (INIT, "target")
+            kinds = or_swapped(wrong, kinds)
+            report_wrong(scheduler, wrong, LENGTH, site, structure, kinds, made, rows, had=had, role=role)
 
 
 def _outvoted(row: int, account: tuple[int, int, int | None], of: str) -> WrongEntry | None:
@@ -73,7 +84,7 @@ def _outvoted(row: int, account: tuple[int, int, int | None], of: str) -> WrongE
 
 
 def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int, int] | None = None) -> None:
-    """Hold what each request counts against the columns of its row, and against the nodes that it holds.
+    """Hold what each request counts against its row's columns, its nodes, and its tokens; lengths of batches likewise.
 
     Args:
         scheduler: Whose requests they are.
@@ -83,14 +94,21 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
     live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
-    wrong, kinds, accounts, seen = [], [], {}, seen_of(scheduler)
-    seen.agreed = set()
+    wrong, kinds, accounts, of_batch, seen = [], [], {}, [], seen_of(scheduler)
+    seen.agreed, after_a_forward = set(), bool(seen.counts)
     for number, request in enumerate(live):
-        had = evicted_before(seen, request)
-        evicted = swa_evicted(request)
-        if had is not None and evicted is not None and evicted < had:
+        had, before = evicted_before(seen, request), counts_before(seen, request)
+        evicted, others = swa_evicted(request), [swa_evicted(other) for other in live if other is not request]
+        # Tokens leave the window while a decode is prepared, and as a prefill is cached, which with overlap is later.
+        stayed = before[2] if before is not None else had if after_a_forward else None
+        if scheduler.enable_overlap:
+            stayed = None
+        if evicted is not None and had is not None and evicted < had:
             wrong.append(WrongEntry("fell", number, 0, evicted, had))
-            kinds.append(_count_defect(scheduler, evicted, had, [swa_evicted(r) for r in live if r is not request]))
+            kinds.append(_count_defect(scheduler, evicted, had, others))
+        elif evicted is not None and stayed is not None and evicted != stayed:
+            wrong.append(WrongEntry("changed", number, 0, evicted, stayed))
+            kinds.append(_count_defect(scheduler, evicted, stayed, others))
         path = path_slots(cache, request)
         protected = held(request).cache_protected_len
         if path is not None and protected != path.numel():
@@ -116,19 +134,29 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             kinds.append(defect_of(value, expected, width + 1))
         elif by_batch == committed == tokens:
             seen.agreed.add(id(request))
-        if (before := counts_before(seen, request)) is not None:
-            for count, had in _changed(scheduler, before, (committed, allocated)):
+        if by_batch is not None and scheduler.spec_algorithm.is_none() and committed == tokens != by_batch:
+            # After a verification count and tokens come from one list, and the next draft is where they are held.
+            of_batch.append(WrongEntry("unlike", number, 0, by_batch, committed))
+        if before is not None:
+            for count, had in _changed(scheduler, before[:2], (committed, allocated)):
                 wrong.append(WrongEntry("changed", number, 0, count, had))
                 kinds.append(defect_of(count, had, width + 1))
         for count in (held(request).kv_committed_len, held(request).kv_allocated_len):
             if not 0 <= count <= width:
                 wrong.append(WrongEntry("outside", number, 0, count))
                 kinds.append(defect_of(count, None, width + 1))
+    seen.counts.clear()
     if wrong:
         seen.evicted = {}
         slots = [held(request).req_pool_idx for request in live]
         had = {"as_before": None, "account": accounts.get(0)}
         report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots, had=had)
+    elif of_batch and not scheduler.enable_overlap:
+        slots = [held(request).req_pool_idx for request in live]
+        counts = {held(request).kv_committed_len for request in live}
+        kinds = or_swapped(of_batch, [defect_of(w.value, w.expected, width + 1, foreign=counts) for w in of_batch])
+        had = {"as_before": None, "account": LENGTH_OF, "agreed_before": True}
+        report_wrong(scheduler, of_batch, LENGTH, NEXT, Structure.BATCH_LENGTHS, kinds, None, slots, had=had)
 
 
 def _changed(scheduler: Any, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[int, int]]:

@@ -19,9 +19,11 @@ class Seen:
         evicted: By request slot: its stay there, and how many of its first tokens had left the sliding window.
         written: Where the target's forward before this one wrote.
         lengths: What its kernels were told of each request slot.
-        counts: By request slot: its stay there, and what it counted as committed and as allocated before its forward.
+        counts: By request slot: its stay there, and what it counted before its forward as committed, as allocated, and
+            as gone from the sliding window; None for the last before a prefill, which may change it.
         agreed: By `id`, the requests whose batch had the length that they have themselves, at the check between steps.
         batch: The batch that runs.
+        draft: The forward batch of the draft that was looked at last.
         scheduler: The scheduler.
     """
 
@@ -30,9 +32,10 @@ class Seen:
         self.evicted: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.written: set[int] = set()
         self.lengths: dict[int, int] = {}
-        self.counts: dict[int, tuple[tuple[Any, ...], int, int]] = {}
+        self.counts: dict[int, tuple[tuple[Any, ...], int, int, int | None]] = {}
         self.agreed: set[int] = set()
         self.batch: Any = None
+        self.draft: Any = None
         self.scheduler: Any = None
 
 
@@ -53,15 +56,17 @@ def evicted_before(seen: Seen, request: Any) -> int | None:
     return known[1] if known is not None and known[0] == stay else None
 
 
-def note_counts(seen: Seen, requests: Sequence[Any]) -> None:
-    """Note, before a forward, what each request of its batch counts as committed and as allocated."""
+def note_counts(seen: Seen, requests: Sequence[Any], of_prefill: bool = False) -> None:
+    """Note, before a forward, what each request of its batch counts."""
     for request in requests:
         record = held(request)
         stay = (request.rid, request.retraction_count)
-        seen.counts[record.req_pool_idx] = (stay, record.kv_committed_len, record.kv_allocated_len)
+        evicted = None if of_prefill else swa_evicted(request)
+        counted = (record.kv_committed_len, record.kv_allocated_len, evicted)
+        seen.counts[record.req_pool_idx] = (stay, *counted)
 
 
-def counts_before(seen: Seen, request: Any) -> tuple[int, int] | None:
+def counts_before(seen: Seen, request: Any) -> tuple[int, int, int | None] | None:
     """Return what a request counted before its latest forward, if that was in this stay; once for each forward."""
     known = seen.counts.pop(held(request).req_pool_idx, None)
     return known[1:] if known is not None and known[0] == (request.rid, request.retraction_count) else None

@@ -68,9 +68,14 @@ class Listed:
 
     @property
     def never_asked_back(self) -> bool:
-        """Return whether the ledger saw nobody free it since it was handed out last, or at all."""
+        """Return whether the ledger saw nobody free it since it was handed out last, or at all.
+
+        Of a free and a hand-out in one step the last event is the later one.
+        """
         freed, given = self.suspect.free_step, self.suspect.alloc_step
-        return freed is None or (given is not None and freed < given)
+        if freed is None or given is None or freed != given:
+            return freed is None or (given is not None and freed < given)
+        return self.was_taken
 
 
 @dataclass(frozen=True)

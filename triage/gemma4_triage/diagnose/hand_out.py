@@ -10,6 +10,8 @@
 | is of the full pool, and on no list or still on one after the call  | what the call returned |
 
 Dumps of a release that does not keep the lists before the call say nothing of it.
+
+Of a call that gives back, it is held against what the mapping had when its slots were handed out.
 """
 
 from __future__ import annotations
@@ -53,6 +55,40 @@ def is_what_the_pool_gave(dump: Dump) -> bool | None:
     if given is None or slots is None or given.shape != slots.shape[:1] or not 0 <= row < len(given):
         return None
     return int(given[row]) == int(slots[row, 1])
+
+
+def mapping_since(dump: Dump) -> Wrong:
+    """Return the mapping as wrong where a call that gives back finds another page there than it was written with.
+
+    No structure where it is what the latest call had that named the slot, or none of those that the dump has did.
+    """
+    records, slots, page = readable_events(dump), tensor_or_none(dump, "slots"), dump.manifest.page_size or 1
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    if not records or bad is None or (bad.table, bad.column) != ("slots", 1) or slots is None or slots.ndim != 2:
+        return Wrong(None)
+    if not _gives_back(records[-1]) or not 0 <= bad.row < len(slots):
+        return Wrong(None)
+    full = int(slots[bad.row, 0])
+    named = ((number, own) for number, past in enumerate(records[:-1]) if (own := _peer(past, full)) is not None)
+    number, own = max(named, default=(-1, 0))
+    if number < 0 or _gives_back(records[number]) or own == bad.value or own <= 0:
+        return Wrong(None)
+    to, full_page, own_page = bad.value // page, full // page, own // page
+    defect = None
+    if to not in range(1, dump.manifest.extents.get("pages_swa_pool", to + 1)):
+        defect = invalid_defect(to)
+    elif abs(to - own_page) == 1:
+        defect = Defect.OFF_BY_ONE
+    elif to == full_page:
+        defect = Defect.OTHER_SPACE
+    elif to in (tensor_or_none(dump, "free_pages_swa") if "free_pages_swa" in dump.manifest.tensors else ()):
+        defect = Defect.STALE
+    proof = event(dump, number, "call", f"the call that gave page {full_page} the SWA page {own_page}, not {to}")
+    return Wrong(Structure.SWA_MAPPING, defect, (proof,))
+
+
+def _gives_back(call: Mapping[str, Any]) -> bool:
+    return str(call.get("call")).startswith("free")
 
 
 def had_room(dump: Dump) -> bool | None:

@@ -112,6 +112,8 @@ class _Source:
         defect = None
         if given[row] <= 0:
             defect = Defect.NEGATIVE if given[row] else Defect.ZERO
+        elif given[row] > self._columns() * self._page_size:
+            defect = Defect.PAST_END
         elif any(given[number] == expected[row] for number in others):
             defect = Defect.SWAPPED
         elif abs(given[row] - expected[row]) == 1:
@@ -119,6 +121,11 @@ class _Source:
         elif others:
             defect = Defect.FOREIGN
         return Wrong(Structure.KERNEL_LENGTHS, defect, proof)
+
+    def _columns(self) -> int:
+        """Return how many columns the full layers' table has; as many as can be where the dump has none."""
+        table = tensor_or_none(self._dump, FULL)
+        return 1 << 60 if table is None or table.ndim != 2 else table.shape[1]
 
     def _of_swa_table(self) -> Wrong:
         to, full = self._at(TRANSLATED), self._at(FULL)

@@ -22,7 +22,7 @@ def find(incident: Incident) -> Finding | None:
     if copies is not None:
         return _of_copies(incident, copies)
     for dump in incident.of(rule=PROCESS_END):
-        row = _first_wrong(dump)
+        row = first_wrong_length(dump)
         if row is not None:
             return _finding(incident, dump, row)
     return None
@@ -59,7 +59,8 @@ def _lengths(dump: Dump) -> tuple[list[int], list[int]] | None:
     return lengths.tolist(), requests[:, _TOKENS].tolist() if requests.shape[1] > _TOKENS else []
 
 
-def _first_wrong(dump: Dump) -> int | None:
+def first_wrong_length(dump: Dump) -> int | None:
+    """Return the first row of a batch whose length its request's tokens contradict; None where none is known to be."""
     found = _lengths(dump)
     if found is None:
         return None

@@ -5,16 +5,47 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import MAPPED_ELSEWHERE, first_census, mapped_defect
 from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.hand_out import mapping_since
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "mapping-differs"
 _HOLDER, _LEADS_TO = 1, 2
+_CAUSE = (
+    "The full-to-SWA mapping of a page that is in use leads elsewhere than to the SWA page that was handed out with it"
+)
+_ADVICE = ("Look at who writes the mapping: set_full_to_swa_mapping, free_swa, tombstone recovery.",)
 
 
 def find(incident: Incident) -> Finding | None:
-    """Return a finding where the first audit saw that the mapping is not that of the pairs that were handed out."""
+    """Return a finding where the mapping is not that of the pairs that were handed out, as an audit or a free sees."""
+    return _at_audit(incident) or _at_free(incident)
+
+
+def _at_free(incident: Incident) -> Finding | None:
+    dump = incident.first(verdict=("pool_alias", "stale_mapping", "free_out_of_range"))
+    wrong = None if dump is None else mapping_since(dump)
+    if dump is None or wrong is None or wrong.structure is None:
+        return None
+    return Finding(
+        rule=ID,
+        structure=wrong.structure,
+        defect=wrong.defect,
+        cause=_CAUSE + ".",
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "site", "the call that gives back, which saw it"),
+            said(dump, "offences.0.value", "the SWA slot where the mapping leads"),
+            said(dump, "offences.0.request_slot", "the request slot that had the full page last"),
+            *wrong.proof,
+        ),
+        advice=_ADVICE,
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
+    )
+
+
+def _at_audit(incident: Incident) -> Finding | None:
     census = first_census(incident)
     if census is None or not census.holders:
         return None
@@ -32,10 +63,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=Structure.SWA_MAPPING,
         defect=Defect.SWAPPED if swapped else mapped_defect(census, first, holder, own),
-        cause=(
-            "The full-to-SWA mapping of a page that is in use leads elsewhere than to the SWA page that was handed out "
-            "with it" + (", and the mapping of that one's page leads here." if swapped else ".")
-        ),
+        cause=_CAUSE + (", and the mapping of that one's page leads here." if swapped else "."),
         confidence=Confidence.CERTAIN,
         evidence=(
             cell(first.dump, TABLE, (first.row, 0), "the full page"),
@@ -44,7 +72,7 @@ def find(incident: Incident) -> Finding | None:
             cell(census.dumps[0], "holders", (holder.row, _HOLDER), "the request slot that holds it; 0: the cache"),
             said(first.dump, "step", "the step of the audit that saw it first"),
         ),
-        advice=("Look at who writes the mapping: set_full_to_swa_mapping, free_swa, tombstone recovery.",),
+        advice=_ADVICE,
         next_commands=(commands.audit(first.dump), commands.serve(incident, "--debug trap")),
     )
 

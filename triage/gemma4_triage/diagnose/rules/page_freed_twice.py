@@ -5,9 +5,10 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import FREE_AND_HELD, TWICE_FREE, first_census
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-freed-twice"
@@ -54,6 +55,21 @@ def _nobody_freed(dump: Dump) -> bool:
         return False
 
 
+def _is_still_held(seen: Seen) -> bool | None:
+    """Return whether the first audit saw the page free and held; None without an audit that lists it."""
+    census, dump = first_census(seen.incident), seen.dump
+    if census is None or dump is None or not dump.manifest.offences:
+        return None
+    pool = dump.manifest.pool_kind or "full"
+    if dump.manifest.rule == LEAK:
+        pages = {one.page for one in census.of(pool, TWICE_FREE)}
+    else:
+        pages = {bad.value // (dump.manifest.page_size or 1) for bad in dump.manifest.offences}
+    if pages & {one.page for one in census.of(pool, FREE_AND_HELD)}:
+        return True
+    return False if pages & {one.page for one in census.of(pool, TWICE_FREE)} else None
+
+
 RULE = Rule(
     ID,
     find,
@@ -62,7 +78,7 @@ RULE = Rule(
             "the ledger of the audit that saw it saw no free of the page: then the list alone is wrong",
             in_dump(_nobody_freed),
         ),
-        Exclusion("the earlier free was the wrong one: then somebody still holds the page"),
+        Exclusion("the earlier free was the wrong one: then somebody still holds the page", _is_still_held),
     ),
     explains=("page-given-twice",),
     leads_to=("pool-leak",),

@@ -1,10 +1,11 @@
 """Off by one at the end of a pool: the index is the first that the buffer does not have."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
@@ -49,10 +50,15 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
+def _is_by_chance(dump: Dump) -> bool | None:
+    """Return False where rows of several requests have the very same page, which no stray write leaves."""
+    return False if len({offence.row for offence in dump.manifest.offences}) > 1 else None
+
+
 RULE = Rule(
     ID,
     find,
-    ruled_out_if=(Exclusion("a stray value is this one by chance"),),
+    ruled_out_if=(Exclusion("a stray value is this one by chance", in_dump(_is_by_chance)),),
     injected_by=("page-past-the-end",),
     leads_to=LEAVES_BUFFERS,
 )

@@ -8,7 +8,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
@@ -52,7 +52,8 @@ def find(incident: Incident) -> Finding | None:
         structure=Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
         cause=f"Pages belong to nobody and are not free{where}: {why}.",
-        confidence=Confidence.CERTAIN if known or given else Confidence.POSSIBLE,
+        # What its owner's row and counts had as it ended is in no dump.
+        confidence=Confidence.LIKELY if known or given else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         advice=(
             "Nobody will free these pages: look at what that site does when its request ends, is aborted or retracted.",
@@ -93,10 +94,22 @@ def _why(known: bool, ended: bool | None) -> str:
     return "whose they were, or what became of them, is not known"
 
 
+def _may_be_held(dump: Dump) -> bool | None:
+    """Return False where the audit counted what sessions hold, which is nothing, and the server transfers no pages."""
+    manifest = dump.manifest
+    try:
+        pools = {one.pool for one in suspects(dump) if one.fault == "nowhere"}
+    except DumpError:
+        return None
+    counted = [manifest.scalars.get(f"{pool}_session_held") for pool in pools]
+    transfers = any(argument.startswith("--disaggregation") for argument in manifest.launch_args)
+    return False if counted and all(one == 0 for one in counted) and manifest.launch_args and not transfers else None
+
+
 RULE = Rule(
     ID,
     find,
-    ruled_out_if=(Exclusion("a session or a disaggregated transfer still holds them"),),
+    ruled_out_if=(Exclusion("a session or a disaggregated transfer still holds them", in_dump(_may_be_held)),),
     leads_to=LOSES_PAGES,
     fallback=True,
 )

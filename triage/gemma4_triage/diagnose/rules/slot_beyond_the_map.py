@@ -8,12 +8,14 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, Seen
+from gemma4_triage.diagnose.rules.batch_length_wrong import first_wrong_length
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "slot-beyond-the-map"
 _MESSAGE = re.compile(r"index (\d{1,18}) is out of bounds for dimension \d+ with size (\d{1,18})\b")
-_ROWS = "req_to_token"
+_GIVES_BACK = re.compile(r"\.free(_\w+)?:")
+_ROWS, _ALLOCATOR = "req_to_token", "swa-allocator"
 
 
 def find(incident: Incident) -> Finding | None:
@@ -32,7 +34,7 @@ def _where(dump: Dump, slot: int) -> tuple[Structure, tuple[Evidence, ...]] | No
         return Structure.REQUEST_ROW, (cell(dump, _ROWS, in_row, "the same slot, in the row of a request"),)
     trace = str(dump.manifest.scalars.get("traceback"))
     # What a tree evicts it gives back too: then a node may be what is wrong.
-    if ".free:" in trace and "evict" not in trace and tensor_or_none(dump, _ROWS) is not None:
+    if _GIVES_BACK.search(trace) and "evict" not in trace and tensor_or_none(dump, _ROWS) is not None:
         return Structure.FREE_CALL, ()
     return None
 
@@ -64,15 +66,25 @@ def _finding(incident: Incident, dump: Dump, structure: Structure, proof: tuple[
     )
 
 
+def _was_handed_out(seen: Seen) -> bool | None:
+    """Return whether an allocator gave such a slot out; None where the probe that looks at that was not there."""
+    if seen.incident.first(verdict="alloc_out_of_range") is not None:
+        return True
+    return False if any(guards.attached(_ALLOCATOR) for guards in seen.incident.guards) else None
+
+
+def _was_looked_up_elsewhere(seen: Seen) -> bool | None:
+    """Return False where the row itself has the slot, and no length says that another place was meant."""
+    in_row = seen.finding.structure is Structure.REQUEST_ROW
+    return False if in_row and seen.dump is not None and first_wrong_length(seen.dump) is None else None
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion(
-            "an allocator gave the slot out, as a dump of it says",
-            lambda seen: seen.incident.first(verdict="alloc_out_of_range") is not None,
-        ),
-        Exclusion("the row was right, and whoever looked it up read another place of it"),
+        Exclusion("an allocator gave the slot out, as a dump of it says", _was_handed_out),
+        Exclusion("the row was right, and whoever looked it up read another place of it", _was_looked_up_elsewhere),
     ),
     leads_to=LEAVES_BUFFERS,
 )

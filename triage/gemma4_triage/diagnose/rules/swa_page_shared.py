@@ -21,8 +21,9 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=wrong.structure,
         defect=wrong.defect or Defect.DUPLICATE,
-        cause="A page has two owners, and both write their keys and values there.",
-        confidence=Confidence.CERTAIN,
+        cause="A page has two owners, and both write their keys and values there."
+        + ("" if wrong.structure else " Whether the hand-out or the mapping is wrong is not known."),
+        confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "site", "where it was seen"),
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),

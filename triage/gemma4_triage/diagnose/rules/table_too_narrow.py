@@ -1,11 +1,13 @@
 """A row needs more columns than its page table has."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.concerned import index_list
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.where_wrong import BELIEVED, where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "table-too-narrow"
@@ -42,12 +44,23 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
+def _is_other(dump: Dump) -> bool | None:
+    """Return False where the batch has a length that the table has columns for; None where it does not say."""
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    believed, page = tensor_or_none(dump, BELIEVED), dump.manifest.page_size or 1
+    if bad is None or believed is None or believed.ndim != 1 or not 0 <= bad.row < believed.shape[0]:
+        return None
+    fits = -(-int(believed[bad.row]) // page) <= bad.column
+    return False if fits and where_wrong(dump).structure is Structure.KERNEL_LENGTHS else None
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
         Exclusion(
-            "the other of the two is wrong: compare cache_seqlens with the request's tokens, and both with the table"
+            "the other of the two is wrong: compare cache_seqlens with the request's tokens, and both with the table",
+            in_dump(_is_other),
         ),
     ),
     leads_to=LEAVES_BUFFERS,

@@ -1,11 +1,12 @@
 """-1, the mark of an index that was never assigned, stands in a column that a request needs."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.where_wrong import where_wrong
+from gemma4_triage.diagnose.where_wrong import ROWS, where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "unassigned-page"
@@ -50,6 +51,14 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
+def _was_a_page(dump: Dump) -> bool | None:
+    """Return False where the request's row has no page from that place on: it was never filled."""
+    rows, bad = tensor_or_none(dump, ROWS), dump.manifest.offences[0]
+    if rows is None or rows.ndim != 2 or not (0 <= bad.row < rows.shape[0] and 0 <= bad.column < rows.shape[1]):
+        return None
+    return None if (rows[bad.row, bad.column :] > 0).any() else False
+
+
 RULE = Rule(
     ID,
     find,
@@ -58,7 +67,7 @@ RULE = Rule(
             "other values stand beside -1: then the table is damaged, not unfilled",
             in_dump(lambda dump: any(offence.value != _MARK for offence in dump.manifest.offences)),
         ),
-        Exclusion("-1 was written over a page that was there"),
+        Exclusion("-1 was written over a page that was there", in_dump(_was_a_page)),
     ),
     injected_by=("negative-page",),
     leads_to=LEAVES_BUFFERS,
