@@ -1,12 +1,12 @@
 """Two owners of one page, or one owner that frees it on two paths."""
 
-from gemma4_dumps.audit_findings import suspects
+from gemma4_dumps.audit_findings import TABLE, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, TWICE_FREE, first_census
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TWICE_FREE, Listed, first_census, single
+from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -18,13 +18,17 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="double_free")
     if dump is None:
         return None
+    meant = _meant(incident, dump)
     return Finding(
         rule=ID,
         structure=Structure.FREE_CALL,
-        defect=Defect.DUPLICATE,
+        defect=Defect.DUPLICATE if meant is None else Defect.OFF_BY_ONE,
         cause=(
             "A page was freed that is free already: two owners believe that they hold it, or one owner frees it on two "
             "paths."
+            if meant is None
+            else "A page was freed that is free already, and the page beside it is lost, which nobody asked to free: "
+            "the call named the wrong one of the two."
         ),
         confidence=Confidence.CERTAIN,
         evidence=(
@@ -32,6 +36,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
             said(dump, "offence_count", "so many are freed again"),
             said(dump, "pool_kind", "of which pool"),
+            *(() if meant is None else (cell(meant.dump, TABLE, (meant.row, 0), "the page that is lost"),)),
         ),
         advice=(
             "Compare the slots with the prefix cache's insert and the request's release (release_kv_cache).",
@@ -43,6 +48,17 @@ def find(incident: Incident) -> Finding | None:
         ),
         upstream=("SGLang 25805",),
     )
+
+
+def _meant(incident: Incident, dump: Dump) -> Listed | None:
+    """Return the page that a free was to name instead of its neighbour, which an audit saw freed twice; else None."""
+    census = first_census(incident)
+    if dump.manifest.rule != LEAK or census is None:
+        return None
+    pool = dump.manifest.pool_kind or "full"
+    twice = single(census.of(pool, TWICE_FREE))
+    lost = single(one for one in census.of(pool, NOWHERE) if one.was_taken and one.never_asked_back)
+    return lost if twice is not None and lost is not None and abs(twice.page - lost.page) == 1 else None
 
 
 def _nobody_freed(dump: Dump) -> bool:

@@ -52,8 +52,7 @@ def find(incident: Incident) -> Finding | None:
         structure=Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
         cause=f"Pages belong to nobody and are not free{where}: {why}.",
-        # What its owner's row and counts had as it ended is in no dump.
-        confidence=Confidence.LIKELY if known or given else Confidence.POSSIBLE,
+        confidence=Confidence.CERTAIN if known or given else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         advice=(
             "Nobody will free these pages: look at what that site does when its request ends, is aborted or retracted.",
@@ -109,7 +108,10 @@ def _may_be_held(dump: Dump) -> bool | None:
 RULE = Rule(
     ID,
     find,
-    ruled_out_if=(Exclusion("a session or a disaggregated transfer still holds them", in_dump(_may_be_held)),),
+    ruled_out_if=(
+        Exclusion("a session or a disaggregated transfer still holds them", in_dump(_may_be_held)),
+        Exclusion("the row or the counts of who held them had lost them before it gave back what it had"),
+    ),
     leads_to=LOSES_PAGES,
     fallback=True,
 )
