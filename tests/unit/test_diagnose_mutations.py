@@ -70,6 +70,7 @@ CASES = {
     "mapping-changed-since-the-hand-out": ("mapping-differs", S.SWA_MAPPING, D.OTHER_SPACE, C.CERTAIN),
     "free-past-the-map": ("slot-beyond-the-map", S.FREE_CALL, D.PAST_END, C.LIKELY),
     "free-of-a-free-neighbour": ("page-freed-twice", S.FREE_CALL, D.OFF_BY_ONE, C.CERTAIN),
+    "free-of-a-running-requests-page": ("request-state-differs", None, None, C.POSSIBLE),
     "swa-list-foreign": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -147,6 +148,21 @@ def test_a_length_of_a_kernel_beyond_its_table_is_past_the_end(tmp_path):
     given[2] = 5 * 16 + 1
     first = named_of(changed(tmp_path, dump, cache_seqlens=given))[0]
     assert (first.structure, first.defect) == (S.KERNEL_LENGTHS, D.PAST_END)
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        ("freed", (S.FREE_CALL, D.EARLY, C.LIKELY)),
+        ("free_asked", (S.FREE_CALL, D.EARLY, C.LIKELY)),
+        ("owned", (None, None, C.POSSIBLE)),
+    ],
+)
+def test_a_page_of_a_row_that_is_as_it_was_was_given_back_unless_somebody_else_has_it(event, told):
+    (dump,) = dumps_of("free-of-a-running-requests-page")
+    scalars = dump.manifest.scalars | {"page_event": event}
+    first = named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))[0]
+    assert (first.structure, first.defect, first.confidence) == told
 
 
 def test_a_page_that_is_freed_twice_with_none_lost_beside_it_names_no_neighbour(tmp_path):

@@ -239,6 +239,19 @@ def test_two_rows_that_were_exchanged(server):
     assert trapped(server).scalars["defect"] == "swapped"
 
 
+def test_with_the_ledger_a_row_of_this_step_is_held_against_what_its_request_was_given(attach, monkeypatch):
+    server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
+    server.forward()
+    request = server.world.start(range(200, 240))
+    slot, page, rows = held(request).req_pool_idx, server.world.page, server.world.rows.req_to_token
+    begin, was = held(request).cache_protected_len, int(rows[slot, held(request).cache_protected_len])
+    stranger = server.free_slot() // page * page
+    rows[slot, begin : begin + page] = torch.arange(stranger, stranger + page, dtype=rows.dtype)
+    said = trapped_by(server, server.next_batch)
+    assert (said.scalars["why"], said.scalars["expected"], said.scalars["defect"]) == ("owner", was, "stale")
+    assert said.scalars["page_event"] == "cleared"
+
+
 def test_rows_that_are_exchanged_after_a_draft_was_begun_are_found_before_it_looks_pages_up(server):
     server.forward()
     slots = [held(request).req_pool_idx for request in server.world.requests[:2]]

@@ -68,6 +68,27 @@ def test_without_a_check_before_a_foreign_page_is_found_all_the_same(world, data
     assert victim in {wrong.row for wrong in found} or found[0].why == "shared"
 
 
+@given(worlds(), st.data())
+def test_the_page_that_a_row_lacks_is_told_by_the_ledger_where_nothing_else_was_allocated(world, data):
+    rows, owners = world
+    slot, entries, protected = data.draw(st.sampled_from(rows))
+    at = protected + PAGE * data.draw(st.integers(0, (entries.size - protected - 1) // PAGE))
+    lost = int(entries[at])
+    taken = data.draw(st.sampled_from([page for page in range(1, PAGES + 1) if owners[page] != slot]))
+    entries[at : at + PAGE] = taken * PAGE + np.arange(entries[at : at + PAGE].size)
+    more = data.draw(st.sampled_from([0, PAGE]))
+    row = Row(slot, entries, protected, owners=owners, allocated=entries.size + more)
+    found = [wrong for wrong in check_rows([row], PAGE, END) if wrong.why == "owner"]
+    # In the prefix the page stands twice then, which is found before.
+    assert [wrong.expected for wrong in found] in ([], [None if more else lost])
+
+
+def test_a_row_whose_page_was_given_back_lacks_none():
+    owners = np.array([-1, 1, -1, 1])
+    (wrong,) = check_rows([Row(1, np.arange(4, 12), owners=owners[:3], allocated=8)], 4, 16)
+    assert (wrong.why, wrong.column, wrong.expected) == ("owner", 4, None)
+
+
 def test_the_lists_of_a_batch():
     assert check_values([3, 4], [3, 4]) == ()
     assert check_values([3, 4], [3, None]) == ()

@@ -7,7 +7,7 @@
 | `outside`   | no slot of the pool, the dummy page included                                                          |
 | `misplaced` | not at its token's place within a page, or in another page than the rest of that page's tokens        |
 | `twice`     | its page stands in this row before                                                                    |
-| `owner`     | its page is not this request's, by the ledger                                                         |
+| `owner`     | its page is not this request's, by the ledger; one of its own that is nowhere else belongs there       |
 | `shared`    | its page stands in another request's row, and not as a prefix of both                                 |
 
 Pure; host arrays in, what is wrong out.
@@ -33,6 +33,7 @@ class Row:
         prefix: What the prefix cache's nodes hold for the first tokens, [protected]; None if it has none.
         owners: Request slot by page, [pages + 1], -1 for nobody; None without a ledger.
         earlier: Its entries at the check before, [any], whatever has been written since; None if that is not known.
+        allocated: How many tokens it has slots for, those that hold none yet included; None if that is not known.
     """
 
     slot: int
@@ -42,6 +43,7 @@ class Row:
     prefix: np.ndarray | None = None
     owners: np.ndarray | None = None
     earlier: np.ndarray | None = None
+    allocated: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,23 @@ def _twice(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEnt
 def _owner(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
     if row.owners is None:
         return
-    for column in range(-(-row.protected // page_size) * page_size, row.entries.size, page_size):
-        if row.owners[row.entries[column] // page_size] != row.slot:
-            yield WrongEntry("owner", number, column, int(row.entries[column]))
+    begin = -(-row.protected // page_size) * page_size
+    columns = range(begin, row.entries.size, page_size)
+    bad = [column for column in columns if row.owners[row.entries[column] // page_size] != row.slot]
+    lacking = _lacking(row, begin, page_size) if len(bad) == 1 else None
+    for column in bad:
+        yield WrongEntry("owner", number, column, int(row.entries[column]), lacking)
+
+
+def _lacking(row: Row, begin: int, page_size: int) -> int | None:
+    """Return the first slot of the only page that is the request's own and stands nowhere in its row from `begin` on.
+
+    None where there is no such page, or more, or where it may be one for tokens to come.
+    """
+    if row.allocated is None or -(-row.allocated // page_size) != -(-row.entries.size // page_size):
+        return None
+    own = np.setdiff1d(np.flatnonzero(row.owners == row.slot), row.entries[begin:] // page_size)
+    return int(own[0]) * page_size if own.size == 1 else None
 
 
 def _shared(rows: Sequence[Row], page_size: int) -> Iterator[WrongEntry]:

@@ -228,7 +228,8 @@ def _check_rows(
         path = path_slots(cache, request)
         prefix = None if path is None else path.numpy()
         protected = min(max(held(request).cache_protected_len, 0), count)
-        rows.append(Row(slot, entries, protected, before, prefix, owners(slot), earlier))
+        allocated = held(request).kv_allocated_len
+        rows.append(Row(slot, entries, protected, before, prefix, owners(slot), earlier, allocated))
         longer = before is not None and before.size > entries.size
         kept[slot] = (stay, nodes, before if longer else entries)
     wrong = check_rows(rows, page, end)
@@ -236,7 +237,7 @@ def _check_rows(
         seen.rows = {}
         kinds = _row_defects(rows, wrong, allocator, page, end)
         slots = [row.slot for row in rows]
-        had = _had(wrong[0], rows)
+        had = _had(wrong[0], rows) | _became(wrong[0], scheduler, page)
         table = _table_of(rows)
         report_wrong(scheduler, wrong, ROW, site, Structure.REQUEST_ROW, kinds, made, slots, table, had, role)
     else:
@@ -257,6 +258,14 @@ def _owners(scheduler: Any, requests: Sequence[Any]) -> Callable[[int], np.ndarr
         return np.where(used & (pages.generation == generations[slot]), pages.owner, _NO_ROW)
 
     return of
+
+
+def _became(first: WrongEntry, scheduler: Any, page: int) -> dict[str, Any]:
+    """Return the last event of a page that the ledger says is not the request's; nothing of another kind of fault."""
+    if first.why != "owner":
+        return {}
+    pages = ledger_of(scheduler.token_to_kv_pool_allocator).pools["full"]
+    return {"page_event": LastEvent(pages.last_event[first.value // page]).name.lower()}
 
 
 def _row_defects(

@@ -14,11 +14,13 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _Words = TypeVar("_Words", bound=StrEnum)
 ID = "request-state-differs"
-_BOTH_SIDES = ("changed", "unlike", "fell")
+_BOTH_SIDES = ("changed", "unlike", "fell", "owner")
 """Why an entry is wrong, where the dump has what it should be as well."""
 _TOKENS, _NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
 _RELEASED = "released"
+_GIVEN_BACK = ("free_asked", "freed")
+"""The last event of a page that nobody was given since."""
 _PREFIX = "prefix"
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
@@ -41,10 +43,16 @@ def find(incident: Incident) -> Finding | None:
     # Dumps without `row_had` have the way in which the row would be wrong.
     way_is_told = not unsure or (of_tree and had is not None)
     defect = _word(Defect, scalars.get("defect")) if way_is_told else None
+    given_back = elsewhere and scalars.get("page_event") in _GIVEN_BACK
+    if given_back:
+        unsure, structure, defect = False, Structure.FREE_CALL, Defect.EARLY
     if elsewhere:
+        became = (
+            "it was given back while the request runs." if given_back else "it was given back, or handed out again."
+        )
         cause = (
             f"A page of the running request in slot {slot} is no longer its own, by the ledger, while its row is as it "
-            "was: the page was given back, or handed out again."
+            f"was: {became}"
         )
     else:
         named = "an entry" if structure is None else f"the {structure.value}"
@@ -87,6 +95,8 @@ def _evidence(dump: Dump) -> Iterator[Evidence]:
     yield said(dump, "scalars.request_slot", "whose it is")
     if dump.manifest.scalars.get("row_had") is not None:
         yield said(dump, "scalars.row_had", "what the row had there at the check before")
+    if dump.manifest.scalars.get("page_event") is not None:
+        yield said(dump, "scalars.page_event", "what became of that page last, by the ledger")
     yield said(dump, "scalars.token", "which token of the request, or which column of the table")
     yield said(dump, "site", "where it was looked at, before SGLang indexed with it")
     yield said(dump, "scalars.owners", "whether the leak ledger was asked whose pages they are")
@@ -121,6 +131,10 @@ RULE = Rule(
     ruled_out_if=(
         Exclusion("the value is what the request's own row, tokens and prefix say", in_dump(_is_as_it_should)),
         Exclusion("the two accounts that agree come from one source, which is wrong", in_dump(_are_independent)),
+        Exclusion(
+            "the request was to get another page there, and its row was not written",
+            lambda seen: None if seen.finding.structure is Structure.FREE_CALL else False,
+        ),
         Exclusion(
             "the row is what changed, and the node is as it was",
             lambda seen: None if seen.finding.structure is Structure.TREE_NODE else False,
