@@ -1,6 +1,6 @@
 """A batch goes by a row, a length or a write location that is not its request's."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
@@ -9,7 +9,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _Words = TypeVar("_Words", bound=StrEnum)
@@ -19,8 +19,6 @@ _BOTH_SIDES = ("changed", "unlike", "fell", "owner")
 _TOKENS, _NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
 _RELEASED = "released"
-_GIVEN_BACK = ("free_asked", "freed")
-"""The last event of a page that nobody was given since."""
 _PREFIX = "prefix"
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
@@ -43,17 +41,12 @@ def find(incident: Incident) -> Finding | None:
     # Dumps without `row_had` have the way in which the row would be wrong.
     way_is_told = not unsure or (of_tree and had is not None)
     defect = _word(Defect, scalars.get("defect")) if way_is_told else None
-    given_back = elsewhere and scalars.get("page_event") in _GIVEN_BACK
+    given_back = elsewhere and scalars.get("page_event") in ("free_asked", "freed")
     if given_back:
         unsure, structure, defect = False, Structure.FREE_CALL, Defect.EARLY
     if elsewhere:
-        became = (
-            "it was given back while the request runs." if given_back else "it was given back, or handed out again."
-        )
-        cause = (
-            f"A page of the running request in slot {slot} is no longer its own, by the ledger, while its row is as it "
-            f"was: {became}"
-        )
+        became = "given back" if given_back else "given back, or handed out again"
+        cause = f"A page of the running request in slot {slot} was {became}, by the ledger; its row is as it was."
     else:
         named = "an entry" if structure is None else f"the {structure.value}"
         should = f" where {expected} belongs" if known else ""
@@ -69,10 +62,8 @@ def find(incident: Incident) -> Finding | None:
         unsure, structure, defect = True, None, None
         cause = f"Batch, count and tokens of the request in slot {slot} give three lengths: which is wrong is unknown."
     if why == _PREFIX and not of_row:
-        cause = (
-            f"The row of the running request in slot {slot} and the nodes of the prefix cache that it holds have other "
-            f"slots: {'the row is as it was, the node is not' if of_tree else 'which of them is wrong is not known'}."
-        )
+        which = "the row is as it was, the node is not" if of_tree else "which of them is wrong is not known"
+        cause = f"The row of the request in slot {slot} and the cache's nodes that it holds have other slots: {which}."
     return Finding(
         rule=ID,
         cause=cause,
@@ -80,10 +71,7 @@ def find(incident: Incident) -> Finding | None:
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
         evidence=tuple(_evidence(dump)),
-        advice=(
-            "What writes this structure in the step of the dump, or in the one before it, is at fault; kernels only "
-            "follow it.",
-        ),
+        advice=("What writes this structure in the step of the dump, or in the one before it, is at fault.",),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
 
@@ -125,19 +113,18 @@ def _are_independent(dump: Dump) -> bool | None:
     return None if scalars.get("account") == _TOKENS or scalars.get("agreed_before") is False else False
 
 
+def _open_of(structure: Structure) -> Callable[[Seen], bool | None]:
+    """Return what says that it is not known of a finding about this structure, and does not hold of another."""
+    return lambda seen: None if seen.finding.structure is structure else False
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
         Exclusion("the value is what the request's own row, tokens and prefix say", in_dump(_is_as_it_should)),
         Exclusion("the two accounts that agree come from one source, which is wrong", in_dump(_are_independent)),
-        Exclusion(
-            "the request was to get another page there, and its row was not written",
-            lambda seen: None if seen.finding.structure is Structure.FREE_CALL else False,
-        ),
-        Exclusion(
-            "the row is what changed, and the node is as it was",
-            lambda seen: None if seen.finding.structure is Structure.TREE_NODE else False,
-        ),
+        Exclusion("the request was to get another page, and its row was not written", _open_of(Structure.FREE_CALL)),
+        Exclusion("the row is what changed, and the node is as it was", _open_of(Structure.TREE_NODE)),
     ),
 )
