@@ -1,4 +1,4 @@
-"""Runs a process that measures, with torch and SGLang, and hears what it says line by line; ends one that is silent."""
+"""Runs a process that measures, with torch and SGLang, and reads its lines; ends one that is silent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reads the geometry of live runners, pools and attention backends into the plain records of `checks/geometry.py`.
+"""Reads the geometry of runners, pools and attention backends into the records of `checks/geometry.py`.
 
-Nothing here touches a device: shapes, sizes and identities only.
+It touches no device: shapes, sizes and identities only.
 """
 
 from __future__ import annotations

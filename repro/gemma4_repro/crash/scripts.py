@@ -1,4 +1,4 @@
-"""Writes repro/crash_repro: for each cell a script that says what it does and hands over to `gemma4-triage`.
+"""Writes repro/crash_repro: a script per cell, which says what it does and runs `gemma4-triage`.
 
 python -m gemma4_repro.crash.scripts repro/crash_repro
 """

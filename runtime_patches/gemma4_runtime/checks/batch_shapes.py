@@ -1,4 +1,4 @@
-"""Check a batch's write locations, rows and speculative state by what the host knows of them: no device work."""
+"""Check a batch's write locations, rows and speculative state by what the host knows: no device work."""
 
 from __future__ import annotations
 

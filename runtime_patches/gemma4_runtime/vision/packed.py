@@ -1,4 +1,4 @@
-"""The vision tower on real patches alone, packed one frame behind the other: what transformers computes.
+"""The vision tower on real patches alone, packed frame behind frame: what transformers computes.
 
 SGLang's release attends to padding on CUDA (its kernels take no mask), adds padding to the first soft token of each
 frame when it pools, and pools in the model's dtype. transformers masks, zeroes and pools in fp32. Without padding in

@@ -1,17 +1,15 @@
 """Whether a wrong page came off a free list, or is what a hand-out was turned into: the lists before and after it.
 
-| the page                                                            | is wrong               |
-|---------------------------------------------------------------------|------------------------|
-| is of the mapping, and its own pool gave another                    | the mapping            |
-| came in place of one that the call took off and did not return      | what the call returned |
-| continues a request, and is not the page of the request's last slot | what the call returned |
-| ... of the sliding-window pool, where the mapping leads there        | the mapping            |
-| was on the list, and the call took it off                           | the list               |
-| is of the full pool, and on no list or still on one after the call  | what the call returned |
+| the page                                                       | is wrong               |
+|----------------------------------------------------------------|------------------------|
+| is of the mapping, and its own pool gave another               | the mapping            |
+| came in place of one that the call took off and did not return | what the call returned |
+| continues a request, but not the page of its last slot         | what the call returned |
+| ... of the sliding-window pool, where the mapping leads there  | the mapping            |
+| was on the list, and the call took it off                      | the list               |
+| is of the full pool, on no list or still on one after the call | what the call returned |
 
-Dumps of a release that does not keep the lists before the call say nothing of it.
-
-Of a call that gives back, it is held against what the mapping had when its slots were handed out.
+Dumps without the lists before the call say nothing of it.
 """
 
 from __future__ import annotations
@@ -60,9 +58,10 @@ def is_what_the_pool_gave(dump: Dump) -> bool | None:
 def mapping_since(dump: Dump) -> Wrong:
     """Return the mapping as wrong where a call that gives back finds another page there than it was written with.
 
-    No structure where it is what the latest call had that named the slot, or none of those that the dump has did.
+    No structure where the latest call naming the slot had the same, or none did.
     """
     records, slots, page = readable_events(dump), tensor_or_none(dump, "slots"), dump.manifest.page_size or 1
+    free = tensor_or_none(dump, "free_pages_swa")
     bad = dump.manifest.offences[0] if dump.manifest.offences else None
     if not records or bad is None or (bad.table, bad.column) != ("slots", 1) or slots is None or slots.ndim != 2:
         return Wrong(None)
@@ -81,9 +80,9 @@ def mapping_since(dump: Dump) -> Wrong:
         defect = Defect.OFF_BY_ONE
     elif to == full_page:
         defect = Defect.OTHER_SPACE
-    elif to in (tensor_or_none(dump, "free_pages_swa") if "free_pages_swa" in dump.manifest.tensors else ()):
+    elif free is not None and to in free:
         defect = Defect.STALE
-    proof = event(dump, number, "call", f"the call that gave page {full_page} the SWA page {own_page}, not {to}")
+    proof = event(dump, number, "call", f"what gave page {full_page} the SWA page {own_page}, not {to}")
     return Wrong(Structure.SWA_MAPPING, defect, (proof,))
 
 

@@ -27,8 +27,7 @@ def find(incident: Incident) -> Finding | None:
             "A page was freed that is free already: two owners believe that they hold it, or one owner frees it on two "
             "paths."
             if meant is None
-            else "A page was freed that is free already, and the page beside it is lost, which nobody asked to free: "
-            "the call named the wrong one of the two."
+            else "A page was freed that is free already, and the one beside it is lost: the call named the wrong one."
         ),
         confidence=Confidence.CERTAIN,
         evidence=(
@@ -51,7 +50,7 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _meant(incident: Incident, dump: Dump) -> Listed | None:
-    """Return the page that a free was to name instead of its neighbour, which an audit saw freed twice; else None."""
+    """Return the page that a free was to name instead of its neighbour; None where an audit does not say so."""
     census = first_census(incident)
     if dump.manifest.rule != LEAK or census is None:
         return None
@@ -72,18 +71,13 @@ def _nobody_freed(dump: Dump) -> bool:
 
 
 def _is_still_held(seen: Seen) -> bool | None:
-    """Return whether the first audit saw the page free and held; None without an audit that lists it."""
+    """Return whether the audit that saw the page freed twice saw it held, too; None of another dump."""
     census, dump = first_census(seen.incident), seen.dump
-    if census is None or dump is None or not dump.manifest.offences:
+    if census is None or dump is None or dump.manifest.rule != LEAK:
         return None
     pool = dump.manifest.pool_kind or "full"
-    if dump.manifest.rule == LEAK:
-        pages = {one.page for one in census.of(pool, TWICE_FREE)}
-    else:
-        pages = {bad.value // (dump.manifest.page_size or 1) for bad in dump.manifest.offences}
-    if pages & {one.page for one in census.of(pool, FREE_AND_HELD)}:
-        return True
-    return False if pages & {one.page for one in census.of(pool, TWICE_FREE)} else None
+    twice, held = ({one.page for one in census.of(pool, fault)} for fault in (TWICE_FREE, FREE_AND_HELD))
+    return bool(twice & held) if twice else None
 
 
 RULE = Rule(

@@ -45,7 +45,7 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _is_other(dump: Dump) -> bool | None:
-    """Return False where the batch has a length that the table has columns for; None where it does not say."""
+    """Return False where the batch's length fits the table."""
     bad = dump.manifest.offences[0] if dump.manifest.offences else None
     believed, page = tensor_or_none(dump, BELIEVED), dump.manifest.page_size or 1
     if bad is None or believed is None or believed.ndim != 1 or not 0 <= bad.row < believed.shape[0]:
@@ -59,7 +59,7 @@ RULE = Rule(
     find,
     ruled_out_if=(
         Exclusion(
-            "the other of the two is wrong: compare cache_seqlens with the request's tokens, and both with the table",
+            "the other of the two is wrong: compare cache_seqlens with the request's tokens",
             in_dump(_is_other),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Parts that several sections of a page have: tables, lists, findings."""
+"""Parts of sections: tables, lists, findings."""
 
 from __future__ import annotations
 
