@@ -197,3 +197,12 @@ def test_a_setting_that_no_server_would_take(capsys, monkeypatch):
 def test_an_unknown_kind(capsys):
     assert main(["patches", "--kind", "no-such"]) == ExitCode.USAGE
     assert "kinds: host leaf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("release", "nearest"), [("0.5.22", "; the nearest is 0.5.23"), ("main", "0.5.23")])
+def test_a_release_that_is_not_known_is_told_the_nearest(cli, release, nearest):
+    code, _, err = cli("patches", "list", "--sglang", release)
+    assert code == 2
+    assert f"SGLang {release!r} is not known" in err
+    assert err.rstrip().endswith(nearest)
+    assert ("the nearest" in err) == (release != "main")

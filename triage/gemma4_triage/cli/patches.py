@@ -203,11 +203,15 @@ def _explain_preset(found: "Preset", option: str, as_json: bool) -> None:
 
 
 def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:
-    from gemma4_runtime.releases import KNOWN, RUNNABLE
+    from gemma4_runtime.releases import KNOWN, RUNNABLE, is_release, nearest
     from gemma4_runtime.standing import counts, standing
 
     if release not in KNOWN:
-        raise UsageMistake(f"SGLang {release!r} is not known", f"known releases: {', '.join(KNOWN)}")
+        raise UsageMistake(
+            f"SGLang {release!r} is not known",
+            f"known releases: {', '.join(KNOWN)}"
+            + (f"; the nearest is {nearest(release)}" if is_release(release) else ""),
+        )
     found = [(patch, standing(patch, release)) for patch in patches]
     total = counts(one for _, one in found)
     if as_json:
