@@ -106,6 +106,16 @@ def test_what_a_patch_takes_the_place_of_exists():
     assert all(patch.kind is Kind.FAULT for patch in CATALOG if patch.instead_of)
 
 
+@pytest.mark.parametrize(
+    "patch",
+    [patch for patch in CATALOG if patch.absorbed and patch.kind in (Kind.FIX, Kind.OPTIMISATION)],
+    ids=lambda patch: patch.id,
+)
+def test_what_is_said_of_upstream_names_the_release_that_absorbed_it(patch):
+    assert patch.absorbed.partition(",")[0].split()[0] in patch.upstream
+    assert f"open up to {KNOWN[-1]}" not in patch.upstream
+
+
 @pytest.mark.parametrize("patch", [patch for patch in CATALOG if patch.own_paths], ids=lambda patch: patch.id)
 def test_a_patch_that_counts_paths_shows_them(patch):
     assert any(name.endswith(":after_internal_state") for name in implementations(patch))
