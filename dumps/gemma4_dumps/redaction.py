@@ -12,7 +12,10 @@ from typing import Any
 
 REDACTED = "[redacted]"
 
-_SECRET_ENDINGS = ("key", "token", "password", "passwd", "secret", "credential", "credentials", "secrets", "passwords")
+_SECRET_ENDINGS = (
+    *("key", "token", "password", "passwd", "passphrase", "secret", "credential"),
+    *("credentials", "secrets", "passwords"),
+)
 _HARMLESS_WORDS = frozenset({"monkey", "hotkey"})
 _ABOUT_TOKENS_NOT_A_TOKEN = frozenset(
     {
@@ -66,7 +69,7 @@ def redact_command(command: str) -> str:
         words = shlex.split(command)
     except ValueError:
         # Unbalanced quotes: such a line cannot be split with certainty, so nothing after a secret's name is kept.
-        head = re.split(r"(?i)[^\s]*(?:key|token|password|passwd|secret)[\s=]", command, maxsplit=1)
+        head = re.split(r"(?i)[^\s]*(?:key|token|password|passwd|passphrase|secret)[\s=]", command, maxsplit=1)
         return command if len(head) == 1 else f"{head[0]}{REDACTED}"
     redacted = redact_launch_args(words)
     # An unchanged line keeps its own quoting; joining would rewrite it for nothing.

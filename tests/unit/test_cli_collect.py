@@ -148,6 +148,21 @@ class TestServers:
         let_go.set()
         assert diagnosed(cli, without_logs(tmp_path / "a.zip")) == (1, ["server-not-answering"])
 
+    @pytest.mark.parametrize("status", [None, 503])
+    def test_one_whose_health_alone_is_not_well(self, cli, serve, tmp_path, status):
+        def answer(handler):
+            if handler.path != "/health":
+                healthy(handler)
+            elif status is None:
+                time.sleep(3)
+            else:
+                reply(handler, status, b"")
+
+        url = serve(answer).url
+        assert cli("collect", url, "-o", tmp_path / "a.zip", "--timeout", "1s")[0] == 0
+        code, out, _ = cli("diagnose", without_logs(tmp_path / "a.zip"))
+        assert (code, "does not pass its own check" in out, "nothing wrong" in out) == (1, True, False)
+
     def test_one_that_trickles_for_ever(self, cli, serve, tmp_path):
         stop = threading.Event()
 

@@ -15,6 +15,11 @@ from gemma4_triage.collect.secrets import clean_body, clean_line, clean_lines, c
         "ghp_" + "c" * 36,
         "AKIA" + "D" * 16,
         "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl",
+        *(f"{name}_{'e' * 36}" for name in ("r8", "gsk", "npm", "whsec", "sk_live", "rk_live", "dop_v1")),
+        f"glsa_{'f' * 32}_{'0' * 8}",
+        *(f"{name}{'g' * 40}" for name in ("pypi-AgEI", "pplx-", "xapp-1-", "hvs.")),
+        f"SG.{'h' * 22}.{'i' * 43}",
+        "dapi" + "0" * 32,
     ],
 )
 def test_a_shape_is_enough(secret):
@@ -30,6 +35,7 @@ def test_a_shape_is_enough(secret):
         "--admin-api-key hunter2 --port 1",
         'x {"password": "hunter2"}',
         "MY_SECRET=hunter2",
+        "passphrase: hunter2",
         "Authorization: Bearer hunter2hunter2",
         "https://me:hunter2@host/x",
         "Process 1: python -m sglang.launch_server --api-key hunter2",

@@ -31,6 +31,7 @@ SIZES = "RuntimeError: The size of tensor a (2) must match the size of tensor b 
 VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
 SEED = corpus_dump("swa-state-stale", "wrong_space")
 ON_CPU = decode(1).replace("cuda graph", "cpu graph")
+POOLS = "Use sliding window memory pool. full_layer_tokens=2560, swa_layer_tokens=1024\n"
 EAGER = (
     f"{stamp(2)} Scheduler hit an exception: Traceback (most recent call last):\n"
     f'  File "/srv/sglang/runner.py", line 3, in _eager_fb_view\n    copy()\n{SIZES}\n\n'
@@ -273,7 +274,7 @@ class TestWhichIncident:
         assert started is not None
         start = started.strftime("%Y-%m-%d %H:%M:%S")
         fault = "gemma4-triage: FAULT INJECTED: swa-state-stale: on purpose\n"
-        begins = f"[{start}] server_args=ServerArgs(page_size=16, attention_backend='trtllm_mha')\n"
+        begins = f"[{start}] server_args=ServerArgs(page_size=16, attention_backend='trtllm_mha')\n{POOLS}"
         counts, link = self.placed([incident], log_of(fault, begins))
         assert (counts, link.relation) == ([1], "agrees")
         for other in (begins.replace("page_size=16", "page_size=64"), begins.replace(start, start[:-2] + "00")):
@@ -281,6 +282,20 @@ class TestWhichIncident:
         assert self.placed([incident], log_of(begins))[1].relation == "apart"
         before = begins.replace(start, (started - timedelta(seconds=5)).strftime("%Y-%m-%d %H:%M:%S"))
         assert self.placed([incident], log_of(fault, before))[1].relation == "guess"
+
+    def test_what_most_servers_have_in_common_joins_no_log(self):
+        """A replica may begin and end with a server; its page size, device and lack of faults are everyone's."""
+        incident = of(altered(SEED))
+        started = incident.guards[0].started_utc
+        assert started is not None
+        at = f"{started:%Y-%m-%d %H:%M:%S}"
+        for more, relation in (("", "guess"), (POOLS, "agrees")):
+            lines = (f"[{at}] server_args=ServerArgs(page_size=16)\n", more, ON_CPU.replace(ON_CPU[1:20], at))
+            link = self.placed([incident], log_of(*lines))[1]
+            assert (link.relation, "both have device cpu; both have injected faults: none" in link.text) == (
+                relation,
+                True,
+            )
 
     def test_a_log_that_begins_after_a_dump_is_that_of_a_restart_and_no_evidence(self):
         run = ROOT / "tests" / "data" / "finished_runs" / "diff-patches"

@@ -12,7 +12,8 @@ from gemma4_dumps.redaction import REDACTED, names_a_secret, redact_fields, reda
 _SHAPES = re.compile(
     r"(?:\b|(?<=\\[nrt]))(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|"
     r"(?:AKIA|ASIA)[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|ya29\.[\w-]{20,}|"
-    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|(?:r8|gsk|npm|whsec|[rs]k_live|dop_v1|glsa)_[A-Za-z0-9]{20,}\w*|"
+    r"(?:pypi-AgEI|pplx-|xapp-\d-)[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|hv[sb]\.[\w-]{20,}|dapi[0-9a-f]{32})"
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}")
 # A password may hold @ and, where what stands before it is no port, / as well; JSON may escape the slashes.
@@ -53,7 +54,7 @@ _FLAG = re.compile(r"""["']?--?[A-Za-z]""")
 _HARMLESS_VALUES = frozenset({"none", "null", "true", "false", "auto", REDACTED})
 # What is behind KeyError is the name that was not there.
 _MISTAKES = ("Error", "Exception", "Warning")
-_SECRET_WORD = re.compile(r"(?i)key|token|passw|secret|credential")
+_SECRET_WORD = re.compile(r"(?i)key|token|pass(?:w|phrase)|secret|credential")
 
 
 def clean_line(line: str) -> str:

@@ -7,8 +7,8 @@
 | it from the same server                            |           |                                                     |
 | names a process of an incident on that host, at    | `names`   | with that incident, as evidence                     |
 | the same time, and contradicts no fact of it       |           |                                                     |
-| begins and ends with an incident, has facts in     | `agrees`  | with that incident, as evidence                     |
-| common with it, and contradicts none               |           |                                                     |
+| begins and ends with an incident, agrees with it   | `agrees`  | with that incident, as evidence                     |
+| in FEWEST_AGREEMENTS facts, and contradicts none   |           |                                                     |
 | contradicts no fact of an incident, so that it is  | `guess`   | alone. That they belong together is said to be a    |
 | near it in time or has no times                    |           | guess; it is evidence of nothing in the incident    |
 | contradicts every incident                         | `apart`   | alone, and says what the contradiction is           |
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gemma4_triage.diagnose.compare_log import NEAR_S, Comparison, compare, compare_facts
+from gemma4_triage.diagnose.compare_log import FEWEST_AGREEMENTS, NEAR_S, Comparison, compare, compare_facts
 from gemma4_triage.diagnose.incident import Incident, LogLink
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rules.probe_stopped import dump_names
@@ -83,7 +83,7 @@ def _link(facts: LogFacts, incidents: list[Incident]) -> tuple[LogLink, int]:
         return LogLink(facts.name, "apart", incidents[at].name, found.contradictions), at
     if found.same_process:
         return LogLink(facts.name, "names", incidents[at].name, found.agreements), at
-    if found.together and found.agreements:
+    if found.together and found.telling >= FEWEST_AGREEMENTS:
         reasons = (*found.agreements, "the log begins and ends with it")
         return LogLink(facts.name, "agrees", incidents[at].name, reasons), at
     return LogLink(facts.name, "guess", incidents[at].name, (_why_guess(found), *found.agreements)), at

@@ -25,6 +25,7 @@ from pathlib import PurePath
 
 from gemma4_triage.diagnose.compare_log import (
     ARGUMENTS,
+    FEWEST_AGREEMENTS,
     NEAR_S,
     argument,
     commands_of,
@@ -36,7 +37,6 @@ from gemma4_triage.diagnose.compare_log import (
 from gemma4_triage.diagnose.incident import Incident, LogLink
 from gemma4_triage.readers.reading import Reading
 
-_FEWEST_ARGUMENTS = 3
 _FEWEST_PROCESSES = 2
 _MOST_NAMED = 8
 """How many values of an incident a sentence names; thousands of readings may each bring one."""
@@ -185,7 +185,7 @@ def _is_proof(held: _Held) -> bool:
         return False
     if held.process:
         return bool(held.near) or (held.near is None and (bool(held.agreements) or held.shared >= _FEWEST_PROCESSES))
-    return bool(held.near) and len(held.agreements) >= _FEWEST_ARGUMENTS
+    return bool(held.near) and len(held.agreements) >= FEWEST_AGREEMENTS
 
 
 def _hold(said: _Said, known: _Known) -> _Held:

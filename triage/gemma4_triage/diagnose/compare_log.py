@@ -57,6 +57,10 @@ _OF_A_MANIFEST = re.compile(r"_p(\d{1,10})\.json$")
 _HOSTS_NAMESPACE = "pid:[4026531836]"
 """Linux has one number for the process ids of a host itself, on every host."""
 _MOST_NAMED = 4
+FEWEST_AGREEMENTS = 3
+"""In how many facts that tell a server from most others a file agrees which names nothing of an incident."""
+_EVERYONES = ("both have device ", "both have SGLang ", "both have injected faults: none")
+"""What most servers have in common."""
 _BACKENDS = ("trtllm_mha", "triton", "flashinfer")
 
 
@@ -70,6 +74,7 @@ class Comparison:
         away_s: how far apart in time both are if the log is in UTC, None if one of them has no times.
         together: the log begins with a process of the incident, before its dumps, and ends with them.
         same_process: both name one process of one machine, at one time.
+        telling: how many of the agreements tell one server from most others.
     """
 
     agreements: tuple[str, ...]
@@ -77,6 +82,7 @@ class Comparison:
     away_s: float | None
     together: bool
     same_process: bool = False
+    telling: int = 0
 
 
 def compare(facts: LogFacts, incident: Incident) -> Comparison:
@@ -91,7 +97,14 @@ def compare(facts: LogFacts, incident: Incident) -> Comparison:
     is_of_one_host = bool(incident.guards) and all(map(_is_of_the_host, incident.guards))
     is_near = away is not None and (away <= NEAR_S or len(agreements) > 1)
     same_process = is_of_one_host and is_near and facts.starts <= 1 and bool(_shared_processes(facts, incident))
-    return Comparison(tuple(agreements), tuple(contradictions), away, _together(facts, incident), same_process)
+    return Comparison(
+        agreements=tuple(agreements),
+        contradictions=tuple(contradictions),
+        away_s=away,
+        together=_together(facts, incident),
+        same_process=same_process,
+        telling=sum(not clause.startswith(_EVERYONES) for clause in agreements),
+    )
 
 
 def compare_facts(facts: LogFacts, incident: Incident) -> tuple[list[str], list[str]]:

@@ -44,10 +44,12 @@ def state_of_incident(incident: Incident) -> State:
 def has_unknown_end(incident: Incident) -> bool:
     """Return whether nothing says how an incident's processes ended, or that they run: then nobody knows it was well.
 
-    A log says it, and so does the ledger that a process writes at its end.
+    A log says it, and so does the ledger that a process writes at its end. What else a server leaves says nothing of
+    it, but a bundle that was made while it ran.
     """
     state = state_of_incident(incident)
-    silent = bool(incident.guards) and not (incident.dumps or incident.ledgers or incident.logs)
+    silent = not (incident.dumps or incident.ledgers or incident.logs)
+    silent = silent and (bool(incident.guards) or not any(one.identity.running for one in incident.readings))
     return state is State.UNKNOWN or (state is State.UNMARKED and silent)
 
 

@@ -186,6 +186,10 @@ def _findings(
         cause = f"The HTTP process answers and the scheduler does not{told}."
         pieces = [_evidence(name, at, one) for at, one in enumerate(asked) if one in silent]
         yield _finding(cause, [*pieces, *stands], _LOOK, again)
+    elif any(one.get("path") == "/health" for one in silent):
+        cause = "The scheduler answers, and the server does not pass its own check, which waits for a generated token."
+        pieces = [_evidence(name, at, one) for at, one in enumerate(asked) if one in waiting]
+        yield _finding(cause, pieces, _UNHEALTHY, again)
 
 
 def _state_of(state: _State) -> Evidence:
@@ -233,6 +237,10 @@ def _in_the_kernel(state: _State) -> tuple[str, tuple[str, ...]]:
     )
 
 
+_UNHEALTHY = (
+    "HTTP 503 is SGLang's answer while it starts, while it ends, and after 20 s without a token: its log says which",
+    "a detokenizer that hangs looks like this too: its stack is in the bundle if py-spy is installed",
+)
 _LOOK = ("collect twice, some seconds apart: a stack that does not move is where it hangs",)
 
 
