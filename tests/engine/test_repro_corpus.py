@@ -36,7 +36,8 @@ LATER = (
     "clean-aborts",
 )
 CASES = CASES if sglang.__version__ == BASE else LATER
-TIME_LIMIT_S = 400
+# On a busy machine row-too-short alone takes five minutes on a later release.
+TIME_LIMIT_S = 400 if sglang.__version__ == BASE else 1200
 
 
 @pytest.fixture(scope="module")

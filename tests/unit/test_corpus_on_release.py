@@ -63,3 +63,13 @@ def test_the_committed_run_of_a_release_has_its_cases_and_is_right(release):
     ]
     assert committed["absent"].keys() == absent_cases(release).keys()
     assert committed["exit_code"] == 0
+
+
+@pytest.mark.parametrize("name", ["corpus_matrix.json", "corpus_matrix_0.5.23.json"])
+def test_a_committed_run_is_one_run_in_which_no_case_came_near_its_time_limit(name):
+    """A row that took longer than the run it is in was measured in another one."""
+    committed = json.loads((DOCS / name).read_text(encoding="utf-8"))
+    limits = {case.id: case.time_limit_s for case in CASES}
+    took = {row["id"]: row["duration_s"] for row in (*committed["faults"], *committed["clean"])}
+    assert {id for id, duration_s in took.items() if duration_s > committed["duration_s"]} == set()
+    assert {id for id, duration_s in took.items() if duration_s > limits[id] / 2} == set()

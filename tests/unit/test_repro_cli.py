@@ -191,12 +191,13 @@ def test_a_missing_extra_says_what_to_install(cli, monkeypatch):
     assert "pip install -c constraints.txt '.[runtime]'" in err
 
 
-def test_another_release_of_sglang_names_both(cli, monkeypatch):
-    monkeypatch.setattr(readiness, "version", lambda name: "0.4.0")
+@pytest.mark.parametrize(("release", "nearest"), [("0.4.0", "0.5.13.post1"), ("0.5.24", "0.5.23")])
+def test_another_release_of_sglang_is_named_with_the_nearest_that_it_runs_on(cli, monkeypatch, release, nearest):
+    monkeypatch.setattr(readiness, "version", lambda name: release)
     code, _, err = cli("repro", "e4b-trtllm")
     assert code == 3
-    assert "0.4.0" in err
-    assert "0.5.13.post1" in err
+    assert f"SGLang {release} is installed" in err
+    assert f"the nearest of them is {nearest}" in err
 
 
 def test_missing_toys_say_how_to_make_them(cli, monkeypatch):

@@ -9,19 +9,19 @@ from typing import Any
 from gemma4_repro.engine.host_environment import host_engine_is_forced
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.toys import toy_path
-from gemma4_runtime.releases import HOW_TO_INSTALL, RUNNABLE
+from gemma4_runtime.releases import HOW_TO_INSTALL, RUNNABLE, nearest
 
 
 def check_sglang() -> str:
     """Return the release of SGLang that is installed. Raises EnvironmentLacks if it is absent or not known."""
-    known = ", ".join(RUNNABLE)
     try:
         installed = version("sglang")
     except PackageNotFoundError:
         raise EnvironmentLacks("SGLang is not installed, and a reproduction runs its engine", HOW_TO_INSTALL) from None
     if installed not in RUNNABLE:
         raise EnvironmentLacks(
-            f"SGLang {installed} is installed, and the patched runtime knows {known}",
+            f"SGLang {installed} is installed, and a reproduction runs on {' and '.join(RUNNABLE)}; "
+            f"the nearest of them is {nearest(installed, RUNNABLE)}",
             HOW_TO_INSTALL,
         )
     return installed
