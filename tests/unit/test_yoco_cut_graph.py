@@ -286,7 +286,7 @@ def runner(server, monkeypatch):
 
 @pytest.fixture(params=["a graph for each run of operations", "one graph"])
 def behind_the_cut(request, server, runner, monkeypatch):
-    """What runs the layers that write no keys."""
+    """Return what runs the layers that write no keys."""
     made = getattr(server.config, yoco_prefill._CUT)
     monkeypatch.setattr(made, "rest", None)
     if request.param == "one graph":
