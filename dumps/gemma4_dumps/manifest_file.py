@@ -1,6 +1,7 @@
 """manifest.json: from bytes to a Manifest, distrusting every one of them."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ def load_manifest(dump_directory: Path) -> Manifest:
         data = read_regular(dump_directory / MANIFEST_NAME, MAX_MANIFEST_BYTES)
     except DumpUnreadable as error:
         if isinstance(error.__cause__, FileNotFoundError):
+            if any(dump_directory.glob(f"*/{MANIFEST_NAME}")):
+                words = shlex.quote(str(dump_directory))
+                hint = f"gemma4-triage dumps list --dir {words} shows them; gemma4-triage diagnose {words} reads all"
+                raise DumpUnreadable("it holds dumps, and is none itself", hint) from error
             raise DumpUnreadable(f"there is no {MANIFEST_NAME} in it: torn, or no dump") from error
         raise
     return parse_manifest(data)
@@ -39,7 +44,7 @@ def load_named_manifest(dump_directory: Path) -> Manifest:
     try:
         return load_manifest(dump_directory)
     except DumpError as error:
-        raise type(error)(f"{str(dump_directory)[-200:]}: {error}") from error
+        raise type(error)(f"{str(dump_directory)[-200:]}: {error}", error.hint) from error
 
 
 def parse_manifest(data: bytes) -> Manifest:

@@ -84,6 +84,21 @@ def test_a_path_that_leads_nowhere(tmp_path):
         check_start.check_model(["--model-path", name])
 
 
+@pytest.mark.parametrize(("name", "said"), [("notes.txt", "is a file, and no GGUF"), ("m", "holds no config.json")])
+def test_what_lies_here_is_no_name_on_a_hub(tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("no model")
+    (tmp_path / "m").mkdir()
+    with pytest.raises(UsageMistake, match=f"^--model-path {name} {said}"):
+        check_start.check_model(["--model-path", name])
+
+
+def test_a_letter_that_many_options_begin_with_is_told_the_shortest():
+    hint = run("--dry-run", "--model-path", "m", "-m", "x").stderr.splitlines()[1]
+    assert hint.startswith("hint: near it: --model, ")
+    assert hint.count("--") == 3
+
+
 def test_a_path_below_home_is_that_path_wherever_it_goes(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     words = ["--model-path=~/m", "--speculative-draft-model-path", "~/a", "--served-model-name", "~/name"]

@@ -41,6 +41,7 @@ TESTS = {
     ),
     "6 a renamed dump and an export are found": (
         "test_a_renamed_dump_and_an_export_are_dumps",
+        "test_a_dump_for_a_folder_of_dumps_and_a_folder_for_a_dump_are_told_the_other",
         "test_cli_dumps.py::test_a_renamed_dump_has_one_too",
     ),
     "7 a log alone speaks of that log": ("test_diagnose_sources.py::test_a_log_alone_speaks_of_that_log_only",),
@@ -154,6 +155,15 @@ def test_a_renamed_dump_and_an_export_are_dumps(cli, tmp_path):
     ):
         code, out, _ = cli("diagnose", *words)
         assert (code, "CERTAIN  draft-swa-state-stale" in out) == (1, True), words
+
+
+def test_a_dump_for_a_folder_of_dumps_and_a_folder_for_a_dump_are_told_the_other(cli):
+    code, _, err = cli("dumps", "list", "--dir", DUMP)
+    assert (code, err) == (0, f"{DUMP} is a dump itself: gemma4-triage dumps show {DUMP}\n")
+    for verb in ("dumps show", "dumps verify", "replay", "audit"):
+        code, _, err = cli(*verb.split(), "dumps/samples")
+        assert (code, err.splitlines()[0]) == (4, "error: dumps/samples: it holds dumps, and is none itself")
+        assert "dumps list --dir dumps/samples shows them; gemma4-triage diagnose dumps/samples" in err.splitlines()[1]
 
 
 def test_a_misspelt_patch_is_told_what_is_near_it(cli):

@@ -135,7 +135,8 @@ def _check_known(name: str, ours: Collection[str], options: Mapping[str, Option]
         raise UsageMistake(f"{name} is the beginning of several options", f"write one of them: {_listed(meant)}")
     # With one dash only: `-tp` for --tp-size.
     meant = name if name.startswith("--") else f"-{name}"
-    near = [one for one in options if one.startswith(meant)] or get_close_matches(meant, ours, 1, 0.75)
+    near = sorted((one for one in options if one.startswith(meant)), key=len)[:3]
+    near = near or get_close_matches(meant, ours, 1, 0.75)
     near += [one for one in get_close_matches(meant, options, 3, 0.7) if one not in near][: max(0, 3 - len(near))]
     hint = f"near it: {', '.join(near)}" if near else "sglang serve --help lists SGLang's"
     raise UsageMistake(f"{name} is an option neither of serve nor of the installed SGLang", hint)
@@ -193,7 +194,7 @@ def _listed(choices: Sequence[str]) -> str:
 
 
 def check_model(arguments: Sequence[str]) -> None:
-    """Refuse a file of settings, and a model path that is plainly a path, if it leads nowhere.
+    """Refuse a file of settings that is not there, and a model's path that is plainly one, or is here, and no model's.
 
     Anything else may be a model's name on a hub.
 
@@ -201,11 +202,13 @@ def check_model(arguments: Sequence[str]) -> None:
         arguments: SGLang's, as with_home returns them.
 
     Raises:
-        UsageMistake: Nothing is there.
+        UsageMistake: Nothing is there, or no model.
     """
     for option in _MODELS:
         path = value_of(arguments, option)
-        if path and (path.startswith(("/", "./", "../", "~")) or path.count("/") > 1) and "://" not in path:
+        if not path or "://" in path:
+            continue
+        if path.startswith(("/", "./", "../", "~")) or path.count("/") > 1 or os.path.exists(path):
             if not os.path.exists(path):
                 raise UsageMistake(f"{option} {path} is not there", "name a folder that holds a config.json")
             if os.path.isfile(path) and not _is_gguf(path):

@@ -1,5 +1,6 @@
 """`gemma4-triage dumps`: list, show, verify, export, prune."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from gemma4_triage.cli.dumps_export import export
 from gemma4_triage.cli.durations import parse_age
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import ONE_DUMP, Directory, open_store
-from gemma4_triage.terminal import MANNER, emit_json, print_plain, say, size_text
+from gemma4_triage.terminal import MANNER, emit_json, print_plain, say, shell_words, size_text
 
 DumpName = Annotated[
     str,
@@ -50,6 +51,7 @@ def list_dumps(
     """
     from itertools import chain
 
+    from gemma4_dumps.manifest_file import MANIFEST_NAME
     from gemma4_triage.cli import dump_documents, dump_table
 
     store = open_store(directory)
@@ -66,7 +68,10 @@ def list_dumps(
             print_plain(name)
         return
     if not shown and not moved:
-        say(f"no dumps in {store.root}; gemma4-triage samples has some to try")
+        if os.path.lexists(store.root / MANIFEST_NAME):
+            say(f"{store.root} is a dump itself: gemma4-triage dumps show {shell_words([str(store.root)])}")
+        else:
+            say(f"no dumps in {store.root}; gemma4-triage samples has some to try")
         return
     count, size_bytes = dump_table.print_listing(entries)
     say(f"{number_of(count, 'dump')}, {size_text(size_bytes)}, in {store.root}{_not_kept(dropped)}")

@@ -128,10 +128,10 @@ def list_patches(
         print_plain("\n".join(row["id"] for row in rows))
         return
     _print_list(rows)
-    say("gemma4-triage patches explain ID says everything about one of them, and how to switch it on and off; -v shows")
-    say("whole titles and sources.")
-    say("GEMMA4_TRIAGE_PATCHES chooses fixes and optimisations, SGLANG_TRTLLM_MHA_DEBUG=log|contain|trap|1 probes,")
-    say("GEMMA4_TRIAGE_FAULTS=ID faults (they break a server on purpose)")
+    say("gemma4-triage patches explain ID says everything about one of them, and how to switch it on and off")
+    say("-v shows whole titles and sources")
+    say("GEMMA4_TRIAGE_PATCHES chooses fixes and optimisations, SGLANG_TRTLLM_MHA_DEBUG=log|contain|trap|1 probes")
+    say("GEMMA4_TRIAGE_FAULTS=ID chooses faults, which break a server on purpose")
 
 
 def explain_patch(
