@@ -513,3 +513,24 @@ def test_what_is_said_of_prompts_of_every_length():
         assert "dirty" not in (document["project"]["commit"] or "")
         with_graphs = [servers["default"]["gemma4_triage_paths"] for servers in document["servers"].values()]
         assert all(paths["piecewise-multimodal"]["fused"] > 0 for paths in with_graphs)
+
+
+def test_what_is_said_of_prompts_whose_graphs_are_cut():
+    said = " ".join(MEASURE.split())
+    alone = [f"1 x {tokens}/2" for tokens in (64, 128, 256, 512, 1024)]
+    whole, firsts = [], []
+    for model in ("e2b", "e4b", "26b"):
+        path = ROOT / "docs" / "bench" / f"lengths_cut_h200_2026-11-26_{model}.json"
+        document = json.loads(path.read_text())
+        assert (document["measurement"], document["wrong"], document["lost"]) == (True, [], {})
+        assert document["partial"] == ("e2b: time is up in round 7 of 7" if model == "e2b" else "")
+        rows = [row for row in document["rows"] if row["arm"] == "default"]
+        for found, value, shapes in ((whole, "speedup", None), (firsts, "ttft_speedup", alone)):
+            medians = sorted(row[value]["median"] for row in rows if shapes is None or row["shape"] in shapes)
+            found.append(f"x{medians[0]:.2f} to x{medians[-1]:.2f}")
+        paths = document["servers"][model]["default"]["gemma4_triage_paths"]
+        assert paths["piecewise-multimodal"]["fused"] > 0
+        assert (paths.get("yoco", {}).get("in piecewise graphs", 0) > 0) is (model != "26b")
+        assert "in piecewise graphs, shared layers in one" not in paths.get("yoco", {})
+    assert f"served {whole[0]} as fast on E2B, {whole[1]} on E4B and {whole[2]} on 26B" in said
+    assert f"comes {firsts[0]}, {firsts[1]} and {firsts[2]} as fast" in said

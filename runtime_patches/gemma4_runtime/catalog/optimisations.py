@@ -49,7 +49,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             "GEMMA4_TRIAGE_YOCO_ROWS rows. Not: log probabilities of prompt tokens, hidden states of all tokens, "
             "EAGLE, LoRA, pipeline or attention data parallelism, deterministic inference. In piecewise CUDA graphs "
             "these layers run in the graphs of the smallest captured size with a row for each request, up to 128; on "
-            "Triton, on one GPU, as one graph of its decode where that size is enough.",
+            "Triton, on one GPU whose decode graphs take more requests than the smallest size, as one graph.",
             fallback=OWN_LINES,
             proof=(
                 "tests/engine/test_yoco_live.py",
@@ -59,6 +59,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/unit/test_yoco_forward.py",
                 "docs/bench/serving_prefill_e2b_h200_2026-11-22.json::yoco",
                 "docs/bench/serving_prefill_e4b_h200_2026-11-22.json::yoco",
+                "docs/bench/lengths_cut_h200_2026-11-26_e2b.json::yoco",
+                "docs/bench/lengths_cut_h200_2026-11-26_e4b.json::yoco",
             ),
             switches=("GEMMA4_TRIAGE_YOCO_ROWS",),
         ),
