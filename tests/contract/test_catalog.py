@@ -21,7 +21,7 @@ from gemma4_runtime.standing import releases_of
 from gemma4_runtime.targets import TARGETS, dotted_path
 from gemma4_runtime.targets.deltas import DELTAS
 from gemma4_runtime.vision.eligible import BATCHED, PACKED
-from gemma4_runtime.yoco.short_prefill import IN_GRAPHS, IN_ONE_GRAPH, SKIPPED
+from gemma4_runtime.yoco.short_prefill import IN_GRAPHS, SKIPPED
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -119,7 +119,7 @@ def test_what_is_said_of_upstream_names_the_release_that_absorbed_it(patch):
 @pytest.mark.parametrize("patch", [patch for patch in CATALOG if patch.own_paths], ids=lambda patch: patch.id)
 def test_a_patch_that_counts_paths_shows_them(patch):
     assert any(name.endswith(":after_internal_state") for name in implementations(patch))
-    assert set(patch.own_paths) <= {FUSED, REFERENCE, SKIPPED, IN_GRAPHS, IN_ONE_GRAPH, BATCHED, PACKED}
+    assert set(patch.own_paths) <= {FUSED, REFERENCE, SKIPPED, IN_GRAPHS, BATCHED, PACKED}
 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)

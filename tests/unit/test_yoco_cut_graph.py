@@ -13,12 +13,9 @@ from sglang.srt.compilation.compilation_config import CompilationConfig
 from sglang.srt.compilation.compile import install_torch_compiled
 from sglang.srt.compilation.piecewise_context_manager import (
     enable_piecewise_cuda_graph,
-    enable_piecewise_cuda_graph_compile,
-    is_in_pcg_torch_compile,
     set_forward_context,
     set_pcg_capture_stream,
 )
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context, get_attn_backend
@@ -27,7 +24,7 @@ from sglang.srt.models.gemma4_causal import Gemma4TextModel
 
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.optimisations import yoco_prefill
-from gemma4_runtime.yoco import attention_view, cut_graph, eligible
+from gemma4_runtime.yoco import attention_view, eligible
 from gemma4_runtime.yoco.cut_graph import cut
 from gemma4_runtime.yoco.short_prefill import UnfinishedChunk
 from trtllm_world import graph_attention_on_cpu
@@ -57,8 +54,6 @@ class Piece:
 
     def __call__(self, *args):
         size = args[self.symbols[0]]
-        if is_in_pcg_torch_compile():
-            return self.compiled(*args)
         if Piece.capturing or size not in self.captured:
             given = self.compiled(*args)
             if Piece.capturing:
@@ -104,29 +99,13 @@ class Attention:
         self.seen.append((layer.layer_id, len(q), batch.forward_mode))
         result, lengths = torch.empty_like(q), batch.extend_seq_lens_cpu or [1] * batch.batch_size
         row = 0
-        for request, length, end in zip(batch.req_pool_indices, lengths, batch.seq_lens.tolist(), strict=True):
+        for request, length, end in zip(batch.req_pool_indices, lengths, batch.seq_lens_cpu.tolist(), strict=True):
             for position in range(end - length, end):
                 slots = self.table[request, : position + 1]
                 scores = self.keys[owner, slots] @ q[row]
                 result[row] = scores.softmax(0) @ self.values[owner, slots]
                 row += 1
         return result
-
-    def init_forward_metadata_out_graph(self, batch, in_capture=False):
-        """Plan nothing: plain lines read the batch."""
-
-
-def replayable(run):
-    """Stand for a CUDA graph of everything that `run` does, and compute as it does."""
-    with enable_piecewise_cuda_graph_compile():
-        outputs = run()
-
-    def replay():
-        with enable_piecewise_cuda_graph_compile():
-            for there, value in zip(outputs, run(), strict=True):
-                there.copy_(value)
-
-    return replay, outputs
 
 
 class Model(Gemma4TextModel):
@@ -284,28 +263,6 @@ def runner(server, monkeypatch):
     return made
 
 
-@pytest.fixture(params=["a graph for each run of operations", "one graph"])
-def behind_the_cut(request, server, runner, monkeypatch):
-    """Return what runs the layers that write no keys."""
-    made = getattr(server.config, yoco_prefill._CUT)
-    monkeypatch.setattr(made, "rest", None)
-    if request.param == "one graph":
-        record_rest(server, runner, monkeypatch)
-    return request.param
-
-
-def record_rest(server, runner, monkeypatch):
-    monkeypatch.setattr(cut_graph, "captured", replayable)
-    monkeypatch.setattr(yoco_prefill, "decode_graph_view", lambda rows, window: server.backend)
-    runner.tp_size, runner.device = 1, "cpu"
-    runner.attention_layers, runner.quant_config = list(server.model.attention), None
-    runner.moe_layers, runner.moe_fusions = [], []
-    runner.model_runner.attn_backend = server.backend
-    with torch.no_grad():
-        yoco_prefill.after_capture(None, runner)
-    server.backend.seen.clear()
-
-
 LOADS = {
     "one request": ([30], None),
     "two, of which one is cached in part": ([9, 20], [3, 0]),
@@ -320,7 +277,7 @@ def replayed(runner, server, batch):
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_rows_that_are_sampled_from_are_those_of_all_layers(server, runner, behind_the_cut, load):
+def test_rows_that_are_sampled_from_are_those_of_all_layers(server, runner, load):
     lengths, prefixes = LOADS[load]
     for seed in (1, 2):
         batch = batch_of(lengths, prefixes)
@@ -330,8 +287,7 @@ def test_rows_that_are_sampled_from_are_those_of_all_layers(server, runner, behi
         found = replayed(runner, server, batch)
         last = attention_view.last_rows(batch)
         torch.testing.assert_close(found[last], wanted[last])
-        shared = 4 if behind_the_cut == "one graph" else len(lengths)
-        rows = [sum(lengths)] * FIRST + [shared] * (LAYERS - FIRST)
+        rows = [sum(lengths)] * FIRST + [len(lengths)] * (LAYERS - FIRST)
         assert [count for _, count, _ in server.backend.seen] == rows
         assert {mode for number, _, mode in server.backend.seen if number >= FIRST} == {ForwardMode.DECODE}
 
@@ -340,57 +296,13 @@ def rows_per_layer(server):
     return [count for _, count, _ in server.backend.seen]
 
 
-def test_the_pieces_behind_the_cut_replay_the_graphs_of_a_few_rows(server, runner, behind_the_cut):
+def test_the_pieces_behind_the_cut_replay_the_graphs_of_a_few_rows(server, runner):
     before = [piece.replays.copy() for piece in Piece.every]
     batch = batch_of([30])
     server.fill(batch, 1)
     replayed(runner, server, batch)
-    new = [dict(piece.replays - old) for piece, old in zip(Piece.every, before, strict=True)]
-    few = {} if behind_the_cut == "one graph" else {4: 1}
-    assert new == [{32: 1}] * (FIRST + 1) + [few] * (LAYERS - FIRST)
-
-
-def test_more_requests_than_the_one_graph_has_rows_take_the_graphs_of_more(server, runner, monkeypatch):
-    made = getattr(server.config, yoco_prefill._CUT)
-    monkeypatch.setattr(made, "rest", None)
-    record_rest(server, runner, monkeypatch)
-    assert made.rest_for(4) is made.rest
-    assert made.rest_for(5) is None
-
-
-def test_ranks_of_tensor_parallelism_and_other_backends_have_no_such_graph(server, runner, monkeypatch):
-    made = getattr(server.config, yoco_prefill._CUT)
-    monkeypatch.setattr(made, "rest", None)
-    record_rest(server, runner, monkeypatch)
-    for changed, value in ((runner, 2), (yoco_prefill, lambda rows, window: None)):
-        made.rest = None
-        name = "tp_size" if changed is runner else "decode_graph_view"
-        with monkeypatch.context() as one:
-            one.setattr(changed, name, value)
-            yoco_prefill.after_capture(None, runner)
-        assert made.rest is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "taken"),
-    [
-        ({}, True),
-        ({"cuda_graph_num_kv_splits": torch.zeros(32)}, False),
-        ({"cuda_graph_num_kv_splits": None}, False),
-        ({"window_kv_indptr": None, "sliding_window_size": None}, True),
-    ],
-)
-def test_one_graph_is_for_triton_with_room_for_a_key_more_in_each_window(server, changes, taken):
-    backend = object.__new__(TritonAttnBackend)
-    state = {"cuda_graph_num_kv_splits": torch.zeros(33), "window_kv_indptr": torch.zeros(40), "sliding_window_size": 8}
-    for name, value in (state | {"kv_indptr": torch.ones(40)} | changes).items():
-        setattr(backend, name, value)
-    with forward_context(ForwardContext(backend)):
-        view = attention_view.decode_graph_view(32, 8)
-    assert (view is not None) is taken
-    if taken:
-        assert view.sliding_window_size == (None if view.window_kv_indptr is None else 9)
-        assert view.kv_indptr is not backend.kv_indptr
+    new = [piece.replays - old for piece, old in zip(Piece.every, before, strict=True)]
+    assert [dict(one) for one in new] == [{32: 1}] * (FIRST + 1) + [{4: 1}] * (LAYERS - FIRST)
 
 
 def test_a_chunk_that_is_not_the_last_runs_the_owners_alone(server, runner):

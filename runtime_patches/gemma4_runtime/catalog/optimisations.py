@@ -31,16 +31,10 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("forward_batch.init_new", How.AROUND, f"{_AT}.yoco_prefill:around_batch_init"),
             Hook("piecewise.can_run", How.AROUND, f"{_AT}.yoco_prefill:around_can_run"),
             Hook("piecewise.install", How.AROUND, f"{_AT}.yoco_prefill:around_install"),
-            Hook("piecewise.capture", How.AFTER, f"{_AT}.yoco_prefill:after_capture"),
             Hook("piecewise.replay", How.AROUND, f"{_AT}.yoco_prefill:around_replay"),
             PATHS,
         ),
-        own_paths=(
-            "fused",
-            "in piecewise graphs",
-            "in piecewise graphs, shared layers in one",
-            "skipped: a chunk that is not the last",
-        ),
+        own_paths=("fused", "in piecewise graphs", "skipped: a chunk that is not the last"),
         last_rows_only=True,
         about=About(
             why="The last layers of E2B and E4B read keys that earlier layers wrote, and write none. Of a prefill's "
@@ -48,8 +42,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             eligibility="Prefills and mixed batches on Triton, trtllm_mha or a hybrid of both that leave out at least "
             "GEMMA4_TRIAGE_YOCO_ROWS rows. Not: log probabilities of prompt tokens, hidden states of all tokens, "
             "EAGLE, LoRA, pipeline or attention data parallelism, deterministic inference. In piecewise CUDA graphs "
-            "these layers run in the graphs of the smallest captured size with a row for each request, up to 128; on "
-            "Triton, on one GPU whose decode graphs take more requests than the smallest size, as one graph.",
+            "these layers run in the graphs of the smallest captured size with a row for each request, up to 128.",
             fallback=OWN_LINES,
             proof=(
                 "tests/engine/test_yoco_live.py",

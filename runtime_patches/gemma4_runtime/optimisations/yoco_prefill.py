@@ -17,25 +17,11 @@ from torch import Tensor
 from gemma4_runtime import current
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.paths import PATHS
-from gemma4_runtime.release import (
-    CaptureHiddenMode,
-    ForwardContext,
-    Gemma4TextModel,
-    forward_context,
-    set_piecewise_context,
-)
+from gemma4_runtime.release import CaptureHiddenMode, Gemma4TextModel
 from gemma4_runtime.yoco import eligible
-from gemma4_runtime.yoco.attention_view import as_decode, decode_graph_view, last_rows
+from gemma4_runtime.yoco.attention_view import as_decode, last_rows
 from gemma4_runtime.yoco.cut_graph import Cut, LastRows, cut
-from gemma4_runtime.yoco.short_prefill import (
-    IN_GRAPHS,
-    IN_ONE_GRAPH,
-    SKIPPED,
-    UnfinishedChunk,
-    shared_layers,
-    short_prefill,
-    window,
-)
+from gemma4_runtime.yoco.short_prefill import IN_GRAPHS, SKIPPED, UnfinishedChunk, shared_layers, short_prefill, window
 
 OP = "yoco"
 
@@ -84,24 +70,6 @@ def around_install(
     return original(module, compile_config=compile_config, graph_pool=graph_pool, **kwargs)
 
 
-def after_capture(result: Any, runner: Any) -> None:
-    """Run after `PiecewiseCudaGraphRunner.capture`: one graph more, where Triton attention decodes in graphs.
-
-    Ranks of tensor parallelism would have to register its all-reduces: they have the graphs of each run of operations.
-    """
-    made: Cut | None = getattr(runner.compile_config, _CUT, None)
-    model = _text_model(runner)
-    if made is None or made.fewest is None or model is None or runner.tp_size > 1:
-        return
-    context = ForwardContext(attn_backend=runner.model_runner.attn_backend)
-    parts = runner.attention_layers, runner.quant_config, runner.moe_layers, runner.moe_fusions
-    with forward_context(context), set_piecewise_context(None, *parts):
-        first = model.config.num_hidden_layers - shared_layers(model)
-        view = decode_graph_view(made.fewest, window(model, first))
-        if view is not None:
-            made.record_rest(made.fewest, view, runner.device)
-
-
 def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any) -> bool:
     """Run around `PiecewiseCudaGraphRunner.can_run`: no long prefill whose graphs run all rows in each layer."""
     can_run = original(runner, forward_batch)
@@ -122,18 +90,13 @@ def around_replay(original: Callable[..., Any], runner: Any, forward_batch: Any,
         PATHS.took(OP, reason)
         return original(runner, forward_batch, **kwargs)
     unfinished = isinstance(forward_batch.rids, UnfinishedChunk)
-    rest = made.rest_for(forward_batch.batch_size)
-    PATHS.took(OP, SKIPPED if unfinished else IN_GRAPHS if rest is None else IN_ONE_GRAPH)
+    PATHS.took(OP, SKIPPED if unfinished else IN_GRAPHS)
     rows = last_rows(forward_batch)
     batch = view = None
     if not unfinished:
-        if rest is not None:
-            rest.plan(forward_batch)
-            batch, view = rest.batch, rest.view
-        else:
-            first = model.config.num_hidden_layers - shared_layers(model)
-            batch, view = as_decode(forward_batch, rows, forward_batch.positions[rows], window(model, first))
-    with made.last_rows(LastRows(rows, batch, view, rest)):
+        first = model.config.num_hidden_layers - shared_layers(model)
+        batch, view = as_decode(forward_batch, rows, forward_batch.positions[rows], window(model, first))
+    with made.last_rows(LastRows(rows, batch, view)):
         return original(runner, forward_batch, **kwargs)
 
 

@@ -123,7 +123,6 @@ PATHS: dict[str, str] = {
     "server_args.piecewise": f"{_SRT}.server_args.ServerArgs._handle_piecewise_cuda_graph",
     "piecewise.can_run": (f"{_SRT}.model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run"),
     "piecewise.replay": (f"{_SRT}.model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.replay"),
-    "piecewise.capture": f"{_SRT}.model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.capture",
     "piecewise.install": f"{_SRT}.model_executor.piecewise_cuda_graph_runner.install_torch_compiled",
     "server_args.is_sm100": f"{_SRT}.server_args.is_sm100_supported",
     "cpu_config.update_intermediate_size": f"{_SRT}.configs.update_config.update_intermediate_size",

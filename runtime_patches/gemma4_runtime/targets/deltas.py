@@ -34,7 +34,6 @@ _SINCE_0_5_17: dict[str, str | None] = {
     "piecewise.can_run": None,
     "piecewise.replay": None,
     "piecewise.install": None,
-    "piecewise.capture": None,
     "cache.alloc_for_extend": f"{_SRT}.mem_cache.allocation.alloc_for_extend",
     # In 0.5.23 another body, which chooses by device, with the same arguments and results.
     "cache.alloc_for_decode": f"{_SRT}.mem_cache.allocation.alloc_for_decode",

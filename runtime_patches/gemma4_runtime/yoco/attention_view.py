@@ -79,30 +79,10 @@ def cross_decoder_view(batch: Any, window: int | None) -> Any:
     without.
     """
     view = backend_copy()
-    if isinstance(view, TritonAttnBackend):
-        _cut_to(view, window)
-    view.init_forward_metadata(batch)
-    return view
-
-
-def decode_graph_view(rows: int, window: int | None) -> Any | None:
-    """Return a copy of the Triton backend in force for a decode of so many rows in a CUDA graph.
-
-    It shares what SGLang's decode graphs read, which is filled anew before each replay; None where there is none of it,
-    or too little for these rows and one key more in each window.
-    """
-    view = backend_copy() if _leaf(get_attn_backend()) is not None else None
-    state = getattr(view, "cuda_graph_num_kv_splits", None)
-    if not isinstance(view, TritonAttnBackend) or state is None or rows >= len(state):
-        return None
-    return _cut_to(view, window)
-
-
-def _cut_to(view: TritonAttnBackend, window: int | None) -> TritonAttnBackend:
-    """Have the decodes of a copy see as many keys in sliding layers as a prefill's last token does."""
-    if view.window_kv_indptr is not None and window is not None:
+    if isinstance(view, TritonAttnBackend) and view.window_kv_indptr is not None and window is not None:
         # A decode's list is cut to so many keys; triton-decode-window adds one where it is in force.
         view.sliding_window_size = window + 1 - switched_on("triton-decode-window")
+    view.init_forward_metadata(batch)
     return view
 
 

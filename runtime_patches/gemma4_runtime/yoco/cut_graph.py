@@ -3,8 +3,7 @@
 SGLang compiles the model once and cuts it at every attention: between two of them is one CUDA graph for each captured
 number of tokens. `Cut` cuts once more, before the first attention that writes no keys. Up to there a prefill of 1000
 tokens replays the graphs of 1024. Then the last row of each request goes where the graphs of 32 tokens would have put
-it, and these run the rest: nothing is captured for it beside what SGLang captures anyway. Where Triton attention has
-the state of SGLang's decode graphs, the rest is one CUDA graph more (`Rest`), since from there on it is a decode step.
+it, and these run the rest. So nothing is captured for it beside what SGLang captures anyway.
 
 A CUDA graph reads and writes where it did at its capture. What crosses the cut in a run of 32 tokens is kept from its
 capture on: the places that the rows are copied to.
@@ -12,24 +11,15 @@ capture on: the places that the rows are copied to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from gemma4_runtime.errors import RuntimePatchError
-from gemma4_runtime.release import (
-    ForwardBatch,
-    ForwardContext,
-    ForwardMode,
-    enable_graph_compile,
-    forward_context,
-    graph_capture_stream,
-    piecewise_context,
-)
+from gemma4_runtime.release import forward_context, get_forward_context, graph_capture_stream, piecewise_context
 
 MOST_REQUESTS = 128
 """Captured sizes up to this may take the rows of a batch. What crosses a cut is kept in memory for each of them: 1 MiB
@@ -46,69 +36,11 @@ class LastRows:
         rows: [B] int64, on the device: the row of each request's last token.
         batch: The batch that decodes these rows; None where nothing is sampled from the prefill, and nothing runs.
         view: The attention backend's copy that planned it.
-        rest: What runs it, if it was planned for that; None for the graphs of one run of operations each.
     """
 
     rows: Tensor
     batch: Any
     view: Any
-    rest: Rest | None = None
-
-
-class Rest:
-    """All that is behind a cut as one CUDA graph: a decode of so many rows, of which a batch needs some.
-
-    Rows that a batch does not need decode the first token of row 0 of `req_to_token`, as SGLang's own padded rows do.
-
-    Args:
-        rows: How many; there are captured graphs of that size.
-        view: A copy of the Triton backend that has the state of its decode graphs, with buffers of its own for what a
-            prefill's plan has beside it.
-        run: Runs what is behind the cut on the kept values of that size, and returns its outputs.
-        device: Where the model is.
-    """
-
-    def __init__(self, rows: int, view: Any, run: Callable[[Any, Any], list[Tensor]], device: Any) -> None:
-        self.rows, self.view = rows, view
-        zeros = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE,
-            batch_size=rows,
-            input_ids=zeros,
-            req_pool_indices=zeros.clone(),
-            seq_lens=torch.ones_like(zeros),
-            seq_lens_cpu=torch.ones(rows, dtype=torch.int64),
-            seq_lens_sum=rows,
-            out_cache_loc=zeros.clone(),
-            positions=zeros.clone(),
-            num_token_non_padded_cpu=rows,
-        )
-        view.init_forward_metadata_out_graph(self.batch, in_capture=True)
-        self.replay, self.outputs = captured(lambda: run(self.batch, view))
-
-    def plan(self, forward_batch: Any) -> None:
-        """Have the graph's next replay decode the last token of each request of this prefill."""
-        requests = forward_batch.batch_size
-        for there, some, otherwise in (
-            (self.batch.req_pool_indices, forward_batch.req_pool_indices, 0),
-            (self.batch.seq_lens, forward_batch.seq_lens, 1),
-        ):
-            there.fill_(otherwise)
-            there[:requests].copy_(some)
-        self.view.init_forward_metadata_out_graph(self.batch)
-
-
-def captured(run: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], list[Tensor]]:
-    """Run it for a warm-up and then once more as a CUDA graph; return what replays that, and the places of its results.
-
-    What SGLang has captured as graphs of their own runs as plain operations meanwhile.
-    """
-    with enable_graph_compile():
-        run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outputs = run()
-    return graph.replay, outputs
 
 
 class Cut:
@@ -127,21 +59,6 @@ class Cut:
         self._moves: list[tuple[int, bool]] | None = None
         self._outputs: list[Tensor] = []
         self._asked: LastRows | None = None
-        self.rest: Rest | None = None
-
-    @property
-    def fewest(self) -> int | None:
-        """The smallest captured size; None before any capture."""
-        return self._few(1)
-
-    def record_rest(self, rows: int, view: Any, device: Any) -> None:
-        """Capture all that is behind the cut as one graph of so many rows, a captured size."""
-        kept = self._kept[rows]
-        self.rest = Rest(rows, view, lambda batch, view: self._run_tail(kept, batch, view), device)
-
-    def rest_for(self, requests: int) -> Rest | None:
-        """Return what `record_rest` captured, if it has as many rows as this batch has requests."""
-        return self.rest if self.rest is not None and requests <= self.rest.rows else None
 
     def serves(self, requests: int, tokens: int) -> bool:
         """Say whether there are graphs of fewer rows than `tokens` that take the last rows of so many requests."""
@@ -209,25 +126,17 @@ class Cut:
         ]
         for (at, rows), value in zip(self._moves, values, strict=True):
             (kept[at][:requests] if rows else kept[at]).copy_(value)
-        if asked.rest is None:
-            found = self._run_tail(kept, asked.batch, asked.view)
-        else:
-            asked.rest.replay()
-            found = asked.rest.outputs
+        context = piecewise_context()
+        before = context.forward_batch
+        context.forward_batch = asked.batch
+        try:
+            with forward_context(replace(get_forward_context(), attn_backend=asked.view)):
+                found = self._tail(*kept)
+        finally:
+            context.forward_batch = before
         for result, some in zip(results, found, strict=True):
             result[asked.rows] = some[:requests]
         return results
-
-    def _run_tail(self, kept: list[Any], batch: Any, view: Any) -> list[Tensor]:
-        """Run what is behind the cut, its attention for this batch by this backend."""
-        context = piecewise_context()
-        before = context.forward_batch
-        context.forward_batch = batch
-        try:
-            with forward_context(ForwardContext(attn_backend=view)):
-                return list(self._tail(*kept))
-        finally:
-            context.forward_batch = before
 
 
 def cut(whole: Any) -> Cut | None:

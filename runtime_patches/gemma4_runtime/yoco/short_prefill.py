@@ -17,7 +17,6 @@ from gemma4_runtime.yoco import attention_view, eligible, some_layers
 
 SKIPPED = "skipped: a chunk that is not the last"
 IN_GRAPHS = "in piecewise graphs"
-IN_ONE_GRAPH = "in piecewise graphs, shared layers in one"
 
 Plan = Callable[[Any, Tensor, Tensor, int | None], tuple[Any, Any]]
 """Of a batch, the rows [B] that are left of it, their positions [B], and the distance of the sliding layers to their
