@@ -28,8 +28,10 @@ def records_folder() -> Traversable:
 @cache
 def known_issues() -> tuple[KnownIssue, ...]:
     """Return every record, by id. Raises RecordMistake: a record has not the form."""
-    names = sorted(file.name for file in records_folder().iterdir() if file.name.endswith(".toml"))
-    return tuple(read_record(records_folder() / name) for name in names)
+    # Asked once: an archive is opened and its list read each time.
+    folder = records_folder()
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".toml"))
+    return tuple(read_record(folder / name) for name in names)
 
 
 def read_record(file: Traversable) -> KnownIssue:
