@@ -163,6 +163,11 @@ class TestLeaksOfOtherReleases:
         assert "below 0" in finding.cause
         assert "released twice" in finding.advice[2]
 
+    @pytest.mark.parametrize(("pool", "step"), [("swa", "--disable-hybrid-swa-memory"), ("full", "--disable-radix")])
+    def test_a_pool_for_windows_is_a_suspect_where_it_leaks(self, pool, step):
+        sides = f"[{pool}] total=2058, available=2000, evictable=0, protected=12, session_held=0"
+        assert step in only([decode(1), death(2, f"ValueError: pool memory leak detected! {sides}")]).advice[1]
+
     def test_words_without_an_equation_are_still_a_death(self):
         finding = only([decode(1), death(2, "ValueError: pool memory leak detected! see above")])
         assert (finding.rule, finding.confidence) == ("pool-leak", Confidence.LIKELY)
@@ -321,6 +326,22 @@ class TestHangs:
         assert "NCCL WARN" in str(finding.evidence[-1].value)
         ended = f"{stamp(2)} Init torch distributed ends. mem usage=0.67 GB\n"
         assert "does not say where" in only([begun, ended, self.FIRED.format(stamp(400))]).cause
+
+    def test_ranks_that_stand_alike_in_what_none_of_them_leaves(self):
+        meets = ("rendezvous (torch/distributed/_symmetric_memory/__init__.py:19)", "initialize (comm_fusion.py:4)")
+        finding = self.hung(TP0=meets, TP1=meets)
+        assert "stand in the meeting of symmetric memory" in finding.cause
+        assert "--enforce-disable-flashinfer-allreduce-fusion" in finding.advice[0]
+
+    @pytest.mark.parametrize(("other", "parallel", "apart"), [(25, 1, True), (24, 1, False), (25, 8, False)])
+    def test_ranks_that_decided_differently(self, other, parallel, apart):
+        sizes = f"scheduler.cur_batch.batch_size()=24\nscheduler.cur_batch.batch_size()={other}\n"
+        lines = [started(dp_size=parallel), decode(1), self.FIRED.format(stamp(400, "TP0")), sizes]
+        assert ("decided differently" in only(lines).cause) is apart
+
+    def test_drafts_that_each_rank_takes_for_itself(self):
+        lines = [started(speculative_algorithm="EAGLE", tp_size=4), decode(1), self.FIRED.format(stamp(400, "TP0"))]
+        assert any("SGLang 34238" in step for step in only(lines).advice)
 
     def test_without_stacks_nothing_is_claimed(self):
         finding = only(MADE["hang"])

@@ -179,6 +179,23 @@ class TestGrammars:
         assert "line 3 a grammar refused drafts" in told(hang)
 
 
+@pytest.mark.parametrize(("size", "long"), [(65536, True), (-1, True), (8192, False)])
+def test_a_prefill_longer_than_kernels_count(size, long):
+    kernel = '  File "/srv/sglang/srt/layers/moe/fused_moe_triton/fused_moe.py", line 7, in fused_experts\n    call()\n'
+    finding = only([started(chunked_prefill_size=size), decode(1), died(ILLEGAL, FORWARD, kernel)])
+    assert ("--chunked-prefill-size 8192" in told(finding)) is long
+
+
+class TestOverlap:
+    @pytest.mark.parametrize(("start", "known"), [({}, False), ({"disable_overlap_schedule": True}, True)])
+    def test_it_is_a_suspect_unless_it_is_off(self, start, known):
+        lines = [started(tp_size=1, **start), decode(1), died(ILLEGAL, FORWARD)]
+        assert ("--disable-overlap-schedule" not in told(only(lines))) is known
+
+    def test_what_died_before_a_batch_did_not_overlap(self):
+        assert "overlap" not in told(only([started(tp_size=1), died(ILLEGAL, FORWARD)]))
+
+
 class TestFeatures:
     def test_what_an_exception_names_comes_first(self):
         lacks = "AttributeError: 'WaitingRequest' object has no attribute 'priority'"
@@ -240,6 +257,8 @@ class TestHandled:
             ("update_weights_from_tensor", "new weights"),
             ("resume_memory_occupation", "took it back"),
             ("open_session", "a session"),
+            ("pause_generation", "pause_generation"),
+            ("pop_preallocated", "split server"),
             ("start_profile", "profiled"),
         ],
     )
@@ -255,7 +274,7 @@ class TestHandled:
     def test_what_a_process_died_of_leads_transfers_that_failed(self):
         failed = f"{stamp(2)} Decode transfer failed for request rank=1 with exception KVTransferError: "
         failed += "Request 88 timed out after 300.0s in KVPoll.Bootstrapping\n"
-        gone = died("AttributeError: 'NoneType' object has no attribute 'abort'", FRAME.format("a.py", "abort_request"))
+        gone = died("AttributeError: 'NoneType' object has no attribute 'stop'", FRAME.format("a.py", "abort_request"))
         found = found_in([decode(1), failed, gone])
         assert [(finding.rule, finding.confidence.value) for finding in found] == [
             ("other-crash", "possible"),

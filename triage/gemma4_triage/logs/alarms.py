@@ -33,7 +33,8 @@ _HARD = {
     "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM API called before|\bibv_\w+ failed|connect EPS failed",
     "weights-update": rb"Failed to update (?:parameter online|weights)|are partially updated|"
     rb"Failed to initialize custom process group",
-    "nan": rb"contains either `inf`, `nan`|[Nn][Aa][Nn] in the (?:logits|probs)|[Dd]etected (?:NaN|nan|inf)\b|"
+    "nan": rb"invalid eagle tree|"
+    rb"contains either `inf`, `nan`|[Nn][Aa][Nn] in the (?:logits|probs)|[Dd]etected (?:NaN|nan|inf)\b|"
     rb"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
     rb"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)",
     "device": rb"CUDA error: |CUDA error \(|CUresult error|no kernel image is available|NPU function error|"

@@ -18,6 +18,9 @@ MARKS = (
     (b"Available full tokens: ", "free_full"),
     (b"Available swa tokens: ", "free_swa"),
     (b"Available tokens: ", "free_full"),
+    # As releases before 0.4.7 spell it.
+    (b"Avaliable tokens: ", "free_full"),
+    (b"batch_size()=", "hung_batch"),
     (b"but the state was deleted in TokenizerManager", "orphan"),
     (b"aborted last request", "aborted_last"),
     # Of our own runtime: SGLang's accept length then counts steps without drafts as ones that accept nothing.
@@ -95,7 +98,7 @@ MARKS = (
     (b"driver on your system is too old", "old_driver"),
     (b"Driver was not detected or is too old", "old_driver"),
 )
-FIRST_TOO = ("before_weights", "after_weights", "left_out")
+FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch")
 """Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler")
 MOST_STACKS = 16

@@ -114,6 +114,36 @@ PARTS: tuple[Part, ...] = (
         on=lambda start: start.on("enable_dp_attention") and start.of("gpt-oss", "gptoss"),
     ),
     Part(
+        "dp-attention-of-deepseek-v4",
+        "--enable-dp-attention",
+        "DeepSeek-V4 has written worse and worse text with it as more requests ran at once, with the same checkpoint",
+        ("SGLang 33397",),
+        on=lambda start: start.on("enable_dp_attention") and start.of("deepseek-v4", "deepseekv4"),
+    ),
+    Part(
+        "memory-saver",
+        "--enable-memory-saver",
+        "after release_memory_occupation weights are empty until a trainer has sent every one, scales and buffers too: "
+        "nonsense until then, and drafts that nobody sends stay empty",
+        ("SGLang 15246", "SGLang 31674"),
+        on=lambda start: start.on("enable_memory_saver"),
+    ),
+    Part(
+        "dispatch-of-mori",
+        "",
+        "a small SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK has made answers wrong without an error",
+        ("SGLang 27194",),
+        on=lambda start: start.value("moe_a2a_backend") == "mori",
+        instead="with a larger SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK, or --moe-a2a-backend none",
+    ),
+    Part(
+        "windows-without-prefix-cache",
+        "--disable-radix-cache",
+        "its cache has given up tokens that were still inside the sliding window",
+        ("SGLang 8649", "SGLang 25402"),
+        on=lambda start: start.on("disable_radix_cache") and start.of("gemma-", "gemma4", "gpt-oss", "llama-4", "mimo"),
+    ),
+    Part(
         "mixed-chunk-of-states",
         "--enable-mixed-chunk",
         "with the prefix cache of a model that keeps states (Mamba, GDN) a state that was never written is given to "
@@ -169,6 +199,10 @@ PARTS: tuple[Part, ...] = (
     Part(
         "quantisation",
         "quantisation (the same model in bfloat16)",
+        "a checkpoint whose kernels overflow, or whose scales do not fit, writes only '!' or <pad>, which is NaN",
+        ("SGLang 16289",),
+        on=lambda start: start.value("quantization") not in ("", "fp8"),
+        instead="with the same model that is not quantised, or the publisher's own quantisation",
         files=re.compile(
             r"(?:\w*fp[48]\w*|awq\w*|gptq\w*|modelopt\w*|compressed_tensors\w*|marlin\w*|\w*quant\w*)\.py"
         ),
@@ -372,6 +406,12 @@ _NO_GRAMMARS = (
 )
 
 
+_NO_OVERLAP = (
+    "once with --disable-overlap-schedule: a step then begins when the one before it has ended, and nothing is freed "
+    "or read too early"
+)
+
+
 def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     """Return what to leave out of this server's start, one at a time; empty if its start shows nothing.
 
@@ -383,6 +423,7 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     device = facts.settings.get("device", "None")
     elsewhere = device not in (*_OFF, "cuda")
     named = [one for one in on if death is not None and one.is_named(death)]
+    overlaps = facts.served and facts.settings.get("disable_overlap_schedule", "None") != "True"
     rest = [one.flag for one in on if one not in named]
     return (
         *((_NO_CUDA.format(device),) * elsewhere),
@@ -392,4 +433,5 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
             (f"this server has {', '.join(rest)}: leave out one at a time, with the same load, until it holds",)
             * bool(rest)
         ),
+        *((_NO_OVERLAP,) * overlaps),
     )

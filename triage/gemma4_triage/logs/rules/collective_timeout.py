@@ -8,7 +8,7 @@ from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over
 
 _TIMEOUT = pattern(
     r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
-    r"collective.{0,40}timed? ?out"
+    r"collective.{0,40}timed? ?out|Timed out waiting \d+ ?ms for (?:recv|send) operation"
 )
 _GONE = pattern(
     r"(?i)connection (?:closed|reset) by peer|ncclRemoteError|remote process exited|\[gloo/|Broken pipe|"
@@ -52,6 +52,11 @@ _NCCL_SAYS = (
             "/dev/infiniband in the container",
         ),
     ),
+)
+_MEETS = pattern(r".* \w*(?:mlp_sync|dp_attn)\w*$|dp_attn\w*\.py:")
+_BEFORE_STEPS = (
+    "it is the meeting of all ranks of attention data parallelism before each step: one that ended, compiles or waits "
+    "for a transfer keeps all others; once without --enable-dp-attention"
 )
 _JOINED = pattern(r"(\d+)/(\d+) clients joined")
 _RANK = pattern(r"\[[Rr]ank ?(\d+)\]")
@@ -150,6 +155,7 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
             "collect, before the timeout, has every process's stack: the rank that is not in a collective is the one",
             "several nodes: the first error of the silent ones, and their network (NCCL_DEBUG=INFO); "
             "--dist-timeout waits longer",
+            *((_BEFORE_STEPS,) if any(map(_MEETS.match, death.frames)) else ()),
             "once with --disable-custom-all-reduce, once without overlap (--disable-overlap-schedule): one at a time",
         ),
         next_commands=(COLLECT,),

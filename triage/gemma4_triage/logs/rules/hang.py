@@ -13,6 +13,7 @@ _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
 _SHOWN = 8
 # What the innermost frames of a main thread say; the first that fits. Waiting for others is no fault of its own.
 _PLACES = (
+    ("the meeting of symmetric memory", pattern(r"\brendezvous\b|_symmetric_memory|symm_buffer")),
     (
         "a collective",
         pattern(r"all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier|nccl|gloo|deep_?ep"),
@@ -25,6 +26,8 @@ _PLACES = (
 )
 _WAITS = ("a collective", "a receive from another process")
 _ADVICE = {
+    "the meeting of symmetric memory": "once with --enforce-disable-flashinfer-allreduce-fusion (SGLang 29073) and "
+    "without --enable-symm-mem, --enable-torch-symm-mem: GPUs that are not all visible, or fabric that is not up",
     "a compilation": "wait for it or compile before serving: a first shape took longer than --watchdog-timeout",
     "host or storage I/O": "once without --enable-hierarchical-cache or the storage backend: it waits for the host",
     "a wait for the GPU": "a kernel does not end: CUDA_LAUNCH_BLOCKING=1 names it; then another --attention-backend",
@@ -64,6 +67,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice = _NETWORK
         missing = [at(facts, begun.place, begun.text, "what it had begun, and no end of it is here")]
         missing += remarked(facts, "nccl_warn", "what NCCL says")
+    elif (sizes := _batches(facts)) is not None:
+        cause = (
+            f"Ranks of one server had batches of {sizes[0]} and of {sizes[1]} requests as the watchdog fired: they had "
+            "decided differently, and wait for each other for ever."
+        )
+        confidence, advice = Confidence.LIKELY, _DECIDED
+        missing = remarked(facts, "first_hung_batch", "one rank's batch")
+        missing += remarked(facts, "hung_batch", "another rank's batch")
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -81,6 +92,24 @@ _NETWORK = (
     "reaches the others; RoCE: NCCL_IB_GID_INDEX (mostly 3), NCCL_IB_HCA; once with NCCL_IB_DISABLE=1",
     "all_reduce_perf of nccl-tests over the same nodes says whether it is SGLang at all; containers: --network host",
 )
+
+
+_BATCH = pattern(r"batch_size\(\)=(\d+)")
+_DECIDED = (
+    "unset SGLANG_REQ_WAITING_TIMEOUT and SGLANG_REQ_RUNNING_TIMEOUT, if they are set: each rank read its own clock, "
+    "before the change of SGLang 37143",
+    "once without --speculative-algorithm, and once with --disable-overlap-schedule: what ranks accept or abort has to "
+    "be one rank's word",
+)
+
+
+def _batches(facts: LogFacts) -> tuple[str, str] | None:
+    """Return two sizes of batches that ranks without data parallelism had at once; None if all had the same."""
+    both = [facts.remarks.get(name) for name in ("first_hung_batch", "hung_batch")]
+    found = [match[1] for one in both if one is not None and (match := _BATCH.search(one.text))]
+    if len(found) != 2 or found[0] == found[1] or facts.settings.get("dp_size", "1") not in ("1", "None"):
+        return None
+    return found[0], found[1]
 
 
 def _meets(facts: LogFacts) -> Remark | None:
@@ -127,6 +156,9 @@ def _verdict(
         )
         cause += "never sent. The watchdog only ended it."
         return cause, Confidence.LIKELY, ("without --pp-size (--tp, --ep or --dp instead), or another release", ask)
+    alike = set(places.values())
+    if len(places) > 1 and len(alike) == 1 and not alike.issubset(_WAITS) and (look := _ADVICE.get(*alike)):
+        return f"All ranks that were looked at stand in {alike.pop()}.", Confidence.LIKELY, (look, *switches)
     if len(places) > 1 and len(odd) == 1:
         stands = where(odd[0])
         cause = f"The other ranks wait in communication for {odd[0].rank or 'one process'}, which stands in {stands}."
@@ -194,6 +226,11 @@ def _switches(facts: LogFacts) -> tuple[str, ...]:
         found.append("once with --moe-a2a-backend none: they stand in DeepEP, whose release has to fit this SGLang's")
     if asked.get("speculative_algorithm", "None") != "None":
         found.append("once without --speculative-algorithm")
+    if asked.get("speculative_algorithm", "None") != "None" and asked.get("tp_size", "1") not in ("1", "None"):
+        found.append(
+            "on AMD, a release with the change of SGLang 34238: each rank took its own drafts, and from then on none "
+            "has the others' batch"
+        )
     if asked.get("pp_size", "1") not in ("1", "None"):
         found.append("--max-running-requests at least twice --pp-size: a stage takes its share of them only")
         found.append("once without --pp-size")

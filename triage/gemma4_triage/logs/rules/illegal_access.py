@@ -147,6 +147,11 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     for name in ("enable_hierarchical_cache", "enable_dp_attention"):
         if asked.get(name) == "True":
             found.append(f"once without --{name.replace('_', '-')}")
+    if _long_chunks(facts, death):
+        found.append(
+            "once with --chunked-prefill-size 8192: offsets of kernels in Triton (experts, attention) pass what 32 "
+            "bits hold in a long prefill (SGLang 4856, SGLang 20389)"
+        )
     if part is not None and (drafts is False or part.id != "drafts"):
         found.append(f"once without {part.without}")
     if asked.get("disable_cuda_graph") != "True" and (part is None or part.id != "cuda-graphs"):
@@ -154,6 +159,15 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     return (*dict.fromkeys(found), *switched_on(facts))
 
 
+def _long_chunks(facts: LogFacts, death: Death) -> bool:
+    """Say whether prefills may be longer than kernels of Triton count, where it was noticed in one."""
+    size = facts.settings.get("chunked_prefill_size", "")
+    long = size == "-1" or (size.isdecimal() and int(size) > _LONG_CHUNK)
+    return long and any(map(_TRITON.match, death.frames[-_INNER:]))
+
+
+_LONG_CHUNK = 16384
+_TRITON = pattern(r"(?:fused_moe\w*|extend_attention|\w*triton\w*|ep_moe\w*|jit|runtime)\.py:|.*forward_extend$")
 _DRAFTS = pattern(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")
 _INNER = 5  # frames
 _FAR = 400  # characters

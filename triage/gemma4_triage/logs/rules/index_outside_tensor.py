@@ -8,7 +8,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern
-from gemma4_triage.logs.rules import draft_bookkeeping
+from gemma4_triage.logs.rules import draft_bookkeeping, other_crash
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 _MESSAGE = pattern(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size (?!0\b)\d+")
@@ -27,15 +27,19 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         return _of_a_pool(facts, death)
     if draft_bookkeeping.rotates(death):
         return _of_a_table(facts, death)
+    if any(map(_BIASES.search, (death.statement, death.message))) and _ASKS.match(death.frame):
+        return _of_a_request(facts, death)
+    held = other_crash.handling(death)
     what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
     return Finding(
         rule=_OF_DEATH.id,
         cause="An index was outside its tensor, and torch stopped before the access. The log does not say whose index "
-        "it was.",
+        f"it was.{held.what if held else ''}",
         confidence=Confidence.POSSIBLE,
         evidence=(at(facts, death.place, exception_text(death), what),),
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(
+            *((held.look,) if held else ()),
             "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
             *(
                 (f"once without {part.without}: its file stands in the traceback",)
@@ -45,6 +49,24 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *switched_on(facts),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+_BIASES = pattern(r"logit_bias|token_ids_logprob")
+_ASKS = pattern(r"sampling_batch_info\.py:|schedule_batch\.py:|logprob\w*\.py:")
+
+
+def _of_a_request(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
+        rule=_OF_DEATH.id,
+        cause="A request names a token id that the vocabulary does not have (logit_bias, token_ids_logprob), and this "
+        "release does not refuse it: it ends the whole scheduler.",
+        confidence=Confidence.LIKELY,
+        evidence=tuple(of_failure(facts, death)),
+        advice=(
+            "have the client, or a proxy before the server, refuse ids below 0 or from the size of the vocabulary on",
+            "a later release, which may refuse it by itself",
+        ),
     )
 
 

@@ -21,6 +21,10 @@ _ADVICE = (
     "these are tokens of a KV pool, not bytes: a larger pool (--mem-fraction-static, --kv-cache-dtype fp8_e5m2)",
     "or less at once: --max-running-requests, --chunked-prefill-size, a higher --schedule-conservativeness",
 )
+_IN_FLIGHT = (
+    "once with --disable-overlap-schedule, and without drafts if it has any: what a retracted request holds is free "
+    "only when the step in flight has ended, and drafts ask for more slots than were counted; then a later release"
+)
 _ROWS = pattern(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
 _ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
@@ -45,6 +49,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice, cause = _not_given(facts)
     elif counted is not None:
         cause = f"{cause.removesuffix('.')}: {sums}."
+    retracted = any(rank.retractions.requests for rank in facts.ranks)
+    if retracted and "Decode" in death.message:
+        cause = cause.replace(", and there was nothing to retract", ", although requests had been retracted")
+        advice = (*advice, _IN_FLIGHT)
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -141,8 +149,9 @@ def _of_numbers(facts: LogFacts, decoding: bool) -> tuple[bool, str] | None:
     """
     asked = _number(facts, "asked", "Try to allocate")
     free = {pool: _number(facts, f"free_{pool}", f"Available {pool} tokens:") for pool in ("full", "swa")}
-    if free["full"] is None:
-        free["full"] = _number(facts, "free_full", "Available tokens:")
+    for words in ("Available tokens:", "Avaliable tokens:"):
+        if free["full"] is None:
+            free["full"] = _number(facts, "free_full", words)
     known = {pool: count for pool, count in free.items() if count is not None}
     if asked is None or not known:
         return None

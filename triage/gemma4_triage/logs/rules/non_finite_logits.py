@@ -10,7 +10,7 @@ from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure,
 from gemma4_triage.logs.started import Started
 
 _WORDS = pattern(
-    r"contains either `inf`, `nan`|(?i:nan in the (?:logits|probs))|[Dd]etected (?:NaN|nan|inf)\b|"
+    r"invalid eagle tree|contains either `inf`, `nan`|(?i:nan in the (?:logits|probs))|[Dd]etected (?:NaN|nan|inf)\b|"
     r"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
     r"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)"
 )
@@ -36,6 +36,18 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         who = ", ".join(filter(None, (alarm.rank, *alarm.ranks)))
         evidence.append(at(facts, alarm.place, alarm.count, f"such lines{f', of {who}' if who else ''}"))
     evidence += last_sign_of_life(facts, place)
+    if "eagle tree" in death.message:
+        return Finding(
+            rule=_OF_DEATH.id,
+            cause="The tree of a draft has a token without a parent, as it has where the draft's own log probabilities "
+            "are NaN: the draft computes nonsense, and its tokens are thrown away.",
+            confidence=Confidence.LIKELY,
+            evidence=(*evidence, *of_settings(facts, *_SUSPECTS)),
+            advice=(
+                "serve without --speculative-algorithm, or with a draft that was made for this very model",
+                *_advice(facts),
+            ),
+        )
     return Finding(
         rule=_OF_DEATH.id,
         cause=f"Logits were NaN or infinite, first in line {place.line}{on_rank(death.rank)}. The log does not "

@@ -42,7 +42,8 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         if waited:
             code = "another process, which it had started and waited for, ended before it was ready"
             code += _of_the_signal(death)
-        handled = _handled(death) if first else None
+        handled = handling(death) if first else None
+        apart = switched_on(facts, death) if first else ()
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
@@ -53,20 +54,21 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((handled.look,) if handled else ()),
+                *(one for one in apart if one.startswith("once ")),
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
                 *((_WHERE if waited else _PACKAGES if "as it was imported" in code else _OTHER_BUILD,) if code else ()),
                 *((_OF_A_PACKAGE.format(death.package),) if _in_a_package(death) else ()),
                 _next_step(death, beginning),
                 *_suspect(facts, death),
-                *(switched_on(facts, death) if first else ()),
+                *(one for one in apart if not one.startswith("once ")),
             ),
             next_commands=_commands(death),
         )
 
 
 @dataclass(frozen=True)
-class _Handled:
+class Handled:
     """What a scheduler had in hand.
 
     Attributes:
@@ -81,47 +83,58 @@ class _Handled:
 
 
 _HANDLED = (
-    _Handled(
+    Handled(
         pattern(r"\w*abort\w*$"),
         " It took an abort, of a request that was no longer there or not yet whole.",
         "a later release: an abort can race with its request's end; until then clients that wait longer and give up "
         "fewer requests at once",
     ),
-    _Handled(
+    Handled(
         pattern(r"\w*log_?probs?\w*$|_normalize_decode_outputs$"),
         " It made up the log probabilities of a step, which a request had asked for.",
         "once with requests that ask for no log probabilities (logprobs, return_logprob, prompt_logprobs); a later "
         "release",
     ),
-    _Handled(
+    Handled(
         pattern(r"(?:init|destroy|update|receive|pull)_weights\w*|\w*weights_from_\w+$"),
         " It put new weights into the running server, as a trainer asks for.",
         "restart it with those weights on disk; names, shapes, dtype and parallelism that the trainer sends have to be "
         "the server's",
     ),
-    _Handled(
+    Handled(
         pattern(r"(?:release|resume)_memory_\w+|\w*(?:onload|wake_up)\w*$"),
         " It gave memory up or took it back, as a trainer asks for between two steps.",
         "no request may run meanwhile (pause_generation, flush_cache first); once without --enable-memory-saver",
     ),
-    _Handled(
+    Handled(
         pattern(r"\w*(?:encoder_info|_encoder_|mm_embed|multimodal)\w*$"),
         " It counted the tokens of an image's or a sound's encoder in a batch.",
         "once with --chunked-prefill-size -1: a chunk that ends inside such tokens miscounts them; one such request "
         "at a time; then a later release",
     ),
-    _Handled(
+    Handled(
         pattern(r"\w*sanity_check\w*$"),
         " It looked through its own prefix cache, which it does while it is idle, or was asked to.",
         "unset SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK, if it is set: the check itself may be at fault; once with "
         "--disable-radix-cache; then a later release",
     ),
-    _Handled(
+    Handled(
+        pattern(r"(?:pause|continue)_generation$"),
+        " It was asked to pause or to go on (pause_generation), as a trainer does.",
+        "pause while requests run, with mode abort, or not at all; then a later release",
+    ),
+    Handled(
+        pattern(r"pop_(?:preallocated|transferred|bootstrapped)\w*$|_?pre_alloc\w*$|_?resolve_pending\w*$"),
+        " It handed a request on between the queues of a split server.",
+        "a later release on both servers: the request had been aborted, retracted or timed out meanwhile; until then "
+        "fewer requests at once, and once with the other of --disaggregation-transfer-backend mooncake and nixl",
+    ),
+    Handled(
         pattern(r"\w*_session\w*$"),
         " It served a session of requests.",
         "once with requests without session_params; a later release",
     ),
-    _Handled(
+    Handled(
         pattern(r"\w*(?:start|stop)_profile\w*$"),
         " It profiled itself, as somebody had asked for.",
         "do without the profile (/start_profile), or once with fewer activities; a later release",
@@ -130,33 +143,33 @@ _HANDLED = (
 _HANDLING = 3  # frames
 # Of these the line that failed names the thing too.
 _KEPT = (
-    _Handled(
+    Handled(
         pattern(r"\w*grammar\w*$"),
         " It took requests with structured output (a schema, regex or grammar, or a tool that is forced) into a batch.",
         "once with requests without response_format, regex, ebnf and forced tools; another --grammar-backend; a later "
         "release",
     ),
-    _Handled(
+    Handled(
         pattern(r"multimodal_inputs?$|mm_(?:inputs?|items?)$"),
         " It kept what a batch's requests hold beside text, such as images, or nothing.",
         "once with requests of text alone, and without sessions; a later release",
     ),
-    _Handled(
+    Handled(
         pattern(r"spec_info$|draft_\w+$|accept_len\w*$"),
         " It kept the drafts of a batch's requests.",
         "once without --speculative-algorithm; a later release",
     ),
-    _Handled(
+    Handled(
         pattern(r"req_pool_indices\w*$|out_cache_loc$"),
         " It handled the slots of a batch's requests in the pools, which give none back where no room is left.",
         "a larger --mem-fraction-static, or fewer requests at once (--max-running-requests); a later release",
     ),
-    _Handled(
+    Handled(
         pattern(r"lora\w*$|\w+_lora$"),
         " It kept the adapters of a batch's requests.",
         "once with requests that name no adapter; a later release",
     ),
-    _Handled(
+    Handled(
         pattern(r"sampling_(?:info|params)$|\w*penal\w+$|logit_bias$"),
         " It kept the sampling parameters of a batch's requests.",
         "once with requests that set no penalties and no logit_bias; a later release",
@@ -164,7 +177,7 @@ _KEPT = (
 )
 
 
-def _handled(death: Death) -> _Handled | None:
+def handling(death: Death) -> Handled | None:
     """Return what the innermost frames took in hand, by their functions and the line; None if those do not say."""
     names = [frame.partition(" ")[2] for frame in reversed(death.frames[-_HANDLING:])]
     of_function = (one for name in names for one in _HANDLED if one.functions.match(name))
@@ -238,6 +251,7 @@ _OF_CODE = frozenset({"AttributeError", "TypeError", "ImportError", "ModuleNotFo
 _NAMES = pattern(r"name '(\w+)' is not defined|cannot access local variable '(\w+)'|local variable '(\w+)' referenced")
 _IMPORTS = pattern(r"(?!launch_server|__main__|<|serve|cli|run\w*|main|server|app)[\w.]+\.py:\d+ <module>$")
 _ATTRIBUTE = pattern(r"'(\w+)' object has no attribute '(\w+)'")
+_OF_A_MODEL = pattern(r"For(?:CausalLM|ConditionalGeneration|SequenceClassification|Embedding)\w*$|Model$")
 _ABSTRACT = pattern(r"abstract class (\w+)")
 _OTHER_TYPE = pattern(
     r"Boolean value of Tensor|can only concatenate|"
@@ -258,9 +272,15 @@ def _of_the_code(death: Death) -> str:
         return (
             f"{found[1]} is called with other arguments than it takes: a defect of this build, or two that do not fit"
         )
-    if death.type_name == "AttributeError" and (found := _ATTRIBUTE.search(death.message)) and found[1] != "NoneType":
+    found = _ATTRIBUTE.search(death.message) if death.type_name == "AttributeError" else None
+    if found and _OF_A_MODEL.search(found[1]):
+        return (
+            f"the model's class {found[1]} has no {found[2]}, which something that is switched on asks of it: this "
+            "release does not have that for this model"
+        )
+    if found and found[1] != "NoneType":
         return f"{found[1]} has no {found[2]} in this build: a defect of its code, or two packages that do not fit"
-    if death.type_name == "AttributeError" and found:
+    if found:
         return ""
     if "abstract class" in death.message and (found := _ABSTRACT.search(death.message)):
         return f"{found[1]} lacks methods that its base asks for: a defect of this build"

@@ -48,6 +48,17 @@ _OF_PINNED = (
         "docker: --ulimit memlock=-1 and more memory; WSL: memory= in .wslconfig; ulimit -l, free -g",
     ),
 )
+_TRAINS = pattern(r".* (?:update_weights\w*|resume_memory_\w+|\w*weights_from_\w+)$")
+_PENALISES = pattern(r"(?:orchestrator|min_new_tokens|\w*penalt\w*|sampling_batch_info)\.py:")
+_OF_A_TRAINER = (
+    "The device's memory ran out as new weights were put into the running server, or as it took its memory back: what "
+    "the trainer holds or sends is on the same GPU, beside weights and pools.",
+    (
+        "send weights in smaller buckets, and only those of this rank; free the trainer's copies and cache before",
+        "--pp-size 1, if stages are in use: each may be sent the weights of all",
+        "release the KV pool before (release_memory_occupation, --enable-memory-saver), and take it back behind",
+    ),
+)
 _PROCESS = pattern(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _LOGITS = pattern(r"logits_processor\.py:")
 _ASKED = pattern(
@@ -80,6 +91,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif any(_TOWER.match(frame) for frame in death.frames) and not too_small:
         cause = "The device's memory ran out in the image or audio encoder: pools and weights left it too little."
         advice = (*advice, "fewer or smaller images in a request and in a prefill: a smaller --chunked-prefill-size")
+    elif any(map(_TRAINS.match, death.frames)) and not too_small:
+        cause, advice = _OF_A_TRAINER[0], (*_OF_A_TRAINER[1], *advice[:1])
+    elif any(_PENALISES.match(frame) for frame in death.frames[-4:]) and not too_small:
+        cause = (
+            "The device's memory ran out where sampling parameters of a batch are laid out: a row of the whole "
+            "vocabulary for each request that sets a penalty, min_new_tokens or logit_bias."
+        )
+        advice = ("fewer requests at once (--max-running-requests), or none of those parameters", *advice)
     elif any(_LOGITS.match(frame) for frame in death.frames[-3:]) and not too_small:
         cause = (
             "The device's memory ran out where logits are made: a row of the whole vocabulary for each token asked for."

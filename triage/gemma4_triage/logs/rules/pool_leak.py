@@ -72,6 +72,10 @@ def _suspects(facts: LogFacts, drafts: bool) -> list[str]:
     for name in ("disaggregation_decode_enable_offload_kvcache", "disaggregation_decode_enable_radix_cache"):
         if asked.get(name) == "True":
             found.append(f"--{name.replace('_', '-')}")
+    if any(leak.pool == "swa" for leak in facts.leaks):
+        found.append("a pool of its own for windows (--disable-hybrid-swa-memory)")
+    if any("mamba" in leak.pool for leak in facts.leaks):
+        found.append("states in the prefix cache (--disable-radix-cache)")
     return found or ["overlap (--disable-overlap-schedule)", "the prefix cache (--disable-radix-cache)"]
 
 

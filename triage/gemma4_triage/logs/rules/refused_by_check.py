@@ -242,6 +242,7 @@ def explains(death: Death) -> bool:
         bool(death.path)
         and death.type_name in _TYPES
         and len(_WORDS.findall(said)) >= _FEWEST_WORDS
+        and (death.type_name != "KeyError" or " " in said)
         and _NOT_ITS_OWN.search(death.message) is None
         and part_of(death) is not None
     )
