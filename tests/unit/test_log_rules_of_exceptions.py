@@ -1,7 +1,13 @@
 """What frequent exceptions of Python, NCCL and compilers say by their words, their line of source and their place."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
+from gemma4_triage.known_issues.catalog import records_folder
+from gemma4_triage.logs import rules
 from made_logs import TRACEBACK, decode, found_in, only, prefill, stamp, started
 
 SRT = '  File "/srv/sglang/srt/{}", line 7, in {}\n    {}\n'
@@ -242,6 +248,7 @@ class TestPrograms:
         [
             ("AssertionError: daemonic processes are not allowed to have children", "start-refused", "no daemon"),
             ("RuntimeError: this event loop is already running.", "start-refused", "async_generate"),
+            ("OSError: while attempting to bind on address ('::', 80): permission denied", "start-refused", "1024"),
             ("ValueError: signal only works in main thread of the main interpreter", "start-refused", "main thread"),
             ("PermissionError: [Errno 13] Permission denied: '/root/.cache/hub'", "start-refused", "/root/.cache/hub"),
             (
@@ -497,3 +504,111 @@ class TestWordsInPlaces:
         finding = only([decode(1), failed + "requests.exceptions.HTTPError: 403 Client Error: Forbidden\n", decode(3)])
         assert finding.rule == "media-unreadable"
         assert "could not be fetched" in finding.cause
+
+
+FLASHMLA = "AssertionError: FlashMLA only supports page_size 64"
+ROPE = "ValueError: Unknown RoPE scaling type proportional"
+IPC_PATH = 'pkg.ZMQError: ipc path "/a" is longer than 107 characters (sizeof(sockaddr_un.sun_path)).'
+
+
+class TestToldByWords:
+    @pytest.mark.parametrize(
+        ("last", "at", "word"),
+        [
+            ("RuntimeError: Tried to instantiate class '_core_C.ScalarType', but it does not exist!", "a.py", "vllm"),
+            ("AttributeError: '_OpNamespace' 'sgl_kernel' object has no attribute 'gate'", "_ops.py", "no kernel gate"),
+            ("RuntimeError: operator sgl_kernel::fp8_scaled_mm does not exist", "fp8.py", "no kernel fp8_scaled_mm"),
+            ("ValueError: Unknown CUDA arch (12.1a) or GPU not supported", "a.py", "TORCH_CUDA_ARCH_LIST"),
+            ("RuntimeError: No supported CUDA architectures found for major versions [10, 11].", "a.py", "10, 11"),
+            ("RuntimeError: FlashInfer requires GPUs with sm75 or higher", "core.py", "--sampling-backend pytorch"),
+            (
+                "ValueError: Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)",
+                "jit.py",
+                "set_device",
+            ),
+            (
+                "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0",
+                "a.py",
+                "float16",
+            ),
+            ("RuntimeError: cuDNN version incompatibility: PyTorch was compiled against 9", "a.py", "LD_LIBRARY_PATH"),
+            ("ImportError: decord is not installed", "common.py", "pip install decord"),
+            ("ImportError: following packages that were not found in your environment: einops. Run", "a.py", "einops"),
+            ("ValueError: 'hf_transfer' is enabled but 'hf_transfer' is not available", "a.py", "HF_HUB_ENABLE"),
+            ("pkg.ZMQError: No such file or directory (addr='ipc:///tmp/a/b')", "socket.py", "TMPDIR"),
+            (IPC_PATH, "socket.py", "short path"),
+            ("socket.gaierror: [Errno -2] Name or service not known", "socket.py", "headless Service"),
+            ("FileNotFoundError: [Errno 2] No such file or directory: '/psm_12ab'", "shared_memory.py", "--shm-size"),
+            ("pkg.StrictError: Validation error for field 'num_experts':", "a.py", "num_experts"),
+            (ROPE, "rotary_embedding.py", "--json-model-override-args"),
+            ("KeyError: 'type'", "hf_transformers_utils.py", "rope_scaling"),
+            ("AttributeError: 'list' object has no attribute 'keys'", "tokenization_utils_base.py", "transformers 5"),
+            ("AttributeError: Model A does not support BitsAndBytes quantization yet.", "loader.py", "AWQ"),
+            (
+                "AssertionError: loaded_weight.shape=torch.Size([57802752, 1])",
+                "linear.py",
+                "--load-format bitsandbytes",
+            ),
+            ("NotImplementedError: FA3 does not support fp8_e5m2 KV cache", "a.py", "fp8_e4m3"),
+            (FLASHMLA, "flashmla_backend.py", "--page-size 64"),
+            ("AssertionError: max_running_request is zero", "model_runner.py", "--max-mamba-cache-size"),
+            ("ValueError: DeepEP only supports hidden size 7168", "deepep.py", "--moe-a2a-backend none"),
+            ("ValueError: Unsupported tokenizer type: <class 'a.B'>", "tokenizer_info.py", "--grammar-backend"),
+            ("AssertionError: compatibility of lora and radix attention is in progress", "a.py", "radix attention"),
+            ("FileNotFoundError: No such file or directory: '/a/adapter_config.json'", "a.py", "--lora-paths"),
+            ("AssertionError: DoRA is not yet supported.", "lora.py", "merge_and_unload"),
+            ("ValueError: Unsupported model type: gemma9", "reasoning_parser.py", "name gemma9"),
+            ("NotImplementedError: NVFP4 MoE is only supported on SM100", "a.py", "flashinfer_cutlass"),
+            ("RuntimeError: Error 802: system not yet initialized", "a.py", "fabricmanager"),
+            ("ValueError: speculative_eagle_topk > 1 with page_size > 1 is unstable", "a.py", "--page-size 1"),
+            ("AssertionError: embedding is not supported yet", "a.py", "whose class does"),
+            ("NotImplementedError: No compressed-tensors compatible scheme was found.", "a.py", "W4A16 symmetric"),
+            ("AssertionError: Marlin MoE doesn't support act_order", "gptq.py", "desc_act false"),
+            ("pkg.InternalServerError: Error code: 500", "a.py", "server's own log"),
+            ("RuntimeError: grammar_parser.cc:128: EBNF parse error at line 1", "a.py", "--grammar-backend"),
+        ],
+    )
+    def test_an_end(self, last, at, word):
+        frame = f'  File "/opt/sglang/srt/{at}", line 3, in step\n    x = call(y)\n'
+        finding = found_in([ended(last, frame)])[0]
+        assert (finding.rule, word in told(finding)) == ("told-by-words", True)
+
+    @pytest.mark.parametrize(
+        ("last", "at", "word"),
+        [
+            ("PIL.DecompressionBombError: Image size (9) exceeds limit of 8 pixels", "Image.py", "smaller before"),
+            ("ValueError: absolute aspect ratio must be smaller than 200, got 600.0", "qwen_vl.py", "200 times"),
+            ("ValueError: height:10 and width:9 must be larger than factor:28", "qwen_vl.py", "fewer than 28"),
+            ("AttributeError: 'NoneType' object has no attribute 'process_mm_data_async'", "a.py", "takes text alone"),
+            ("KeyError: 'image_grid_thw'", "base_processor.py", "gave no image_grid_thw"),
+            ("ValueError: Error while loading data: Max retries exceeded", "base_processor.py", "REQUEST_TIMEOUT"),
+            ("ValueError: Invalid grammar request: Unsupported type: date", "scheduler.py", "llguidance"),
+            ("ValueError: Model a does not support matryoshka representation", "a.py", "is_matryoshka"),
+            ("ValueError: The input_ids 9 contains values greater than the vocab size", "a.py", "another tokenizer"),
+            ("ValueError: This model does not support generation.", "tokenizer_manager.py", "--is-embedding"),
+        ],
+    )
+    def test_a_request(self, last, at, word):
+        frame = f'  File "/opt/sglang/srt/{at}", line 3, in step\n    x = call(y)\n'
+        answer = f'{stamp(3)} INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
+        lines = [decode(1), f"{stamp(2)} Error in request: a\n{TRACEBACK}{frame}{last}\n", answer, decode(4)]
+        finding = found_in(lines)[0]
+        assert (finding.rule, word in told(finding)) == ("told-by-words", True)
+
+
+def test_a_last_line_alone_names_a_weight():
+    finding = only(["sglang serve --model-path a\n", "KeyError: 'layers.22.mlp.gate_up_proj.weight'\n"])
+    assert (finding.rule, "--is-embedding" in told(finding)) == ("weight-names", True)
+
+
+@pytest.mark.parametrize("file", sorted(file.name for file in (records_folder() / "words").iterdir()))
+def test_words_of_failures_have_their_form(file):
+    """Every entry's expression compiles, and its sentences name no group that it has not."""
+    entries = tomllib.loads((records_folder() / "words" / file).read_text(encoding="utf-8"))["failure"]
+    for entry in entries:
+        assert entry.keys() <= {"words", "frames", "cause", "advice", "confidence"}
+        groups = dict.fromkeys(re.compile(entry["words"]).groupindex, "")
+        if groups:
+            assert (entry["cause"] + entry["advice"]).format_map(groups)
+        re.compile(entry.get("frames", ""))
+    assert (Path(rules.__path__[0]) / file.replace(".toml", ".py")).exists()

@@ -73,6 +73,7 @@ from gemma4_triage.logs.rules import (
     swa_not_evicted,
     throughput_collapse,
     token_outside_vocabulary,
+    told_by_words,
     torch_compile,
     triton_compile,
     types_differ,
@@ -85,6 +86,7 @@ from gemma4_triage.logs.rules import (
 )
 
 ENDINGS: tuple[Rule, ...] = (
+    told_by_words.RULE,
     probe_stopped.RULE,
     stale_write_rows.RULE,
     hybrid_draft_pool.RULE,
@@ -147,7 +149,16 @@ FALLBACKS: tuple[Rule, ...] = (
 )
 """Of ends that no other rule knows: families of failures, by where and of what kind they are."""
 
-OF_A_REQUEST: tuple[Rule, ...] = (image_tokens.RULE, lora_refused.RULE, wheels_do_not_fit.RULE)
+OF_A_REQUEST: tuple[Rule, ...] = (
+    image_tokens.RULE,
+    lora_refused.RULE,
+    no_kernel_image.RULE,
+    attention_kernel.RULE,
+    out_of_memory.RULE,
+    triton_compile.RULE,
+    torch_compile.RULE,
+    wheels_do_not_fit.RULE,
+)
 """Of ends, and of what a request failed of that a server survived: they say the same of both."""
 
 LOADS: tuple[Rule, ...] = (
@@ -178,7 +189,10 @@ def is_load(finding: Finding) -> bool:
 
 def findings(facts: LogFacts) -> tuple[Finding, ...]:
     """Return findings on what ended the server, then on how it served; the most certain first in each part."""
-    endings = [finding for rule in ENDINGS for finding in rule.find(facts)]
+    endings = list(told_by_words.RULE.find(facts))
+    # What one's words leave no doubt of, no rule of a whole kind guesses at.
+    rest = replace(facts, deaths=tuple(_apart_from(told_by_words.RULE.explains, facts.deaths))) if endings else facts
+    endings += [finding for rule in ENDINGS[1:] for finding in rule.find(rest)]
     # A rule that knows a death and says nothing of it has not explained it.
     told = {finding.rule for finding in endings}
     telling = [rule for rule in ENDINGS if rule.id in told]

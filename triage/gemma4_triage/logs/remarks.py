@@ -79,6 +79,8 @@ MARKS = (
     (b"Please relaunch without --", "refused_argument"),
     (b"Error in request: ", "refused_request"),
     (b"BadRequest", "refused_request"),
+    (b" validation error", "refused_request"),
+    (b"Skip invalid ", "refused_request"),
     (b"Error code: 400", "refused_request"),
     (b'/embeddings HTTP/1.1" 400', "refused_embeddings"),
     (b'HTTP/1.1" 400', "answered_400"),

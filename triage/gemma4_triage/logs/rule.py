@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -112,10 +114,29 @@ class Wording:
         return self.frames is None or any(map(self.frames.match, death.frames[-_INNERMOST:]))
 
 
+@cache
+def _written(file: str) -> tuple[Wording, ...]:
+    """Return the wordings of a file below known_issues/records/words, whose head says what an entry has."""
+    # Most logs have no failure, and what reads archives takes time to import.
+    from gemma4_triage.known_issues.catalog import records_folder
+
+    entries = tomllib.loads((records_folder() / "words" / file).read_text(encoding="utf-8"))["failure"]
+    return tuple(
+        Wording(
+            pattern(entry["words"]),
+            entry["cause"],
+            entry["advice"],
+            frames=pattern(entry["frames"]) if "frames" in entry else None,
+            confidence=Confidence(entry["confidence"]) if "confidence" in entry else None,
+        )
+        for entry in entries
+    )
+
+
 def of_wordings(
     rule_id: str,
     title: str,
-    wordings: Iterable[Wording],
+    wordings: Iterable[Wording] | str,
     confidence: Confidence,
     *,
     types: Iterable[str] = (),
@@ -131,7 +152,8 @@ def of_wordings(
     Args:
         rule_id: As findings name it.
         title: What it is about.
-        wordings: The first whose words stand in the failure says the cause.
+        wordings: The first whose words stand in the failure says the cause; or the name of the file that has them,
+            which is read where a log has a failure.
         confidence: How sure that is.
         types: Of exceptions; a failure of another type is not this rule's. Empty for all.
         what: What the line of the failure is.
@@ -141,12 +163,14 @@ def of_wordings(
         next_commands: Commands of this tool.
         alarms: Kinds of alarms that come with such a failure.
     """
-    known, of_types, names = tuple(wordings), frozenset(types), tuple(settings)
+    known = wordings if isinstance(wordings, str) else tuple(wordings)
+    of_types, names = frozenset(types), tuple(settings)
 
     def wording_of(death: Death) -> Wording | None:
         if of_types and death.type_name not in of_types:
             return None
-        return next((wording for wording in known if wording.fits(death)), None)
+        worded = _written(known) if isinstance(known, str) else known
+        return next((wording for wording in worded if wording.fits(death)), None)
 
     def find(facts: LogFacts) -> Iterator[Finding]:
         for death in facts.failures:

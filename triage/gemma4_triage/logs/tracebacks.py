@@ -33,7 +33,9 @@ _LOOP = re.compile(
     rb"|run_data_parallel_controller_process|run_tp_worker|forward_thread_func_?)\s*$"
 )
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
-_WORDS = re.compile(r"[A-Z]+|(?!\w*(?:Error|Exception)$)[a-z]\w*")  # "INFO: …" and "python: …" are no exceptions
+_WORDS = re.compile(
+    r"[A-Z]+|(?!\w*(?:Error|Exception)$|gaierror$)[a-z]\w*"
+)  # "INFO: …" and "python: …" are no exceptions
 _OF_SGLANG = re.compile(rb'\s*File "[^"]*/sglang/(?:srt/)?([^"]+)"')
 _OF_PACKAGE = re.compile(rb'\s*File "[^"]*/(?:site|dist)-packages/(\w+)')
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
@@ -41,8 +43,10 @@ _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
 # What the kernels that SGLang compiles itself refuse: the next line says of which tensor, in which dimension.
 _GOES_ON = re.compile(
-    r"Tensor match failed\b(?!.*Root cause)|NCCL error in: |PTXAS error: |Ninja output:$|ninja exited with status"
+    r"Tensor match failed\b(?!.*Root cause)|NCCL error in: |PTXAS error: |Ninja output:$|ninja exited with status|"
+    r"Triton PTX codegen error|Error\(s\) in loading state_dict"
 )
+_OF_STATES = re.compile(r"size mismatch for |(?:Missing|Unexpected) key")
 _OF_NCCL = re.compile(r"nccl\w+: |Last error:")
 _OF_A_COMPILER = re.compile(r"`?ptxas\b|FAILED: |ninja: |.{0,300}(?:fatal )?error: |\S*sh: .{0,200}not found")
 # Triton's compiler quotes its source, indented, before it says what is wrong with it.
@@ -173,7 +177,9 @@ class TracebackReader:
         assert self._last is not None
         known = self._last.message
         goes_on = _GOES_ON.search(known) is not None and text.startswith("- ")
-        if "PTXAS error" in known or "inja " in known:
+        if "in loading state_dict" in known:
+            return _OF_STATES.match(text) is not None
+        if "PTXAS error" in known or "codegen error" in known or "inja " in known:
             return _OF_A_COMPILER.match(text) is not None
         if "NCCL error in: " in known:
             return _OF_NCCL.match(text) is not None or known.endswith("Last error:")

@@ -6,6 +6,8 @@ stands in its server_args.py: triton anywhere, trtllm_mha on SM100, intel_xpu on
 
 from __future__ import annotations
 
+import re
+
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
@@ -28,9 +30,19 @@ _DTYPE = pattern(
     r"(?i)(?:only supports? .{0,20}(?:fp16|bf16|fp8)|data type).{0,60}(?:kv|query|attention)|"
     r"kv.{0,30}dtype.{0,40}not support"
 )
+_TOWER = pattern(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio|mm)\w*\.py:")
 _SERVED = (
     "Gemma-4: --attention-backend triton serves head dimensions 512 and 256 on every CUDA GPU; trtllm_mha needs SM100",
     "other models: --attention-backend triton has no fixed list of head dimensions",
+)
+
+
+_ENCODER = (
+    "of the image or audio encoder: --mm-attention-backend triton_attn or sdpa (fa3 is Hopper's, fa4 is Blackwell's)",
+)
+_FA3 = (
+    "fa3 has kernels for 8.0 to 9.0 (Ampere to Hopper) alone: on Blackwell leave --attention-backend out, or "
+    "flashinfer, triton; trtllm_mha on B200 and B300",
 )
 
 
@@ -48,6 +60,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         what = "The attention backend has no kernel for this "
         what += "head dimension" if says(_HEADS)(death) else "GPU" if says(_GPU)(death) else "dtype"
         confidence = Confidence.LIKELY
+    encoder = any(_TOWER.match(frame) for frame in death.frames)
+    of_part = (_ENCODER if encoder else ()) + (_FA3 if re.search(r"(?i)fa3.*blackwell", death.message) else ())
+    what += " in the model's image or sound encoder" * encoder
     names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend", "kv_cache_dtype")
     return Finding(
         rule=RULE.id,
@@ -55,7 +70,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=confidence,
         evidence=(*of_failure(facts, death), *of_settings(facts, *names)),
         ruled_out_if=("the same server dies alike with --attention-backend triton",),
-        advice=_SERVED,
+        advice=(*of_part, *_SERVED),
         next_commands=("gemma4-triage doctor",),
     )
 

@@ -29,6 +29,11 @@ _SAVER = (
     "--enable-memory-saver replaces the allocations whose handles are exchanged: a later release, or without it, or "
     "--disable-custom-all-reduce"
 )
+_DEEPEP = pattern(r"(?:deep_?ep|token_dispatcher)\w*\.py:|.* \w*deepep\w*$")
+_NORMAL = (
+    "--deepep-mode auto or low_latency: steps of decode then take the mode that a graph can hold",
+    "or --disable-cuda-graph (of a prefill server nothing is lost: prefills are not captured)",
+)
 _HANDLES = (
     "--disable-custom-all-reduce: NCCL then does the sums",
     "no expandable_segments in PYTORCH_CUDA_ALLOC_CONF: such memory cannot be shared so",
@@ -51,8 +56,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     failed = _FAILED.search(death.message)
     reason = failed[1] if failed else ""
     handles = any(_ALL_REDUCE.match(frame) for death in facts.deaths for frame in death.frames[-3:])
+    deepep = not no_memory and any(_DEEPEP.match(frame) for one in (death, *facts.deaths) for frame in one.frames[-4:])
     if handles and not no_memory:
         cause = "Graph capture failed in the custom all-reduce, as ranks exchanged handles: memory is not the cause."
+    elif deepep:
+        cause = "DeepEP's normal mode, which asks the CPU for the numbers of tokens, was captured into a graph, and it "
+        cause += "cannot be: memory is not the cause."
     elif no_memory:
         cause = "Graph capture ran out of memory: the pools took what the graphs' buffers needed."
     else:
@@ -74,7 +83,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         rule=_OF_DEATH.id,
         cause=cause,
         # Another rule may know why such code fails.
-        confidence=Confidence.LIKELY if handles or no_memory else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if handles or no_memory or deepep else Confidence.POSSIBLE,
         evidence=(
             *of_failure(facts, death),
             *remarked(facts, "before_graphs", "memory left before the capture"),
@@ -83,7 +92,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("it fails alike with --disable-cuda-graph",)
         if not no_memory
         else ("another process used the device",),
-        advice=memory if no_memory else (*saver, *_HANDLES) if handles else code,
+        advice=memory if no_memory else (*saver, *_HANDLES) if handles else _NORMAL if deepep else code,
         next_commands=(PLAN_POOLS,) if no_memory else (),
     )
 

@@ -10,7 +10,7 @@ from gemma4_triage.logs.rule import of_death, of_failure, pattern, remarked, say
 from gemma4_triage.logs.rules import library_kernel
 
 WORDS = pattern(
-    r"(?i)only supports sm ?\d+ and above|no (?:CUDA )?kernel image (?:is )?available|"
+    r"(?i)only support(?:s|ed on) sm ?\d+ and above|no (?:CUDA )?kernel image (?:is )?available|"
     r"sm_?\d+ is not compatible with the current PyTorch|"
     r"cudaErrorNoKernelImageForDevice|(?:CUDA|HIP) error: invalid device function|"
     r"device kernel image is invalid|"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rules import wheels_do_not_fit
 from gemma4_triage.logs.rules.draft_model import quantised_on_load
-from gemma4_triage.logs.rules.wheels_do_not_fit import BUILDS
 
 _QUANTISED = pattern(
     r"(?:w?8a8|fp[48]\w*|mxfp[48]\w*|nvfp4\w*|modelopt\w*|awq\w*|gptq\w*|marlin\w*|int[48]\w*|flashinfer_trtllm|"
@@ -33,6 +33,13 @@ _NO_PARAMETER = pattern(
 )
 
 
+# A layer of experts that asks a method's config for what only another method has.
+_OTHER_METHOD = pattern(
+    r"'(\w*(?:AWQ|Awq|GPTQ|Gptq|Marlin|Fp8|FP8|Fp4|FP4|CompressedTensors|ModelOpt|W8A8|W4A|Quark|BitsAndBytes|WNA16)"
+    r"\w*Config)' object has no attribute '(\w+)'"
+)
+_OF_EXPERTS = pattern(r"layers/moe/|experts?")
+_NO_EP = "without --enable-ep-moe, --enable-deepep-moe or --moe-a2a-backend: those layers of experts take FP8 alone"
 _NOT_HERE = pattern(r"(?i)not (?:available|supported) on this (?:device|gpu|hardware|platform)")
 _OTHER_FORMAT = (
     "the same model in a quantisation that this GPU has kernels for (AWQ, GPTQ, int4, int8), or in bfloat16",
@@ -43,7 +50,7 @@ _RUNNER = "another --moe-runner-backend: flashinfer_cutlass for NVFP4 on consume
 
 def _no_support(death: Death) -> bool:
     """Say whether the code that makes a quantised layer's parameters lacks something of this model's layers."""
-    if death.type_name == "AttributeError" and _NO_PARAMETER.search(death.message):
+    if death.type_name == "AttributeError" and any(one.search(death.message) for one in (_NO_PARAMETER, _OTHER_METHOD)):
         return True
     lacks = death.type_name in ("KeyError", "TypeError", "AttributeError", "NotImplementedError")
     inner = death.frames[-3:]
@@ -62,8 +69,6 @@ def _explains(death: Death) -> bool:
         or "HIP error" in said
         or "out of memory" in said
         or "Quantization method" in said
-        or "compilation failed" in said
-        or BUILDS.search(said)
     ):
         return False
     # A width that ranks divide below a block is told as that.
@@ -71,6 +76,9 @@ def _explains(death: Death) -> bool:
         return False
     if _TOO_OLD.search(said):
         return True
+    # What a compiler or another package refuses is told as that.
+    if wheels_do_not_fit.RULE.explains(death):
+        return False
     # A weight that does not fit its place is told as that.
     frames = [frame.partition(" ")[2] for frame in death.frames]
     if OF_A_WEIGHT.search(said) and any(map(_LOADS.match, frames)) and "process_weights_after_loading" not in frames:
@@ -102,13 +110,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif unsupported and not wrong_flag:
         what = (death.caller.rpartition("/")[2] or death.frame).partition(".py")[0]
         cause = "This release does not serve the model's layers in this quantisation: "
+        other = _OTHER_METHOD.search(death.message)
         cause += (
-            f"{what} asks a layer for a parameter that it has only where nothing is packed. "
+            f"{what} asks {other[1]} for {other[2]}, which only another method has. "
+            if other
+            else f"{what} asks a layer for a parameter that it has only where nothing is packed. "
             if packed
             else f"{what}, which makes their parameters, is not given or has not what it needs. "
         )
         cause += "The weights are not at fault."
         advice = (
+            *((_NO_EP,) if other and _OF_EXPERTS.search(f"{death.path} {death.caller}") else ()),
             *((_RUNNER,) if "runner" in f"{death.message} {death.frame}" else ()),
             "a later release of SGLang (and of vLLM, if the file is vLLM's)",
             "GPTQ and AWQ of a MoE model: --quantization moe_wna16; else the model in FP8, another format or bfloat16",

@@ -53,7 +53,7 @@ _STATES = _part(
 )
 _OF_STATES = pattern(r".* \w*mamba\w*$|\w*mamba\w*\.py:")
 _ANSWER = _part(
-    r"entrypoints/",
+    r"entrypoints/|openai_api/",
     "how an answer is put together, behind the model",
     "what the answer lacks is mostly that of a request that was aborted, retracted or cut short before its first "
     "token, or of a field that was asked for (logprobs, usage, weight_version): that request alone; then a later "
@@ -166,7 +166,7 @@ _PARTS = (
         "the first exception of any process counts; send a request that failed alone; then a later release",
     ),
     _part(
-        r"entrypoints/|managers/(?:tokenizer|multi_tok|template|io_struct)",
+        r"entrypoints/|openai_api/|managers/(?:tokenizer|multi_tok|template|io_struct)",
         "a request, before the scheduler sees it",
         "send that request alone and mend what its words name; if it is well formed, a later release",
     ),
@@ -177,6 +177,12 @@ _PARTS = (
     ),
     _part(
         r"layers/", "a layer of the model", "once with other backends and --disable-cuda-graph; then a later release"
+    ),
+    _part(
+        r"hardware_backend/mlx/",
+        "how models run on Apple's GPUs (MLX)",
+        "this release's MLX runner serves models with plain attention: a later release for others (such as with linear "
+        "attention, Qwen3.5), or mlx-lm itself",
     ),
     _part(
         r"model_executor/|hardware_backend/",
@@ -329,6 +335,12 @@ _REFUSALS = (
         "(--allow-auto-truncate cuts them)",
     ),
     _Refusal(
+        pattern(r"(?i)tools cannot be empty|tool_choice|tool choice"),
+        "they ask for a tool (tool_choice) and bring none, or one that is not in their list",
+        "send tools with every such request, each with a name and a schema of parameters; tool_choice auto or none "
+        "where there are none",
+    ),
+    _Refusal(
         pattern(r"(?i)\bmodel\b.{0,120}(?:not found|does not exist)"),
         "they name a model that this server does not have",
         "the name that /v1/models lists, which --served-model-name sets",
@@ -362,18 +374,29 @@ _REFUSALS = (
     _Refusal(
         pattern(r"(?i)validation error|field required|input should be|extra inputs|unrecognized"),
         "their fields are not those that this endpoint takes",
-        "mend the client as the words say: it may speak a later or another API than this release",
+        "mend the client as the words say: it may speak a later or another API than this release (early ones answer "
+        "such a request with status 500); of agents it is mostly a message with tool calls whose content is null (send "
+        '"", or take a later release), content as a list, or a role such as developer',
     ),
 )
 _ANY_REFUSAL = _Refusal(
     pattern(""), "what the server's words say", "mend what those words name, in the client or the start"
 )
 _REFUSES = pattern(
-    r"Error in request|BadRequest|Error code: 4|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
+    r"Error in request|BadRequest|This model does not appear|validation error|Skip invalid|Error code: 4|[Ee]rror: |"
+    r"['\"]message['\"]|exceeds the maximum allowed"
 )
 _NO_EMBEDDINGS = (
     "the server was not started for embeddings",
     "start it with --is-embedding; one server answers either chats or embeddings",
+)
+
+
+_OF_A_RERANKER = (
+    "the server took the reranker for a model of another kind than it is",
+    "one that generates yes or no (Qwen3-Reranker, Qwen3-VL-Reranker): without --is-embedding and with its own "
+    "--chat-template (qwen3_reranker.jinja of SGLang's examples/chat_template); one that is a classifier (BGE): with "
+    "--is-embedding; /v1/rerank takes query and documents",
 )
 
 
@@ -418,6 +441,9 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
         if found is None or found.place.line in failed or not _REFUSES.search(found.text):
             continue
         said = found.text.partition("Error in request: ")[2] or found.text
+        if "embedding model" in said and "rerank" in facts.settings.get("model_path", "").lower():
+            yield Refused(found.place, said, *_OF_A_RERANKER, of_the_start=True)
+            continue
         if name == "refused_argument" and (flag := _NAMED_FLAG.search(said)) is not None:
             turn = "without" if flag[1] else "with"
             why = f"the server was not started {turn} an argument that they need it to be {turn}"
@@ -507,7 +533,7 @@ def part_of(death: Death) -> Part | None:
         return _HOST_CACHE
     if not _HOST_CACHE.files.match(death.path) and any(map(_OF_STATES.match, death.frames[-2:])):
         return _STATES
-    if _ANSWERS.match(death.frame) and death.path.startswith("entrypoints/"):
+    if _ANSWERS.match(death.frame) and death.path.startswith(("entrypoints/", "openai_api/")):
         return _ANSWER
     if _POOLS.files.match(death.path) and _LAID_OUT.match(death.frame):
         return _POOLS

@@ -14,9 +14,15 @@ _NAME = pattern(
     r"'?[\w.]*(?:layers|blocks|experts)\.\d+\.[\w.]+'?|"
     r"'[\w.]+\.(?:weight|bias|qweight|qzeros|scales|g_idx|\w*_scale\w*|weight_\w+)'"
 )
+_ONLY_A_NAME = pattern(r"KeyError: '(?:model\.|language_model\.)*(?:layers|blocks)\.\d+\.[\w.]+'")
 _CONFLICT = pattern(
     r"(?i)Quantization method .{0,80}does not match|Unknown quantization method|Invalid quantization method|"
     r"quantization method .{0,60}is not supported|Cannot find the config file for \w+"
+)
+_UNKNOWN = pattern(r"Unknown quantization method: ([\w-]+)")
+_NOT_READ = (
+    "a later release of SGLang, or the same model in AWQ, GPTQ, FP8 or NVFP4; a copy of auto-round can be exported as "
+    "GPTQ or AWQ"
 )
 _SHAPE = pattern(
     r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape|"
@@ -39,7 +45,13 @@ def _explains(death: Death) -> bool:
     loading = any(_LOADS.match(frame) for frame in death.frames)
     named = death.type_name == "KeyError" and _NAME.search(said) is not None
     return (
-        loading and "lora_" not in said and (named or bool(_SHAPE.search(said)) or death.type_name == "AssertionError")
+        (
+            loading
+            and "lora_" not in said
+            and (named or bool(_SHAPE.search(said)) or death.type_name == "AssertionError")
+        )
+        # People quote the last line alone.
+        or (not death.frames and _ONLY_A_NAME.fullmatch(said.removeprefix(": ")) is not None)
     )
 
 
@@ -61,8 +73,31 @@ _PACKED = "a later release of SGLang: its code of this model splits or fuses suc
 _LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
 
 
-def _why(name: str, quantised: bool) -> str:
-    """Return what a name that is not known tells of its origin, as a further sentence; "" if it tells nothing."""
+_OF_ANY_LAYER = pattern(r"(?:layers|blocks)\.\d+\.")
+_STAGES = (
+    "--pp-size 1, with --tp for the other GPUs: the loader of this class then meets its own layers alone",
+    "a later release, whose loader passes over what is another stage's",
+)
+_OF_BLOCKS = (
+    "config.json has to say how the checkpoint is quantised (quantization_config, of the publisher's file): put it "
+    "back where somebody took it out",
+    "a --tp whose shares the blocks divide, or --ep, where that was why it was taken out",
+)
+
+
+def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False) -> str:
+    """Return what a name that is not known tells of its origin, as a further sentence; "" if it tells nothing.
+
+    Args:
+        name: of the weight.
+        quantised: whether the start names a method that packs layers.
+        staged: whether the model is split into stages (--pp-size).
+        unnamed: whether the start names no method of quantisation.
+    """
+    if staged and _OF_ANY_LAYER.search(name):
+        return " With --pp-size each stage has some of the layers, and this one met a weight of another stage's."
+    if unnamed and name.endswith("_scale_inv"):
+        return " It is a scale of FP8 blocks, and neither config.json nor the start says that the copy is quantised so."
     if _TWICE.search(name):
         return " A part of the name stands there twice: the release's loader renamed it twice, which is its defect."
     if quantised and name.endswith(".weight"):
@@ -84,15 +119,27 @@ def _why(name: str, quantised: bool) -> str:
     return ""
 
 
+_OF_A_SCALE = pattern(r"Parameter (\S+_scale\w*) not found")
+_LESS_QUANTISED = (
+    "a later release, whose class takes that layer quantised; until then a copy that leaves it in bfloat16, such as "
+    "the publisher's"
+)
 _SIZES = pattern(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
+    unknown = _UNKNOWN.search(death.message)
     conflict = _CONFLICT.search(f"{death.type_name}: {death.message}")
     quantised = facts.settings.get("quantization") in ("compressed-tensors", "modelopt_fp4", "modelopt_fp8", "quark")
     name = _NAME.search(death.message)
+    stages = facts.settings.get("pp_size", "1")
+    staged = stages not in ("1", "None") or death.rank.startswith("PP")
+    unnamed = facts.settings.get("quantization", "None") == "None" and "model_path" in facts.settings
+    why = _why(name[0].strip(chr(39)), quantised, staged, unnamed) if name and not conflict else ""
+    outside = facts.remarks.get("left_out") if not name and not conflict else None
     if conflict:
-        cause = "How the weights were quantised is not what the arguments say, or nothing that this release reads."
+        cause = "How the weights were quantised is not what the arguments say, or nothing that this release reads"
+        cause += f": it knows no {unknown[1]}." if unknown else "."
     elif lacked := _LACKED.search(death.message):
         cause = f"The model class of this release asks for weights that the checkpoint has not: {lacked[1]}."
     elif name and "lm_head" in name[0]:
@@ -102,7 +149,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = (
             f"The checkpoint has a weight {name[0].strip(chr(39))} that the model class of this release does not know."
         )
-        cause += _why(name[0].strip(chr(39)), quantised)
+        cause += why
     else:
         cause = "A weight of the checkpoint does not fit its place in the model class of this release"
         sizes = _SIZES.search(death.message)
@@ -111,9 +158,19 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             if sizes
             else (f"; it says: {' '.join(death.message.split())[:_QUOTED]}." if death.message.strip() else ".")
         )
-    why = _why(name[0].strip(chr(39)), quantised) if name and not conflict else ""
-    of_name = (_AS_A_DRAFT,) if "of a draft" in why else (_AS_AN_EMBEDDING,) if "the prefix" in why else (_LATER,)
-    of_name = of_name if why else ()
+    if outside is not None and (scale := _OF_A_SCALE.search(outside.text)):
+        cause += f" Just before it {scale[1]} had no place either: the copy quantises a layer that this class keeps "
+        cause += "whole."
+    of_name: tuple[str, ...] = (_LATER,) if why else ()
+    for words, look in (
+        ("of a draft", (_AS_A_DRAFT,)),
+        ("the prefix", (_AS_AN_EMBEDDING,)),
+        ("another stage's", _STAGES),
+        ("FP8 blocks", _OF_BLOCKS),
+    ):
+        of_name = look if words in why else of_name
+    if "keeps whole" in cause:
+        of_name = (_LESS_QUANTISED,)
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -121,6 +178,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
+            *((_NOT_READ,) if unknown else ()),
             *of_name,
             *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
