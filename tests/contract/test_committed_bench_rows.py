@@ -338,16 +338,6 @@ def test_what_is_said_of_drafts_on_26b_and_with_the_present_table_of_e4b():
     assert f"at 128 they take x{ratios[-1]:.2f} of it" in said
 
 
-def test_what_is_said_of_every_length_on_the_whole_26b():
-    path = ROOT / "docs" / "bench" / "lengths_whole_h200_2026-11-26_26b.json"
-    document = json.loads(path.read_text())
-    found = [row for row in document["rows"] if row["arm"] == "default"]
-    ratios = sorted(row["speedup"]["median"] for row in found)
-    assert (document["wrong"], document["lost"], {row["rounds"] for row in found}, len(found)) == ([], {}, {1, 2}, 18)
-    assert document["models"]["26b"]["num_hidden_layers"] == SIZES["26b"].layers
-    assert f"every length was served x{ratios[0]:.2f} to x{ratios[-1]:.2f} as fast in them" in MEASURE
-
-
 def test_what_is_said_of_the_long_context():
     found = {tuple(document["models"]): document for document in SERVING if document["load"] == "long-context"}
     tokens = {}
@@ -477,59 +467,3 @@ def test_what_is_said_of_short_prompts_and_long_answers():
     for document in (prompts, answers):
         assert (document["measurement"], document["wrong"], document["lost"], document["partial"]) == (True, [], {}, "")
         assert "dirty" not in document["project"]["commit"]
-
-
-def test_what_is_said_of_prompts_of_every_length():
-    documents = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("lengths_h200_*.json"))]
-    mtp = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("lengths_mtp_h200_*.json"))]
-    said = " ".join(MEASURE.split())
-
-    def span(document, model, arm="default", value="speedup", shapes=None):
-        rows = [row for row in document["rows"] if (row["model"], row["arm"]) == (model, arm)]
-        found = sorted(row[value]["median"] for row in rows if shapes is None or row["shape"] in shapes)
-        return f"x{found[0]:.2f} to x{found[-1]:.2f}"
-
-    of = {model: document for document in documents for model in document["models"]}
-    assert sorted(of) == ["26b", "e2b", "e4b"]
-    every = [f"{span(of[model], model)} on {name}" for model, name in (("e2b", "E2B"), ("e4b", "E4B"))]
-    assert f"{every[0]}, {every[1]} and {span(of['26b'], '26b')} on 12 layers of 26B" in said
-    alone = [f"1 x {tokens}/2" for tokens in (64, 128, 256, 512, 1024)]
-    firsts = [span(of[model], model, value="ttft_speedup", shapes=alone) for model in ("e2b", "e4b", "26b")]
-    assert f"comes {firsts[0]}, {firsts[1]} and {firsts[2]} as fast" in said
-    eager = [span(of[model], model, "without-graphs", "ttft_speedup", alone) for model in ("e2b", "e4b", "26b")]
-    assert f"without the graphs {eager[0]}, {eager[1]} and {eager[2]}" in said
-    drafted = [span(document, model) for document, model in zip(mtp, ("e4b", "e2b"), strict=True)]
-    assert f"With MTP every length is served {drafted[0]} as fast on E4B" in said
-    assert f"and {drafted[1]} on E2B" in said
-    states = [(document["servers"][model], model) for document in (*documents, *mtp) for model in document["models"]]
-    held = sorted(
-        (servers["default"]["device_memory_bytes"] - servers["without-graphs"]["device_memory_bytes"]) / 2**30
-        for servers, _ in states
-    )
-    waited = sorted(servers["default"]["start_s"] - servers["without-graphs"]["start_s"] for servers, _ in states)
-    assert f"take {held[0]:.2f} to {held[-1]:.2f} GiB of the GPU and {waited[0]:.0f} to {waited[-1]:.0f} s" in said
-    for document in (*documents, *mtp):
-        assert (document["measurement"], document["wrong"], document["lost"], document["partial"]) == (True, [], {}, "")
-        assert "dirty" not in (document["project"]["commit"] or "")
-        with_graphs = [servers["default"]["gemma4_triage_paths"] for servers in document["servers"].values()]
-        assert all(paths["piecewise-multimodal"]["fused"] > 0 for paths in with_graphs)
-
-
-def test_what_is_said_of_prompts_whose_graphs_are_cut():
-    said = " ".join(MEASURE.split())
-    alone = [f"1 x {tokens}/2" for tokens in (64, 128, 256, 512, 1024)]
-    whole, firsts = [], []
-    for model in ("e2b", "e4b", "26b"):
-        path = ROOT / "docs" / "bench" / f"lengths_cut_h200_2026-11-26_{model}.json"
-        document = json.loads(path.read_text())
-        assert (document["measurement"], document["wrong"], document["lost"]) == (True, [], {})
-        assert document["partial"] == ("e2b: time is up in round 7 of 7" if model == "e2b" else "")
-        rows = [row for row in document["rows"] if row["arm"] == "default"]
-        for found, value, shapes in ((whole, "speedup", None), (firsts, "ttft_speedup", alone)):
-            medians = sorted(row[value]["median"] for row in rows if shapes is None or row["shape"] in shapes)
-            found.append(f"x{medians[0]:.2f} to x{medians[-1]:.2f}")
-        paths = document["servers"][model]["default"]["gemma4_triage_paths"]
-        assert paths["piecewise-multimodal"]["fused"] > 0
-        assert (paths.get("yoco", {}).get("in piecewise graphs", 0) > 0) is (model != "26b")
-    assert f"served {whole[0]} as fast on E2B, {whole[1]} on E4B and {whole[2]} on 26B" in said
-    assert f"comes {firsts[0]}, {firsts[1]} and {firsts[2]} as fast" in said
