@@ -3,7 +3,7 @@
 import pytest
 
 from gemma4_triage.finding import Confidence
-from made_logs import ASSERTION, ILLEGAL, death, decode, found_in, only, stamp, started
+from made_logs import ASSERTION, ILLEGAL, death, decode, found_in, only, prefill, retraction, stamp, started, steady
 
 
 def died(*frames: str, last: str, rank: str = "TP0") -> str:
@@ -422,3 +422,133 @@ class TestWhatOnlyWaited:
     def test_an_assertion_of_one_rank_is_no_split(self):
         finding = only([started(tp_size=1), died("models/gemma4.py __init__", last="AssertionError")])
         assert finding.rule == "other-crash"
+
+
+FLUSH = "TimeoutError: The scheduler did not answer in time"
+CAUGHT = f"""{stamp(3)} Error in request
+Traceback (most recent call last):
+  File "/srv/sglang/srt/managers/tokenizer_manager.py", line 12, in flush_cache
+    return self.wait(raise_timeout_error=True)
+{FLUSH}
+"""
+SLOTS = "RuntimeError: Out of memory. Try to lower your batch size."
+PAIR = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:18312"
+PREFETCH = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
+PREFETCH += '  File "/srv/cache_controller.py", line 12 in _page_transfer\n\n'
+FIRED = "{} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"
+BEATS = "tic start time: 00:05:09. last_heartbeat time: 00:00:01"
+SILENT = f"Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. {BEATS}\n"
+SPLIT = "RuntimeError: split_with_sizes expects split_sizes to sum exactly to 8 (input tensor's size at dimension 0)"
+LEAK = "ValueError: pool memory leak detected! available_size=90, protected_size=0, max_total_num_tokens=100\n"
+OOM_OF_TWO = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
+    "of which 1.00 GiB is free. Process 11 has 60.00 GiB memory in use. Process 12 has 9.50 GiB memory in use."
+)
+
+
+def hung(*frames: str, ranks: int = 2) -> str:
+    """Return what a watchdog writes of ranks that all stand in these frames."""
+    return "".join(
+        f"{FIRED.format(stamp(400, f'TP{rank}'))}{stamp(400, f'TP{rank}')} Pyspy dump for PID {rank}:\n"
+        f'Process {rank}: sglang::scheduler_TP{rank}\nThread {rank} (active): "MainThread"\n'
+        + "".join(f"    {frame}\n" for frame in frames)
+        + "\n"
+        for rank in range(ranks)
+    )
+
+
+TOLD = {
+    "a cache that is flushed while requests run": ([decode(1), CAUGHT], "abort every request first"),
+    "drafts that find no slots after a retraction": (
+        [
+            started(speculative_algorithm="EAGLE"),
+            *(decode(1), retraction(2)),
+            died("managers/scheduler.py run_batch", "speculative/eagle_worker.py verify", last=SLOTS),
+        ],
+        "SGLang 14942",
+    ),
+    "a sampler that finds NaN": ([decode(1), f"{stamp(2)} NaN in the probability\n"], "--sampling-backend pytorch"),
+    "pages that a store wrote to its disk": (
+        [decode(1), "E0429 client.cpp:700] Batch RPC call failed: Expected DiskDescriptor\n", decode(3)],
+        "does not read them back",
+    ),
+    "a prefetch that crashed, and the ranks that waited for it": (
+        [decode(1), PREFETCH, death(3, PAIR, "TP1")],
+        "--hicache-storage-prefetch-policy wait_complete",
+    ),
+    "a thread of NCCL that crashed": (
+        [decode(1), "Fatal Python error: Segmentation fault\n", " 0 /lib/libnccl.so.2(+0x5f) ncclProxyService\n"],
+        "nvidia-nccl",
+    ),
+    "graphs that no rank leaves": (
+        [decode(1), hung("cuGraphLaunch (libcuda.so.580)", "replay (torch/cuda/graphs.py:100)")],
+        "SGLang 29548",
+    ),
+    "ranks that ask each other what the host cache wrote": (
+        [
+            *(started(enable_hierarchical_cache=True, tp_size=2), decode(1)),
+            hung("all_reduce (torch/distributed/distributed_c10d.py:30)", "writing_check (hiradix_cache.py:780)"),
+        ],
+        "SGLang 28429",
+    ),
+    "a model that was compiled": (
+        [started(enable_torch_compile=True), FIRED.format(stamp(400))],
+        "once without --enable-torch-compile",
+    ),
+    "a stage that waits for itself": (
+        [
+            started(pp_size=2, max_running_requests=1),
+            prefill(1, queued=3).replace("#running-req: 4", "#running-req: 0"),
+            f"{stamp(309)} {SILENT}",
+        ],
+        "SGLang 23006",
+    ),
+    "copies to the host that hold up the loop": (
+        [started(enable_hierarchical_cache=True), decode(1), f"{stamp(309)} {SILENT}"],
+        "SGLang 30314",
+    ),
+    "a batch that is split by sizes of another": (
+        [decode(1), died("managers/scheduler.py run_batch", "models/qwen3.py forward", last=SPLIT)],
+        "differ in size",
+    ),
+    "drafts of a model with states that lose what they begin from": (
+        [
+            started(model_path="Qwen/Qwen3.5-35B", speculative_algorithm="NEXTN"),
+            *steady(40, accept=3.1, rate=900),
+            *steady(40, start=40, accept=1.1, rate=400),
+        ],
+        "extra_buffer_lazy",
+    ),
+    "a leak of a split server": ([started(disaggregation_mode="prefill"), LEAK], "SGLang 36926"),
+    "a leak where chunks are mixed": ([started(enable_mixed_chunk=True), LEAK], "--enable-mixed-chunk"),
+    "memory that another process holds": ([decode(1), death(2, OOM_OF_TWO)], "process 12 holds 9.5 GiB"),
+    "ranks that meet after the pools": (
+        [
+            f"{stamp(1)} Load weight begin. avail mem=20.00 GB\n",
+            *(f"{stamp(9)} Memory pool end. avail mem=8.00 GB\n", f"{stamp(900)} SIGTERM received. signum=15\n"),
+        ],
+        "--enforce-disable-flashinfer-allreduce-fusion",
+    ),
+    "experts that were being moved": (
+        [
+            started(enable_eplb=True),
+            decode(1),
+            died("managers/scheduler.py run_batch", "eplb/expert_location_updater.py update", last=PAIR),
+        ],
+        "without --enable-eplb",
+    ),
+    "copies in the host cache that a check refused": (
+        [
+            started(enable_hierarchical_cache=True),
+            *(decode(1), died("mem_cache/hiradix_cache.py writing_check", last="AssertionError")),
+        ],
+        "--enable-hierarchical-cache",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_next_step_is_named(name):
+    lines, word = TOLD[name]
+    first = found_in(lines)[0]
+    assert word in " ".join((first.cause, *first.advice))

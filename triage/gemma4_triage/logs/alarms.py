@@ -34,7 +34,7 @@ _HARD = {
     "weights-update": rb"Failed to update (?:parameter online|weights)|are partially updated|"
     rb"Failed to initialize custom process group",
     "nan": rb"invalid eagle tree|"
-    rb"contains either `inf`, `nan`|[Nn][Aa][Nn] in the (?:logits|probs)|[Dd]etected (?:NaN|nan|inf)\b|"
+    rb"contains either `inf`, `nan`|[Nn][Aa][Nn] in the (?:logits|prob)|[Dd]etected (?:NaN|nan|inf)\b|"
     rb"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
     rb"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)",
     "device": rb"CUDA error: |CUDA error \(|CUresult error|no kernel image is available|NPU function error|"
@@ -87,7 +87,8 @@ _HARD = {
     rb"[Ii]mage features and image tokens do not match",
     "parser": rb"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
     rb"Failed to parse (?:tool calls?|reasoning)",
-    "storage": rb"\b(?:L[23]|HiCache|[Ss]torage(?: backend)?|[Hh]ost cache) "
+    "storage": rb"Prefetch operation \S+ failed to retrieve|Expected DiskDescriptor|"
+    rb"\b(?:L[23]|HiCache|[Ss]torage(?: backend)?|[Hh]ost cache) "
     rb"(?:write|read|get|set|load|backup|prefetch)\w* "
     rb"(?:failed|timed out)",
     "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: '
@@ -165,6 +166,7 @@ _WORKS = (
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
     b"could not select",
+    b"diskdescriptor",
     b"no matching manifest",
     b"nvidia-container-cli",
     b"ipc name is none",
@@ -343,6 +345,9 @@ class AlarmReader:
             self._frames.append(line)
             self._crash_frame(number, line)
             return ""
+        if self._frames and line.startswith(b"    "):
+            # What a traceback quotes of its source says nothing of its own.
+            return ""
         # uvicorn: '"POST /generate HTTP/1.1" 200 OK'. A refusal is an answer too.
         if line.partition(b" HTTP/")[2].partition(b'" ')[2][:1] in (b"2", b"4"):
             self.last_work = number
@@ -389,8 +394,16 @@ class AlarmReader:
         frame = f"{found[1].rsplit('/', 1)[-1]}:{found[2]} {found[3]}"
         self._hard["signalled"] = replace(crash, more=(*crash.more, frame))
 
-    def add(self, kind: str, line: bytes, rank: str, place: Place) -> None:
-        """Keep a line whose kind `kind_of` has named."""
+    def add(self, kind: str, line: bytes, rank: str, place: Place, caught: Death | None = None) -> None:
+        """Keep a line whose kind `kind_of` has named.
+
+        Args:
+            kind: of what it says.
+            line: as it stands.
+            rank: which scheduler wrote it.
+            place: where it stands.
+            caught: the exception that the last traceback of no process's end told of, which this line may end.
+        """
         line = _GROUP.sub(b"", line, count=1)
         alarm = Alarm(kind, place, rank, line[:_LONGEST_LINE].decode(errors="replace").strip()[:_LONGEST_TEXT])
         if kind == "exception":
@@ -398,7 +411,7 @@ class AlarmReader:
         elif kind == "answered-500" and _OF_A_REQUEST.search(line):
             self._of_a_request = place.line
         if kind in _SOFT:
-            self._keep_soft(alarm)
+            self._keep_soft(alarm, caught)
         elif (known := self._hard.get(kind)) is None:
             self._hard[kind] = alarm
         else:
@@ -410,13 +423,19 @@ class AlarmReader:
             more = known.more if len(known.more) >= _MOST_KEPT else (*known.more, alarm.text)
             self._hard[kind] = replace(known, count=known.count + 1, last=place, ranks=ranks, more=more)
 
-    def _keep_soft(self, alarm: Alarm) -> None:
+    def _keep_soft(self, alarm: Alarm, caught: Death | None) -> None:
         if self._soft is None or self._soft.place.line < self.last_work:
             self._soft, self._errors = alarm, []
         if alarm.kind == "error" and len(self._errors) < _MOST_ERRORS:
             match = _LAST_LINE.fullmatch(alarm.text)
             if match is not None:
-                self._errors.append(death_of(alarm.place, alarm.rank, match[1], match[2] or "", tuple(self._frames)))
+                error = death_of(alarm.place, alarm.rank, match[1], match[2] or "", tuple(self._frames))
+                if caught is not None and (caught.type_name, caught.message[:_NEAR]) == (
+                    match[1],
+                    error.message[:_NEAR],
+                ):
+                    error = replace(caught, place=alarm.place, rank=alarm.rank, chain=alarm.place.line)
+                self._errors.append(error)
                 self.caught = [*self.caught, self._errors[-1]][-_MOST_ERRORS:]
         if alarm.kind == "error" and alarm.place.line <= self._of_a_request + _LONGEST_ANSWER:
             # uvicorn answers first, and then writes down of what the request failed.

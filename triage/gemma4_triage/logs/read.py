@@ -257,7 +257,7 @@ class LogReading:
             return
         if alarm := self._alarms.kind_of(number, line):
             stamp = self._stamp(line, len(line))
-            self._alarms.add(alarm, line, stamp.rank, Place(number, stamp.text))
+            self._alarms.add(alarm, line, stamp.rank, Place(number, stamp.text), self._tracebacks.caught)
 
     def _batch(self, number: int, line: bytes) -> bool:
         found = find_batch(line)

@@ -121,6 +121,16 @@ PARTS: tuple[Part, ...] = (
         on=lambda start: start.on("enable_dp_attention") and start.of("deepseek-v4", "deepseekv4"),
     ),
     Part(
+        "drafts-of-states",
+        "",
+        "as the cache of states fills, drafts begin from another state than the model: token id 0 for ever, loops",
+        ("SGLang 36537", "SGLang 35821"),
+        on=lambda start: (
+            bool(start.value("speculative_algorithm")) and start.keeps_states and not start.on("disable_radix_cache")
+        ),
+        instead="with --mamba-radix-cache-strategy extra_buffer_lazy (a release that has it), or --disable-radix-cache",
+    ),
+    Part(
         "memory-saver",
         "--enable-memory-saver",
         "after release_memory_occupation weights are empty until a trainer has sent every one, scales and buffers too: "
@@ -358,10 +368,10 @@ _FEATURES = {
         "on one server in place of a prefill and a decode server",
     ),
     "enable_two_batch_overlap": (r"two_batch|tbo", ""),
-    "enable_eplb": (r"eplb", ""),
+    "enable_eplb": (r"eplb|expert_location", ""),
     "ep_size": (r"ep_moe|expert_parallel|\bep_|moe_ep", "with --ep-size 1 (--tp alone)"),
     "cpu_offload_gb": (r"offload", ""),
-    "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|hicache(?:file|eic|aibrix|simm)", ""),
+    "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|batch_get|hicache(?:file|eic|aibrix|simm)", ""),
     "tokenizer_worker_num": (r"multi_?tokenizer|http_worker|ipc_name", "with --tokenizer-worker-num 1"),
 }
 # Of no use as a hint: they stand in half of all frames.
@@ -406,6 +416,7 @@ _NO_GRAMMARS = (
 )
 
 
+NAMED = "the exception names what it is about"
 _NO_OVERLAP = (
     "once with --disable-overlap-schedule: a step then begins when the one before it has ended, and nothing is freed "
     "or read too early"
@@ -428,7 +439,7 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     return (
         *((_NO_CUDA.format(device),) * elsewhere),
         *((_NO_GRAMMARS,) * (facts.settings.get("grammar_backend") == "none")),
-        *(f"once {one.without}: the exception names what it is about" for one in named),
+        *(f"once {one.without}: {NAMED}" for one in named),
         *(
             (f"this server has {', '.join(rest)}: leave out one at a time, with the same load, until it holds",)
             * bool(rest)

@@ -68,6 +68,7 @@ class TracebackReader:
     Attributes:
         inside: whether the next lines belong to it.
         survived: the frames of the last one that ended no process, until the next begins.
+        caught: that exception itself; None where the next has begun.
     """
 
     def __init__(self) -> None:
@@ -85,6 +86,7 @@ class TracebackReader:
         self._details = 0
         self._last: Death | None = None
         self.survived: tuple[str, ...] = ()
+        self.caught: Death | None = None
 
     @property
     def watching(self) -> bool:
@@ -116,7 +118,7 @@ class TracebackReader:
     def _open(self, place: Place, fatal: bool) -> None:
         self.inside = True
         self._details = 0
-        self.survived = ()
+        self.survived, self.caught = (), None
         self._fatal = fatal
         self._left, self._foreign = _LONGEST_TRACEBACK, _MOST_FOREIGN
         self._begin = place
@@ -208,11 +210,12 @@ class TracebackReader:
             self._chained = self._fatal
             return None
         self._chained = self._fatal
-        if not self._fatal:
-            self.survived = tuple(map(_frame_text, self._frames))
-            return None
         statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
-        self._last = death_of(self._begin, self._rank, match[1], message, self._frames, self._chain, statement)
+        ended = death_of(self._begin, self._rank, match[1], message, self._frames, self._chain, statement)
+        if not self._fatal:
+            self.survived, self.caught = tuple(map(_frame_text, self._frames)), ended
+            return None
+        self._last = ended
         begins_below = not message.strip() or _QUOTES.fullmatch(message) or _GOES_ON.search(message)
         self._details = _MOST_DETAILS if begins_below and b":" in line else 0
         return self._last

@@ -10,6 +10,13 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Rule, of_drop, on_rank, worst_drop
+from gemma4_triage.logs.started import Started
+
+_OF_STATES = (
+    "this model keeps states: as their cache fills, drafts may begin from another state than the model "
+    "(SGLang 36537). --mamba-radix-cache-strategy extra_buffer_lazy where the release has it, else once with "
+    "--disable-radix-cache"
+)
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
@@ -17,6 +24,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if found is None or "draft_policy" in facts.remarks:
         return
     drop, rank = found
+    start = Started(facts)
+    states = start.keeps_states and not start.on("disable_radix_cache")
     evidence = of_drop(facts, drop, "accept length", 2)
     yield Finding(
         rule=RULE.id,
@@ -26,6 +35,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         evidence=tuple(evidence),
         advice=(
             "send one prompt of before again: a length as then says that the prompts are others now",
+            *((_OF_STATES,) if states else ()),
             "if it stays low, restart: where weights were updated or memory was released meanwhile "
             "(release_memory_occupation), the draft's own weights may not have come back",
         ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over, pattern
+from gemma4_triage.logs.rules import unexplained_line
+from gemma4_triage.logs.suspects import features
 
 _TIMEOUT = pattern(
     r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
@@ -81,7 +83,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         native = next((alarm for alarm in facts.alarms if alarm.kind == "signalled"), None)
         if native is not None and native.place.line < death.place.line:
             confidence = Confidence.POSSIBLE
-            advice = (f"line {native.place.line} says that a process ended in native code: begin there",)
+            advice = (
+                f"line {native.place.line} says that a process ended in native code: begin there",
+                *unexplained_line.native_looks(facts, native),
+            )
         elif others:
             # That end has a finding of its own, which leads.
             confidence = Confidence.POSSIBLE
@@ -120,8 +125,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "NCCL_DEBUG=INFO and look for the first NCCL WARN; every rank has to see a GPU of its own",
             "containers: --shm-size 32g or --ipc host; nodes: --dist-init-addr, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
         )
+    named = (f"once {one.without}: its code was exchanging data" for one in features(facts) if one.is_named(death))
     return Finding(
-        rule=RULE.id, cause=cause, confidence=confidence, evidence=tuple(of_failure(facts, death)), advice=advice
+        rule=RULE.id,
+        cause=cause,
+        confidence=confidence,
+        evidence=tuple(of_failure(facts, death)),
+        advice=(*advice, *(named if facts.served else ())),
     )
 
 

@@ -18,6 +18,7 @@ _PLACES = (
         "a collective",
         pattern(r"all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier|nccl|gloo|deep_?ep"),
     ),
+    ("the launch of a CUDA graph", pattern(r"\bcu(?:da)?GraphLaunch\b")),
     ("a receive from another process", pattern(r"recv|zmq|queue\.py")),
     ("a compilation", pattern(r"ninja|nvcc|inductor|triton/compiler|\bjit\.py|jit/(?!kernel\.py)|load_jit|compile")),
     ("host or storage I/O", pattern(r"cache_controller|hicache|mooncake|nixl|storage|hiradix")),
@@ -26,6 +27,8 @@ _PLACES = (
 )
 _WAITS = ("a collective", "a receive from another process")
 _ADVICE = {
+    "the launch of a CUDA graph": "once with --disable-cuda-graph: what a step's graph does between GPUs never ends; "
+    "over nodes NCCL and its network then (NCCL_DEBUG=INFO), or another release of NCCL (SGLang 29548)",
     "the meeting of symmetric memory": "once with --enforce-disable-flashinfer-allreduce-fusion (SGLang 29073) and "
     "without --enable-symm-mem, --enable-torch-symm-mem: GPUs that are not all visible, or fabric that is not up",
     "a compilation": "wait for it or compile before serving: a first shape took longer than --watchdog-timeout",
@@ -62,6 +65,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = "A scheduler compiled kernels as its watchdog fired: it did not hang, and would have gone on."
         confidence, advice = Confidence.LIKELY, (_ADVICE["a compilation"], _BEFOREHAND)
         missing = [at(facts, busy.place, busy.text, "what it had begun, and no end of it is here")]
+    elif not places and not facts.served and facts.settings.get("enable_torch_compile") == "True":
+        cause = "A scheduler compiled the model (--enable-torch-compile) as its watchdog fired, before it served."
+        confidence = Confidence.LIKELY
+        advice = ("a longer --watchdog-timeout, or once without --enable-torch-compile", _BEFOREHAND)
     elif not places and (begun := _meets(facts)) is not None:
         cause = "The ranks never came together: the watchdog fired while their groups (NCCL) were set up."
         advice = _NETWORK
@@ -218,7 +225,12 @@ def _switches(facts: LogFacts) -> tuple[str, ...]:
             f"requests with a grammar without --speculative-algorithm: in line {refused.place.line} a grammar refused "
             "drafts, and a rank that aborts a request so leaves the order of the others"
         )
-    if asked.get("enable_hierarchical_cache") == "True":
+    if any(_OF_HICACHE.search(frame) for stack in facts.stacks for frame in stack.frames):
+        found.append(
+            "without --enable-hierarchical-cache, or without its storage backend: ranks ask each other there, and each "
+            "enters by a count of its own (SGLang 26921, SGLang 28429, SGLang 30760); then a later release"
+        )
+    elif asked.get("enable_hierarchical_cache") == "True":
         found.append("once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size")
     if asked.get("enable_dp_attention") == "True":
         found.append("once without --enable-dp-attention: ranks that idle have to take part in every collective")
@@ -235,6 +247,11 @@ def _switches(facts: LogFacts) -> tuple[str, ...]:
         found.append("--max-running-requests at least twice --pp-size: a stage takes its share of them only")
         found.append("once without --pp-size")
     return (*found, "another release; a longer --watchdog-timeout helps only where a compilation ran") if found else ()
+
+
+_OF_HICACHE = pattern(
+    r"\b(?:writing_check|loading_check|check_hicache_events|check_prefetch_progress|can_terminate_prefetch)\b"
+)
 
 
 def _stacks(facts: LogFacts, places: dict[int, str]) -> list[Evidence]:

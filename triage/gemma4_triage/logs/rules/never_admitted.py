@@ -81,12 +81,19 @@ def _waits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Findin
         ),
         ruled_out_if=("the queue empties by itself once the running request has ended",),
         advice=(
+            *((_STAGES,) if facts.settings.get("pp_size", "1") not in ("1", "None") else ()),
             "a --context-length that the pool can hold, so that what cannot fit is refused: or a larger pool",
             "find the first request of the queue with --log-requests, and its prompt and max_new_tokens",
             _AGAIN,
         ),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
     )
+
+
+_STAGES = (
+    "--max-running-requests at least twice --pp-size: each stage takes its share of them only, and a share of one lets "
+    "a prefill that comes in chunks wait for itself (SGLang 23006)"
+)
 
 
 def _prefills(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Finding:

@@ -12,6 +12,7 @@ from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, o
 _CAUSES = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
     "Prefill out of memory": "A prefill found no slots in one of the pools.",
+    "ut of memory. Try to lower your batch size": "A step found no slots in one of the pools.",
     "No space left for only one request": "One request alone needs more tokens than a pool has left.",
     "Out of memory even after retracting all other requests": "One request alone needs more tokens than a pool has.",
     "an not alloc mamba cache": "No slot for the state of a request (Mamba, GDN) was free, and none could be evicted.",
@@ -20,6 +21,11 @@ _CAUSES = {
 _ADVICE = (
     "these are tokens of a KV pool, not bytes: a larger pool (--mem-fraction-static, --kv-cache-dtype fp8_e5m2)",
     "or less at once: --max-running-requests, --chunked-prefill-size, a higher --schedule-conservativeness",
+)
+_DRAFTS = pattern(r"\w*(?:eagle|mtp|spec_|ngram|dflash)\w*\.py:")
+_OF_DRAFTS = (
+    "once without --speculative-algorithm, or with fewer --speculative-num-draft-tokens: each request needs slots for "
+    "all of its drafts at once, which retraction and admission do not count in every release (SGLang 14942)"
 )
 _IN_FLIGHT = (
     "once with --disable-overlap-schedule, and without drafts if it has any: what a retracted request holds is free "
@@ -50,7 +56,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif counted is not None:
         cause = f"{cause.removesuffix('.')}: {sums}."
     retracted = any(rank.retractions.requests for rank in facts.ranks)
-    if retracted and "Decode" in death.message:
+    drafts = any(map(_DRAFTS.match, death.frames))
+    if drafts:
+        cause = cause.replace("A step found", "Drafts, or their verification, found").replace(
+            "A decode step found", "Drafts, or their verification, found"
+        )
+        advice = (*advice, _OF_DRAFTS)
+    elif retracted and "Decode" in death.message:
         cause = cause.replace(", and there was nothing to retract", ", although requests had been retracted")
         advice = (*advice, _IN_FLIGHT)
     return Finding(

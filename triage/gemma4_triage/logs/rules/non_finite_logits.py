@@ -10,7 +10,7 @@ from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure,
 from gemma4_triage.logs.started import Started
 
 _WORDS = pattern(
-    r"invalid eagle tree|contains either `inf`, `nan`|(?i:nan in the (?:logits|probs))|[Dd]etected (?:NaN|nan|inf)\b|"
+    r"invalid eagle tree|contains either `inf`, `nan`|(?i:nan in the (?:logits|prob))|[Dd]etected (?:NaN|nan|inf)\b|"
     r"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
     r"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)"
 )
@@ -77,6 +77,7 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
         steps.append("once without --enable-hierarchical-cache: pages that come back from the host")
     if asked.get("tp_size", "1") != "1":
         steps.append("once with --disable-custom-all-reduce: a sum over ranks that goes wrong")
+    steps.append("once with --sampling-backend pytorch, if only sampling says so: logits that torch takes are finite")
     steps.append("once with --attention-backend triton and --disable-cuda-graph; --enable-nan-detection names the step")
     return tuple(steps)
 

@@ -11,7 +11,7 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, on_rank, pattern, probe_could_see, usage_text
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import CALL, part_of, part_of_file
-from gemma4_triage.logs.suspects import of_files, switched_on
+from gemma4_triage.logs.suspects import NAMED, of_files, switched_on
 
 ID = "other-crash"
 _INNER = 4  # frames
@@ -44,6 +44,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             code += _of_the_signal(death)
         handled = handling(death) if first else None
         apart = switched_on(facts, death) if first else ()
+        named = [one for one in apart if one.endswith(NAMED)]
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
@@ -54,14 +55,14 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((handled.look,) if handled else ()),
-                *(one for one in apart if one.startswith("once ")),
+                *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
                 *((_WHERE if waited else _PACKAGES if "as it was imported" in code else _OTHER_BUILD,) if code else ()),
                 *((_OF_A_PACKAGE.format(death.package),) if _in_a_package(death) else ()),
                 _next_step(death, beginning),
                 *_suspect(facts, death),
-                *(one for one in apart if not one.startswith("once ")),
+                *(one for one in apart if one not in named),
             ),
             next_commands=_commands(death),
         )
@@ -119,6 +120,12 @@ _HANDLED = (
         "--disable-radix-cache; then a later release",
     ),
     Handled(
+        pattern(r"flush_cache\w*$"),
+        " It waited for the prefix cache to be flushed, which a server does only while nothing runs or waits.",
+        "abort every request first (abort_request with abort_all), and flush when #running-req and #queue-req are 0; a "
+        "request that stays at 1 was never ended: a later release",
+    ),
+    Handled(
         pattern(r"(?:pause|continue)_generation$"),
         " It was asked to pause or to go on (pause_generation), as a trainer does.",
         "pause while requests run, with mode abort, or not at all; then a later release",
@@ -163,6 +170,12 @@ _KEPT = (
         pattern(r"req_pool_indices\w*$|out_cache_loc$"),
         " It handled the slots of a batch's requests in the pools, which give none back where no room is left.",
         "a larger --mem-fraction-static, or fewer requests at once (--max-running-requests); a later release",
+    ),
+    Handled(
+        pattern(r"\w*_log_?probs?\w*$|\w*logprobs_(?:val|idx)$"),
+        " It made up the log probabilities of a step, which a request had asked for.",
+        "once with requests that ask for no log probabilities (logprobs, return_logprob, prompt_logprobs), of prompts "
+        "first; a later release",
     ),
     Handled(
         pattern(r"lora\w*$|\w+_lora$"),

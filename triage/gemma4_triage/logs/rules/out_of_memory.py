@@ -107,6 +107,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "prompt log probabilities ask for every prompt token: logprob_start_len near the end, fewer such requests",
             *advice,
         )
+    advice = (*advice, *_of_another(death)) if "pictures" not in cause else advice
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -116,6 +117,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=advice,
         next_commands=(PLAN_POOLS,),
         upstream=("SGLang 4330",) if too_small else (),
+    )
+
+
+def _of_another(death: Death) -> tuple[str, ...]:
+    """Return what to do about processes that hold memory of the device beside the largest; empty if there are none."""
+    others = sorted(((float(used), process) for process, used in _PROCESS.findall(death.message)), reverse=True)[1:]
+    if not others or others[0][0] < _ROOM_GIB:
+        return ()
+    return (
+        f"process {others[0][1]} holds {others[0][0]:.1f} GiB of the same GPU: another server, a trainer, or what "
+        "prepares images on the first GPU (--disable-fast-image-processor)",
     )
 
 

@@ -55,10 +55,18 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
 
 
 def _advice(facts: LogFacts, drafts: bool) -> tuple[str, ...]:
+    split = facts.settings.get("disaggregation_mode", "null") not in ("null", "None")
     return (
         "this is a defect of the release's accounting and no lack of memory: take another release",
         f"until then once without {', once without '.join(_suspects(facts, drafts))}",
+        *((_OF_ABORTS,) if split else ()),
     )
+
+
+_OF_ABORTS = (
+    "on a split server requests that are aborted while their KV is computed or on its way have leaked (SGLang 9817, "
+    "SGLang 36926): clients and routers that wait longer"
+)
 
 
 def _suspects(facts: LogFacts, drafts: bool) -> list[str]:
@@ -69,6 +77,8 @@ def _suspects(facts: LogFacts, drafts: bool) -> list[str]:
         found.append("pages of several tokens (--page-size 1)")
     if asked.get("enable_hierarchical_cache") == "True":
         found.append("--enable-hierarchical-cache")
+    if asked.get("enable_mixed_chunk") == "True":
+        found.append("--enable-mixed-chunk")
     for name in ("disaggregation_decode_enable_offload_kvcache", "disaggregation_decode_enable_radix_cache"):
         if asked.get(name) == "True":
             found.append(f"--{name.replace('_', '-')}")

@@ -14,7 +14,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.alarms import SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.rule import at, exception_text, of_failure, of_settings, on_rank, pattern
-from gemma4_triage.logs.suspects import features, switched_on
+from gemma4_triage.logs.suspects import NAMED, features, switched_on
 
 ID = "refused-by-check"
 TITLE = "a check of SGLang's own refused something, and says what"
@@ -67,7 +67,9 @@ _POOLS = _part(
     "--attention-backend; not every GPU and model has every form of them; then a later release",
 )
 _LAID_OUT = pattern(r".* (?:__init__|_?create_\w*|_?init_\w*)$")
-_OF_THE_HOST = pattern(r".* \w*(?:hicache|load_back|write_back|backup|prefetch_from|host)\w*$")
+_OF_THE_HOST = pattern(
+    r".* \w*(?:hicache|load_back|write_back|writing_check|loading_check|backup|prefetch_from|host)\w*$"
+)
 # The first whose files fit counts.
 _PARTS = (
     _part(
@@ -520,7 +522,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
             part.look,
-            *(switched_on(facts)[-1:] if condition else ()),
+            *(one for one in switched_on(facts, death) if condition and not one.endswith(NAMED)),
         ),
     )
 

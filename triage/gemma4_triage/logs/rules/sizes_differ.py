@@ -11,7 +11,8 @@ MISFIT = pattern(
     r"Size mismatch for shape|Sizes of tensors must match|must match the (?:existing )?size|size of tensor a|"
     r"shape mismatch|doesn't match the broadcast shape|is invalid for input of size|The expanded size of the tensor|"
     r"cannot be broadcast|cannot reshape|mat1 and mat2 shapes|Expected size \d+ but got size \d+|"
-    r"must have (?:the )?shape|expected .{0,40}batch.{0,20}(?:got|but)"
+    r"split_with_sizes expects split_sizes to sum exactly|must have (?:the )?shape|"
+    r"expected .{0,40}batch.{0,20}(?:got|but)"
 )
 _STEP = pattern(r".* (?:run_batch|forward\w*|\w*forward|replay|verify|draft\w*|process_batch_result\w*|sample)$")
 _NUMBERS = (

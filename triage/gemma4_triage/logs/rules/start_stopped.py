@@ -26,6 +26,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     lasted = f" after {seconds:.0f} s" if seconds is not None else ""
     what = ", while DeepGEMM compiled its kernels" if compiles else ""
     then = "; it was started again" if again else ""
+    stands = unfinished(facts)
     yield Finding(
         rule=RULE.id,
         cause=f"The server was stopped from outside (SIGTERM){lasted}, before it was ready{what}{then}. Nothing in it "
@@ -50,6 +51,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             "compose: start_period); kubectl describe pod says which probe failed",
             "keep weights and caches on a volume: what is downloaded or compiled is otherwise lost with the container",
             *(("SGLANG_JIT_DEEPGEMM_PRECOMPILE=0 starts at once, and compiles while it serves",) if compiles else ()),
+            *((f"if it stood where it was stopped ({stands[0]}): {stands[2]}",) if stands and not again else ()),
         ),
     )
 
@@ -61,6 +63,13 @@ _STANDS = (
         "ready",
         "CUDA graphs are captured, or kernels compiled, which takes minutes: nvidia-smi and top show whether it works. "
         "Of several ranks or nodes look at each: one that ended or stands elsewhere holds up all; py-spy dump --pid",
+    ),
+    (
+        "pools_end",
+        "before_graphs",
+        "the pools stand, and the first kernels are tried or ranks meet for shared buffers: py-spy dump --pid of each. "
+        "If all stand in rendezvous, once with --enforce-disable-flashinfer-allreduce-fusion (SGLang 29073), then with "
+        "--disable-custom-all-reduce",
     ),
     (
         "before_weights",

@@ -10,8 +10,16 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, pattern, remarked, says
 
 _WORDS = pattern(
+    r"Prefetch operation \S+ failed to retrieve|Expected DiskDescriptor|"
     r"\b(?:L[23]|HiCache|[Ss]torage(?: backend)?|[Hh]ost cache) (?:write|read|get|set|load|backup|prefetch)\w* "
     r"(?:failed|timed out)"
+)
+
+
+_UNREAD = pattern(r"retrieve|DiskDescriptor")
+_ON_DISK = (
+    "Mooncake wrote those pages to disk and does not read them back from there for this client: its release and its "
+    "offload settings on every side, or a store without SSD offload (SGLang 24018)"
 )
 
 
@@ -29,12 +37,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         if error.frame
     ]
     draft = "draft" in death.message.lower()
+    unread = _UNREAD.search(death.message) is not None
     what = "the KV of drafts" if draft else "KV"
     return Finding(
         rule=RULE.id,
-        cause=f"The lower tiers of the hierarchical cache do not take {what}. The server goes on without: "
-        f"nothing is lost "
-        "but the hits that such KV would have given.",
+        cause=f"The lower tiers of the hierarchical cache do not {'give back' if unread else 'take'} {what}. The "
+        "server goes on without: nothing is lost but the hits that such KV would have given.",
         confidence=Confidence.LIKELY,
         evidence=(
             *of_failure(facts, death, "what the cache said"),
@@ -49,6 +57,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 if draft
                 else ()
             ),
+            *((_ON_DISK,) if "DiskDescriptor" in death.message else ()),
             "without --hicache-storage-backend the messages end; a later release may have mended it",
             "if it used to work: the store's own log, its free space and its network",
         ),

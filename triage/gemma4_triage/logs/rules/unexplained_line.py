@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_rank, pattern
+from gemma4_triage.logs.suspects import of_files, switched_on
 
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
@@ -179,8 +180,14 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (part, *look)
     elif lead.kind == "signalled" and not frames and not life:
         look = (_NO_BATCH, *look)
+    elif lead.kind == "signalled" and (stands := of_files(lead.more)) is not None:
+        look = (f"once without {stands.without}: its file stands in the stack of the crash", *look)
+    if lead.kind == "signalled":
+        look = (*look, *(switched_on(facts) if facts.served else ()))
     if lead.kind == "health" and (silent := _silent_for(lead.text)) is not None:
         what, look = silent
+    if lead.kind == "health" and facts.settings.get("enable_hierarchical_cache") == "True":
+        look = (*look, _COPIES)
     if busy is not None:
         what = f"{what}, and the last that it began and did not end is: {_without_stamp(busy.text)}"
         look = (next((one for word, one in _BUSY if word in busy.text), _COMPILES), *look)
@@ -219,7 +226,17 @@ _TRANSPORT = (
     "show mooncake-transfer-engine nixl), as SGLang's newest image has it; one server per node, stores that stay up; "
     "once without --hicache-storage-backend, or with the other of --disaggregation-transfer-backend"
 )
+_OF_NCCL = (
+    "it was in a thread of NCCL's own: another release of it (pip show nvidia-nccl-cu12), NCCL_DEBUG=INFO; over nodes "
+    "once with NCCL_IB_DISABLE=1, then NCCL_IB_HCA and NCCL_IB_GID_INDEX; once with --disable-cuda-graph"
+)
 _NATIVE = (
+    (
+        pattern(r"cache_controller\w*\.py:\d+ (?:prefetch\w*|_page_transfer|backup\w*|_page_backup)$"),
+        "it was in a thread that reads or writes the storage behind the hierarchical cache, mostly of pages that a "
+        "prefetch had given up meanwhile: --hicache-storage-prefetch-policy wait_complete, stores that stay up, once "
+        "without --hicache-storage-backend; then a later release of both (SGLang 31445)",
+    ),
     (
         pattern(r".*aiter\w*\.py:|core\.py:\d+ (?:custom_)?wrapper$"),
         "it was in a kernel of AITER (AMD): once with SGLANG_USE_AITER=0, once with --disable-custom-all-reduce and "
@@ -268,7 +285,14 @@ def _in_library(facts: LogFacts, lead: Alarm) -> str:
     """Return what to do about a crash without Python frames, by the library in its C stack; "" if none is known."""
     found = facts.remarks.get("native_library") if lead.kind == "signalled" else None
     name = found.text.lower() if found else ""
+    if "nccl" in name and "nixl" not in name:
+        return _OF_NCCL
     return _TRANSPORT if "mooncake" in name or "nixl" in name else ""
+
+
+def native_looks(facts: LogFacts, lead: Alarm) -> tuple[str, ...]:
+    """Return what to do about a crash in native code, by its Python frames or its C stack; empty if those say none."""
+    return tuple(filter(None, (_in_native_code(lead) or _in_library(facts, lead),)))
 
 
 _HEARTBEAT = pattern(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")
@@ -303,6 +327,10 @@ _OTHER_CPU = (
     "wheel from source; in a virtual machine let it see the host's CPU"
 )
 _LONG_SILENCE = 60
+_COPIES = (
+    "once without --enable-hierarchical-cache, or with a smaller --hicache-size: evictions and copies to and from the "
+    "host have held up the scheduler's loop for minutes (SGLang 30314)"
+)
 _NO_BATCH = (
     "before any batch it is mostly a native library that does not fit this GPU, its driver or the CPU: look whether "
     "SGLang serves this GPU (of AMD, Instinct with the image of its gfx name; of NVIDIA, 8.0 and later), and take "
