@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "mutations"
 """A folder for each run, named by its seed."""
 PAGE = ROOT / "docs" / "mutations.md"
-RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60, 2500: 500}
-RUNS |= {2701: 40, 2702: 60, 2801: 40, 2802: 40, 2803: 25}
+RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60}
+RUNS |= {2701: 40, 2702: 60, 2801: 40, 2802: 40, 2803: 25, 2900: 500}
 """How many mutations each seed's run has."""
-BY_ROW, BY_KIND = {2411}, {2411, 2500}
+BY_ROW, BY_KIND = {2411}, {2411, 2900}
 """The seeds whose mutations are shown one by one, and by structure, defect and phase; of others what they came to."""
-MACHINES = {2500: "on 16 cores, 15 engines side by side"}
+MACHINES = {2900: "on 16 cores, 15 engines side by side, the last 15 mutations on 2 cores"}
 """Where a run was not on this project's usual machine."""
 _COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", "tokens_changed")
 _HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain, wrong", "other tokens")
@@ -56,9 +56,12 @@ def _lines(whole: Matrix) -> Iterator[str]:
         f"Seed {whole.seed}, {number_of(len(whole.rows), 'mutation')} of {whole.count}, SGLang {whole.sglang_version}, "
         f"{MACHINES.get(whole.seed, 'on 2 cores that had other work')}; engines together {whole.engine_s / 60:.0f} "
         f"minutes. {total.judged} are "
-        f"judged: {total.inert} were inert (overwritten before anybody read them) and {total.never_acted} never acted. "
+        f"judged: {total.inert} {'was' if total.inert == 1 else 'were'} inert (overwritten before anybody read it) and "
+        f"{total.never_acted} never acted. "
         + (
-            f"Of {unseen} that nobody saw, {total.silent} left no mark without probes either."
+            "All were seen."
+            if not unseen
+            else f"Of {unseen} that nobody saw, {total.silent} left no mark without probes either."
             if any(row.effect is not None for row in whole.rows)
             else f"Nobody saw {unseen} of them; what they do without probes was not asked."
         )

@@ -105,6 +105,16 @@ def test_inert_is_only_what_nobody_can_have_read(truth: Truth, state: State) -> 
     assert scored(truth=truth).state is state
 
 
+def test_what_had_an_effect_was_not_inert() -> None:
+    overwritten = Truth(acted=ACTED, overwritten=ACTED)
+    for effect, state in (
+        (Effect(noticed=Noticed.NOTHING, ending="completed", tokens_changed=False), State.INERT),
+        (Effect(noticed=Noticed.NOTHING, ending="completed", tokens_changed=True), State.ACTED),
+        (Effect(noticed=Noticed.CHECKER, ending="crashed"), State.ACTED),
+    ):
+        assert scored(truth=overwritten, effect=effect).state is state
+
+
 def clean(mtp: bool = True, **more) -> Clean:
     return Clean(
         mtp=mtp, **{"answers": {0: (1, 2)}, "accept_length": 2.0, "named": (), "dumps": 0, "ending": ""} | more

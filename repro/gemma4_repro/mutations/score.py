@@ -87,7 +87,7 @@ class Clean(_Record):
 
 
 class State(StrEnum):
-    """Whether a run says anything. INERT: its value was overwritten, and no reader came in between."""
+    """Whether a run says anything. INERT: overwritten, no reader came in between, and nothing came of it."""
 
     ACTED = "acted"
     INERT = "inert"
@@ -156,7 +156,7 @@ def score(mutation: Mutation, truth: Truth, sight: Sight, effect: Effect | None,
         truth=truth,
         sight=sight,
         effect=effect,
-        state=_state(truth),
+        state=_state(truth, effect),
         cause=_cause(mutation, sight.named),
         owner=_owner(truth, sight.named),
         steps_late=late,
@@ -164,12 +164,14 @@ def score(mutation: Mutation, truth: Truth, sight: Sight, effect: Effect | None,
     )
 
 
-def _state(truth: Truth) -> State:
+def _state(truth: Truth, effect: Effect | None) -> State:
     if truth.problem is not None:
         return State.HARNESS
     if truth.acted is None:
         return State.NEVER_ACTED
-    return State.INERT if truth.inert else State.ACTED
+    # What had an effect was read, also where the trace of reads does not know the reader.
+    had_effect = effect is not None and (effect.noticed is not Noticed.NOTHING or bool(effect.tokens_changed))
+    return State.INERT if truth.inert and not had_effect else State.ACTED
 
 
 def _cause(mutation: Mutation, named: Sequence[Named]) -> Cause:
