@@ -558,6 +558,29 @@ class TestToldByWords:
             ("FileNotFoundError: No such file or directory: '/a/adapter_config.json'", "a.py", "--lora-paths"),
             ("AssertionError: DoRA is not yet supported.", "lora.py", "merge_and_unload"),
             ("ValueError: Unsupported model type: gemma9", "reasoning_parser.py", "name gemma9"),
+            ("TypeError: ServerArgs.__init__() got an unexpected keyword argument 'a_b'", "engine.py", "argument a_b"),
+            ("AttributeError: module 'sglang' has no attribute 'Engine'", "run.py", "sglang.__file__"),
+            ("TypeError: expected string or bytes-like object, got 'dict'", "template_manager.py", "--chat-template"),
+            ("OSError: Can't load image processor for '/m'. If you were", "a.py", "preprocessor_config.json"),
+            ("AttributeError: 'ATokenizerFast' object has no attribute 'image_processor'", "a.py", "ATokenizerFast"),
+            ("ModuleNotFoundError: No module named 'cutlass'", "a.py", "nvidia-cutlass-dsl"),
+            ("ModuleNotFoundError: No module named 'zmq.asyncio'", "a.py", "pyzmq"),
+            ("ModuleNotFoundError: No module named 'deep_ep'", "a.py", "--moe-a2a-backend none"),
+            ("ValueError: invalid literal for int() with base 10: 'MIG-0123'", "a.py", "ids (MIG-"),
+            ("Exception: expected value at line 1 column 1", "a.py", "git lfs pull"),
+            (
+                "UnicodeDecodeError: 'utf-8' codec can't decode byte 0x80",
+                "configuration_utils.py",
+                "--load-format gguf",
+            ),
+            ("OSError: [Errno 5] Input/output error", "weight_utils.py", "dmesg -T"),
+            ("pkg.JSONDecodeError: Expecting property name enclosed in double quotes", "a.py", "single quotes"),
+            ("ImportError: libascend_hal.so: cannot open shared object file", "a.py", "set_env.sh"),
+            ("AssertionError: Torch not compiled with XPU enabled", "a.py", "no build for XPU"),
+            ("RuntimeError: No HIP GPUs are available", "a.py", "--device /dev/kfd"),
+            ("AssertionError: k_scale and v_scale must be provided", "a.py", "--kv-cache-dtype auto"),
+            ("ValueError: NSA prefill backend a requires SM90", "a.py", "--nsa-prefill-backend"),
+            ("AssertionError: Hybrid SWA memory must be used with FA3", "a.py", "--attention-backend fa3"),
             ("NotImplementedError: NVFP4 MoE is only supported on SM100", "a.py", "flashinfer_cutlass"),
             ("RuntimeError: Error 802: system not yet initialized", "a.py", "fabricmanager"),
             ("ValueError: speculative_eagle_topk > 1 with page_size > 1 is unstable", "a.py", "--page-size 1"),
@@ -594,6 +617,35 @@ class TestToldByWords:
         lines = [decode(1), f"{stamp(2)} Error in request: a\n{TRACEBACK}{frame}{last}\n", answer, decode(4)]
         finding = found_in(lines)[0]
         assert (finding.rule, word in told(finding)) == ("told-by-words", True)
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "word"),
+    [
+        (
+            "a.py: error: unrecognized arguments: --reasoning_parser kimi_k2",
+            "start-refused",
+            "--reasoning-parser, with",
+        ),
+        ("a.py: error: unrecognized arguments: --max-model-len 4096", "start-refused", "--context-length"),
+        (
+            "  Warning  FailedScheduling  0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
+            "told-by-words",
+            "node",
+        ),
+        ('  Warning  Failed  kubelet  Failed to pull image "a:v1": not found', "start-refused", "list of tags"),
+        ("  Normal   Killing  Container a failed liveness probe, will be restarted", "told-by-words", "startupProbe"),
+    ],
+)
+def test_lines_of_a_start_that_never_was(line, rule, word):
+    finding = found_in([f"{line}\n"])[0]
+    assert (finding.rule, word in told(finding)) == (rule, True)
+
+
+def test_nccls_own_warning_says_what_it_could_not_do():
+    warning = "node:1:1 [0] transport/nvls.cc:256 NCCL WARN Cuda failure 401 'not in the present state'\n"
+    finding = found_in([warning, ended("RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)")])[0]
+    assert (finding.rule, "NCCL_NVLS_ENABLE=0" in told(finding)) == ("collective-timeout", True)
 
 
 def test_a_last_line_alone_names_a_weight():

@@ -43,13 +43,13 @@ _HARD = {
     "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
     rb"insufficient shared memory",
     "watchdog": rb"[Ww]atchdog [Tt]imeout|[Ww]atchdog (?:thread )?(?:crashed|fired|expired|triggered)",
-    "health": rb"Health check failed|health check (?:has )?(?:failed|timed out)|"
+    "health": rb"Health check failed|failed (?:liveness|startup) probe|health check (?:has )?(?:failed|timed out)|"
     rb"Liveness probe failed",
     "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
     rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already (?:in use|allocated)(?!, trying)|"
     rb"error: (?:unrecognized arguments|ambiguous option|argument --|the following arguments are)|"
     rb"executable file not found in|exec format error|no matching manifest for|manifest unknown|"
-    rb"could not select device driver|nvidia-container-cli: |"
+    rb"FailedScheduling|Failed to pull image|could not select device driver|nvidia-container-cli: |"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"

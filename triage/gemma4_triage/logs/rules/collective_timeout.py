@@ -23,6 +23,15 @@ _BEGIN = pattern(
 _NCCL = pattern(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective")
 _NCCL_SAYS = (
     (
+        pattern(r"nvls|NVLS|Cuda failure 401"),
+        "NCCL could not set up sums inside the NVSwitch (NVLS), as in a container that has not all of its fabric.",
+        (
+            "NCCL_NVLS_ENABLE=0 once; then Fabric Manager on the host (systemctl status nvidia-fabricmanager), of the "
+            "driver's very release",
+            "all GPUs of a fabric's partition in one container, and no --enable-nccl-nvls or --enable-symm-mem",
+        ),
+    ),
+    (
         pattern(r"Duplicate GPU detected"),
         "Two ranks of one group were given the same GPU.",
         (
@@ -76,6 +85,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     said = f"{death.type_name}: {death.message}"
     if _TIMEOUT.search(said):
         return _timeout(facts, death)
+    warning = facts.remarks.get("nccl_warn")
+    warned = f" {warning.text}" if warning else ""
     confidence = Confidence.LIKELY
     if _GONE.search(said):
         cause = "A rank reports that another one is gone; the one that ended first is the cause."
@@ -117,7 +128,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the first node's log; then nc -vz address port from here: the port of --dist-init-addr has to be open",
             "containers: --network host; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of the interface that reaches it",
         )
-    elif (known := next((one for one in _NCCL_SAYS if one[0].search(said)), None)) is not None:
+    elif (known := next((one for one in _NCCL_SAYS if one[0].search(said + warned)), None)) is not None:
         _, cause, advice = known
     else:
         cause = "The group of ranks could not be formed, or NCCL met an error of CUDA or of the system."
