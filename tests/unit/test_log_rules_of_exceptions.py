@@ -581,6 +581,8 @@ class TestToldByWords:
             ("AssertionError: k_scale and v_scale must be provided", "a.py", "--kv-cache-dtype auto"),
             ("ValueError: NSA prefill backend a requires SM90", "a.py", "--nsa-prefill-backend"),
             ("AssertionError: Hybrid SWA memory must be used with FA3", "a.py", "--attention-backend fa3"),
+            ("RuntimeError: Ascend Transfer Engine initialization failed.", "a.py", "ASCEND_MF_STORE_URL"),
+            ("RuntimeError: a kernels require triton>=3.6.0, found 3.4.0", "a.py", "installed triton (3.4.0)"),
             ("NotImplementedError: NVFP4 MoE is only supported on SM100", "a.py", "flashinfer_cutlass"),
             ("RuntimeError: Error 802: system not yet initialized", "a.py", "fabricmanager"),
             ("ValueError: speculative_eagle_topk > 1 with page_size > 1 is unstable", "a.py", "--page-size 1"),
@@ -640,6 +642,23 @@ class TestToldByWords:
 def test_lines_of_a_start_that_never_was(line, rule, word):
     finding = found_in([f"{line}\n"])[0]
     assert (finding.rule, word in told(finding)) == (rule, True)
+
+
+def test_a_server_that_does_not_reach_itself_is_not_well():
+    lines = ["Server warmup failed; aborting startup: HTTP server did not become ready at http://[::1]:1/health\n"]
+    finding = found_in([*lines, f"{stamp(2)} INFO:     Finished server process [1]\n"])[0]
+    assert (finding.rule, "no IPv6" in told(finding)) == ("told-by-words", True)
+
+
+def test_a_gpu_that_is_listed_twice():
+    context = "Context: self.device='cuda' os.environ.get('CUDA_VISIBLE_DEVICES')='0,1,0,1' self.tp_rank=0\n"
+    finding = only([f"{stamp(1)} {context}", ended("RuntimeError: No CUDA GPUs are available")])
+    assert (finding.rule, "twice" in finding.cause) == ("no-gpu", True)
+
+
+def test_the_name_of_a_copy_says_its_method():
+    lines = [started(model_path="a/R1-INT8"), "KeyError: 'model.layers.1.mlp.experts.w2_weight_scale'\n"]
+    assert "--quantization w8a8_int8" in told(only(lines))
 
 
 def test_nccls_own_warning_says_what_it_could_not_do():

@@ -45,7 +45,8 @@ _HARD = {
     "watchdog": rb"[Ww]atchdog [Tt]imeout|[Ww]atchdog (?:thread )?(?:crashed|fired|expired|triggered)",
     "health": rb"Health check failed|failed (?:liveness|startup) probe|health check (?:has )?(?:failed|timed out)|"
     rb"Liveness probe failed",
-    "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
+    "no-start": rb"warmup failed; aborting|did not become ready at|"
+    rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
     rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already (?:in use|allocated)(?!, trying)|"
     rb"error: (?:unrecognized arguments|ambiguous option|argument --|the following arguments are)|"
     rb"executable file not found in|exec format error|no matching manifest for|manifest unknown|"

@@ -100,6 +100,7 @@ MARKS = (
     (b" fatal error: ", "compiler"),
     (b": error: ", "compiler"),
     (b"ompute capability", "capability"),
+    (b"CUDA_VISIBLE_DEVICES')='", "visible"),
     (b"driver on your system is too old", "old_driver"),
     (b"Driver was not detected or is too old", "old_driver"),
 )

@@ -21,6 +21,8 @@ _DRIVER = pattern(
 _FOUND = pattern(r"found version (\d+)")
 _PARTS = 1000  # CUDA 12.2 is version 12020
 
+_TWICE = pattern(r"CUDA_VISIBLE_DEVICES'\)='(?:[^']*,)?(\w+),(?:[^']*,)?\1[,']")
+
 
 def _explains(death: Death) -> bool:
     return says(_NONE)(death) or says(_DRIVER)(death)
@@ -35,6 +37,16 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         return
     if says(_DRIVER)(death) or "old_driver" in facts.remarks:
         yield _old_driver(facts, death)
+        return
+    visible = facts.remarks.get("visible")
+    if visible is not None and _TWICE.search(visible.text):
+        yield Finding(
+            rule=RULE.id,
+            cause="A GPU stands twice in CUDA_VISIBLE_DEVICES, and CUDA then shows none.",
+            confidence=Confidence.LIKELY,
+            evidence=(*of_failure(facts, death, "what the start said"), *remarked(facts, "visible", "the list")),
+            advice=("each GPU once; where a trainer makes the list, one list for each of its servers",),
+        )
         return
     yield Finding(
         rule=RULE.id,

@@ -24,6 +24,14 @@ _NOT_READ = (
     "a later release of SGLang, or the same model in AWQ, GPTQ, FP8 or NVFP4; a copy of auto-round can be exported as "
     "GPTQ or AWQ"
 )
+_NAMED_SO = (
+    ("int8", "w8a8_int8 (one scale for each channel) or blockwise_int8 (for each block)"),
+    ("w4a8", "w4afp8"),
+    ("fp8", "fp8 or w8a8_fp8"),
+    ("awq", "awq or awq_marlin"),
+    ("gptq", "gptq or gptq_marlin"),
+)
+"""What names of checkpoints say of how they were quantised."""
 _SHAPE = pattern(
     r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape|"
     r"size of tensor a \(\d+\) must match the size of tensor b|split_with_sizes expects|start \(\d+\) \+ length"
@@ -162,6 +170,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause += f" Just before it {scale[1]} had no place either: the copy quantises a layer that this class keeps "
         cause += "whole."
     of_name: tuple[str, ...] = (_LATER,) if why else ()
+    path = facts.settings.get("model_path", "").lower()
+    method = (
+        next((method for word, method in _NAMED_SO if word in path), "") if unnamed and "method was not" in why else ""
+    )
     for words, look in (
         ("of a draft", (_AS_A_DRAFT,)),
         ("the prefix", (_AS_AN_EMBEDDING,)),
@@ -179,6 +191,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
             *((_NOT_READ,) if unknown else ()),
+            *((f"--quantization {method}, by the name of the checkpoint",) if method else ()),
             *of_name,
             *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
