@@ -21,13 +21,13 @@ from gemma4_runtime.patch import How
 OUTSIDE, IDLE = "outside a step", "idle"
 
 
-def _reading_ns() -> int:
-    """Say what reading the clock takes, in nanoseconds: on a virtual machine up to a microsecond. Median of many."""
-    readings = [perf_counter_ns() for _ in range(1001)]
+def reading_ns(clock: Callable[[], int]) -> int:
+    """Say what reading `clock` takes, in nanoseconds: on a virtual machine up to a microsecond. Median of many."""
+    readings = [clock() for _ in range(1001)]
     return int(median(after - before for before, after in pairwise(readings)))
 
 
-CLOCK_NS = _reading_ns()
+CLOCK_NS = reading_ns(perf_counter_ns)
 
 
 class Ledger:

@@ -1,12 +1,13 @@
-"""What the leak ledger takes of the scheduler's thread in a decode step with MTP, without a model.
+"""What the leak ledger takes of the scheduler's thread in a decode step, without a model.
 
-    .venv/bin/python tests/tools/bench_leak_ledger.py --requests 1 16 64
+    .venv-0.5.13.post1/bin/python tests/tools/bench_leak_ledger.py --requests 1 16 64 --mtp off
 
 Each step runs SGLang's own code on its own hybrid pools, with the probe's hooks attached and clocked as under
-GEMMA4_TRIAGE_COST=1: sliding-window eviction, `prepare_for_verify` with its allocations, and the release of the pages
-that rejected drafts opened. Of `verify` only that release is run. Prints microseconds per step of each hook, mean over
-the steps after a warm-up, and the longest single `before_next_batch`. The clock is the thread's CPU time, so that what
-else runs on the machine does not count. Exit codes: 0 measured, 2 usage.
+GEMMA4_TRIAGE_COST=1. Without MTP that is sliding-window eviction and `alloc_for_decode`; with MTP eviction,
+`prepare_for_verify` with its allocations, and the release of the pages that rejected drafts opened. Of `verify` only
+that release is run. Prints microseconds per step of each hook, mean over the steps after a warm-up, and the longest
+single `before_next_batch`. The clock is the thread's CPU time, so that what else runs on the machine does not count.
+Exit codes: 0 measured, 2 usage.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ ROW = 16384
 class Load:
     """`count` requests that decode, each with its prompt of PROMPT tokens prefilled."""
 
-    def __init__(self, count: int, page_size: int, device: str) -> None:
-        self.page, self.device = page_size, device
+    def __init__(self, count: int, page_size: int, device: str, mtp: bool) -> None:
+        self.page, self.device, self.mtp = page_size, device, mtp
         self.rows = ReqToTokenPool(count, ROW, device, enable_memory_saver=False)
         self.allocator = _allocator(count * ROW, count * (PROMPT + 2 * ROW // 4), page_size, device)
         self.tree = SWAChunkCache(
@@ -83,10 +84,18 @@ class Load:
         self.run_batch = timed("leak-ledger", How.BEFORE, before_run_batch)
 
     def step(self) -> None:
-        """Run one decode step with MTP: every request gets DRAFT_TOKENS slots, and keeps 1 to DRAFT_TOKENS of them."""
+        """Run one decode step: with MTP every request gets DRAFT_TOKENS slots, and keeps 1 to DRAFT_TOKENS of them."""
         self.next_batch(self.scheduler)
         for request in self.requests:
             request.decode_batch_idx += 1
+        if self.mtp:
+            self._draft_and_verify()
+        else:
+            common.alloc_for_decode(self.batch, token_per_req=1)
+            self.run_batch(self.scheduler)
+            self._lengths([had + 1 for had in self.batch.seq_lens_cpu.tolist()])
+
+    def _draft_and_verify(self) -> None:
         self.batch.maybe_evict_swa()
         self.run_batch(self.scheduler)
         draft = torch.zeros(len(self.requests) * DRAFT_TOKENS, dtype=torch.int64, device=self.device)
@@ -135,9 +144,9 @@ def release_rejected(verify_input, batch, page_size: int, kept: list[int]) -> No
     batch.token_to_kv_pool_allocator.free(batch.out_cache_loc[rejected.reshape(-1).to(batch.device)])
 
 
-def measure(count: int, page_size: int, steps: int, warm_up: int, device: str) -> dict[str, float]:
+def measure(count: int, page_size: int, steps: int, warm_up: int, device: str, mtp: bool) -> dict[str, float]:
     """{hook: microseconds per step}, with `all`, and `longest before_next_batch`."""
-    load = Load(count, page_size, device)
+    load = Load(count, page_size, device, mtp)
     for _ in range(warm_up):
         load.step()
     LEDGER.calls.clear()
@@ -190,6 +199,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--warm-up", type=int, default=150)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--mtp", choices=("on", "off"), default="on")
     arguments = parser.parse_args()
     if (arguments.steps + arguments.warm_up) * DRAFT_TOKENS + PROMPT + DRAFT_TOKENS > ROW:
         parser.error(f"a row holds {ROW} tokens: at most {(ROW - PROMPT) // DRAFT_TOKENS - 1} steps")
@@ -205,6 +215,7 @@ def main() -> int:
         with (
             ExitStack() as patches,
             mock.patch.object(cost, "perf_counter_ns", time.thread_time_ns),
+            mock.patch.object(cost, "CLOCK_NS", cost.reading_ns(time.thread_time_ns)),
             mock.patch.object(EagleVerifyInput, "verify", release_rejected),
             mock.patch.object(common, "get_global_server_args", return_value=served),
             mock.patch.object(schedule_batch, "get_global_server_args", return_value=served),
@@ -214,7 +225,14 @@ def main() -> int:
                 patches.enter_context(mock.patch.object(eagle_info, "assign_req_to_token_pool_func", write_rows))
             session = attach(arguments.device)
             rows = {
-                count: measure(count, arguments.page_size, arguments.steps, arguments.warm_up, arguments.device)
+                count: measure(
+                    count,
+                    arguments.page_size,
+                    arguments.steps,
+                    arguments.warm_up,
+                    arguments.device,
+                    arguments.mtp == "on",
+                )
                 for count in arguments.requests
             }
             session.stop()

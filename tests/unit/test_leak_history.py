@@ -197,22 +197,57 @@ def events(draw, page_size, hybrid):
 
 
 @st.composite
+def decoding(draw, page_size, hybrid):
+    """Steps of a batch that decodes, each [(kind, pool, site, step increment, slots, *about)]; whatever goes wrong."""
+    count = draw(st.integers(1, 3))
+    pages = {name: draw(st.lists(st.integers(0, PAGES[name] + 1), min_size=count, max_size=count)) for name in NAMES}
+    owners = draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
+    tokens, at = draw(st.integers(1, 2)), draw(st.integers(0, page_size - 1))
+    story = []
+    for _ in range(draw(st.integers(2, 6))):
+        if draw(st.integers(0, 3)) == 0:
+            name, which = draw(st.sampled_from(NAMES)), draw(st.integers(0, count - 1))
+            pages[name][which] = draw(st.integers(0, PAGES[name] + 1))
+        if draw(st.integers(0, 5)) == 0:
+            owners = draw(st.permutations(owners))
+        places = [(at + token) % page_size for token in range(tokens)]
+        slots = {name: [page * page_size + place for page in pages[name] for place in places] for name in NAMES}
+        step = [("handed_out", name, Site.ALLOC_FOR_DECODE, 0, slots[name]) for name in NAMES[: 1 + hybrid]]
+        step += [("paired", "full", Site.ALLOC_FOR_DECODE, 0, slots["full"], slots["swa"])] * hybrid
+        step.append(("owned", "full", Site.UNKNOWN, 0, slots["full"], owners, [1] * count, [tokens] * count))
+        if draw(st.integers(0, 3)) == 0:
+            step.insert(draw(st.integers(0, len(step))), draw(events(page_size, hybrid)))
+        if draw(st.integers(0, 7)) == 0:
+            step = draw(st.permutations(step))
+        if draw(st.integers(0, 7)) == 0:
+            step.pop(draw(st.integers(0, len(step) - 1)))
+        story.append(step)
+        at = (at + draw(st.integers(0, tokens))) % page_size
+    return story
+
+
+@st.composite
 def histories(draw):
     page_size, hybrid = draw(st.sampled_from([1, 16])), draw(st.booleans())
     free = {name: draw(st.lists(st.integers(1, count), unique=True)) for name, count in PAGES.items()}
-    story = draw(st.lists(events(page_size, hybrid) | st.just("pump") | st.just("same tensors"), max_size=40))
-    return page_size, hybrid, free, story
+    one = events(page_size, hybrid) | st.just("pump") | st.just("same tensors")
+    parts = draw(st.lists(one.map(lambda event: [[event]]) | decoding(page_size, hybrid), max_size=40))
+    return page_size, hybrid, free, [step for part in parts for step in part]
 
 
 class Recorder:
-    """Feeds a LeakLedger as the hooks do. Lists that repeat may be the same tensor, and some are views."""
+    """Feeds a LeakLedger as the hooks do. Equal lists are one tensor in a step, and may be in others; some are views."""
 
     def __init__(self, ledger):
         self.ledger, self.tensors, self.reuse = ledger, {}, False
 
+    def begin_step(self):
+        if not self.reuse:
+            self.tensors.clear()
+
     def tensor(self, slots):
         key = tuple(slots)
-        if not self.reuse or key not in self.tensors:
+        if key not in self.tensors:
             view = len(slots) % 3 == 0
             whole = torch.tensor(
                 [*slots, 7] if view else slots, dtype=torch.int32 if len(slots) % 4 == 1 else torch.int64
@@ -250,16 +285,18 @@ def test_a_fold_of_many_events_is_what_they_come_to_one_by_one(history, copy_at)
     ledger, plain = make_ledger(page_size, hybrid, free), PlainHistory(page_size, hybrid, free)
     recorder, step = Recorder(ledger), 0
     with mock.patch.object(event_log, "COPY_AT_EVENTS", copy_at):
-        for event in story:
-            if event == "pump":
-                ledger.log.pump()
-            elif event == "same tensors":
-                recorder.reuse = not recorder.reuse
-            else:
-                kind, pool, site, later, slots, *about = event
-                step += later
-                recorder.apply(kind, pool, site, step, slots, *about)
-                plain.apply(kind, pool, site, step, slots, *about)
+        for events_of_step in story:
+            recorder.begin_step()
+            for event in events_of_step:
+                if event == "pump":
+                    ledger.log.pump()
+                elif event == "same tensors":
+                    recorder.reuse = not recorder.reuse
+                else:
+                    kind, pool, site, later, slots, *about = event
+                    step += later
+                    recorder.apply(kind, pool, site, step, slots, *about)
+                    plain.apply(kind, pool, site, step, slots, *about)
         ledger.log.drain()
     for name, known in plain.pages.items():
         pool = ledger.pools[name]

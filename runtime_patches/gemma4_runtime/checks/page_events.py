@@ -154,6 +154,18 @@ class Runs:
         stop = np.append(start[1:], slots.size)[: start.size]
         return cls(start, stop, pages[start], opens, np.searchsorted(start, bounds))
 
+    def only(self, chosen: np.ndarray) -> Runs:
+        """Return those of `chosen`, bool [runs]."""
+        kept = np.append(0, np.cumsum(chosen))
+        return Runs(self.start[chosen], self.stop[chosen], self.page[chosen], self.opens[chosen], kept[self.bounds])
+
+    def of_lists(self, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the runs of `lists`, one list after the other: which of the lists each is of, and its number."""
+        began = self.bounds[lists]
+        counts = self.bounds[lists + 1] - began
+        which = np.repeat(np.arange(lists.size), counts)
+        return which, np.arange(which.size) + np.repeat(began - np.cumsum(counts) + counts, counts)
+
 
 @dataclass(frozen=True)
 class PageRows:
@@ -180,14 +192,19 @@ class PageRows:
     peer: np.ndarray
 
     @classmethod
-    def of(cls, events: Events, chosen: np.ndarray, pool: int, pages: int) -> PageRows:
-        """Rows of the events `chosen`, ascending, in a pool of `pages` pages. Of PAIRED the lists of that pool."""
-        runs, kinds = events.runs, events.kind[chosen]
-        paired = kinds == Kind.PAIRED
-        lists = np.where(paired & (pool == SWA), events.second[chosen], events.first[chosen])
-        counts = runs.bounds[lists + 1] - runs.bounds[lists]
-        which = np.repeat(np.arange(chosen.size), counts)
-        run = np.arange(which.size) + np.repeat(runs.bounds[lists] - np.cumsum(counts) + counts, counts)
+    def of(cls, events: Events, chosen: np.ndarray, pool: int, pages: int, runs: Runs | None = None) -> PageRows:
+        """Rows of the events `chosen`, ascending, in a pool of `pages` pages. Of PAIRED the lists of that pool.
+
+        Args:
+            events: All of them.
+            chosen: Their numbers.
+            pool: Number of the pool.
+            pages: How many it has.
+            runs: Those that get rows, where it is not all of the events'.
+        """
+        runs, kinds = runs or events.runs, events.kind[chosen]
+        lists = _lists(events, chosen, pool)
+        which, run = runs.of_lists(lists)
         event, kind = chosen[which], kinds[which]
         # Of slots that share a page the last decides, as if they had been applied one by one.
         position = runs.stop[run] - 1 - events.bounds[lists[which]]
@@ -223,6 +240,159 @@ class PageRows:
         """Return both, in the order of their events; of one event these rows first."""
         both = PageRows(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
         return both.take(np.argsort(both.event, kind="stable"))
+
+
+def telling(events: Events, pages: int, swa_pages: int, peers: np.ndarray) -> Runs:
+    """Return the runs of `events` without those that say again what became of their pages: most, where one decodes.
+
+    A step that decodes hands out a slot of each request's page, pairs it with one of an SWA page, and writes it into
+    the request's row: a block. A page's part of a block is left out if the page has one owner and one peer in all
+    blocks, an earlier block says so, and no other event comes in between.
+
+    Args:
+        events: None of them CLEARED.
+        pages: Of the pool FULL.
+        swa_pages: Of the pool SWA; 0 where there is none.
+        peers: Of the pages of FULL before these events, [pages + 1].
+    """
+    runs, blocks, ever = events.runs, _Blocks.of(events, bool(swa_pages)), events.kind.size
+    which, full, swa = blocks.runs
+    page, owned = inside(runs.page[full], pages), blocks.owned[which]
+    owner, generation = events.owner_of(owned, runs.stop[full] - 1 - events.bounds[blocks.full[which]])
+
+    # The latest event of each page that a repetition must come after; `ever` for a page of which nothing is left out.
+    after = np.empty(pages + 1, np.int64)
+    after[page] = -1
+    other = blocks.others(events)
+    _note(after, events, other, FULL, pages, ever)
+    _note_first(after, runs.opens[full], page, blocks.handed[which])
+    _note_several(after, page, (owner << 32) + generation, ever)
+    latest = after[page]
+    if swa_pages:
+        peer, peer_after = inside(runs.page[swa], swa_pages), np.empty(swa_pages + 1, np.int64)
+        peer_after[peer] = -1
+        _note(peer_after, events, other, SWA, swa_pages, ever)
+        own = other[events.kind[other] == Kind.OWNED]
+        owned_otherwise = runs.page[runs.of_lists(events.first[own])[1]]
+        peer_after[inside(peers[inside(owned_otherwise, pages)], swa_pages)] = ever
+        _note_first(peer_after, runs.opens[swa], peer, blocks.given[which])
+        _note_several(peer_after, peer, page, ever)
+        _note_several(after, page, peer, ever)
+        latest = np.maximum(after[page], peer_after[peer])
+    said = np.empty(pages + 1, np.int64)
+    said[page] = ever
+    says = np.flatnonzero((blocks.sure[which] > latest) & (page > 0))[::-1]
+    said[page[says]] = owned[says]
+    again = blocks.began[which] > said[page]
+    tells = np.ones(runs.page.size, bool)
+    tells[full[again]] = tells[swa[again]] = False
+    return runs.only(tells)
+
+
+def _note(latest: np.ndarray, events: Events, other: np.ndarray, pool: int, pages: int, ever: int) -> None:
+    """Note in `latest` the events `other` of their pages; `ever` for what they pair or give an owner."""
+    kind = events.kind[other]
+    here = other[(events.pool[other] == pool) | (kind == Kind.PAIRED)]
+    which, run = events.runs.of_lists(_lists(events, here, pool))
+    page, lasting = inside(events.runs.page[run], pages), np.isin(events.kind[here], (Kind.OWNED, Kind.PAIRED))[which]
+    latest[page] = here[which]
+    latest[page[lasting]] = ever
+
+
+def _note_first(latest: np.ndarray, opens: np.ndarray, page: np.ndarray, event: np.ndarray) -> None:
+    """Note the events that hand out a page from its first slot on."""
+    np.maximum.at(latest, page[opens], event[opens])
+
+
+def _note_several(latest: np.ndarray, page: np.ndarray, value: np.ndarray, ever: int) -> None:
+    """Note `ever` for pages with more than one value."""
+    one = np.empty(latest.size, np.int64)
+    one[page] = value
+    latest[page[one[page] != value]] = ever
+
+
+def _lists(events: Events, chosen: np.ndarray, pool: int) -> np.ndarray:
+    """Return the list of slots of `pool` that each of the events `chosen` names."""
+    if pool == FULL:
+        return events.first[chosen]
+    return np.where(events.kind[chosen] == Kind.PAIRED, events.second[chosen], events.first[chosen])
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Events that hand out lists of slots, pair them and give them owners, in this order, [blocks] each.
+
+    No other event names their lists, and the pages of both lists change at the same places.
+
+    Attributes:
+        full: List of slots of the pool FULL.
+        swa: Of the pool SWA; `full` where there is none.
+        handed: The event that handed out `full`.
+        given: The event that handed out `swa`.
+        sure: The event from which on the block says all that it says, whatever was before.
+        owned: The last one, ascending.
+        runs: Of each run of `full`, the block; the run; that of `swa`, [runs].
+    """
+
+    full: np.ndarray
+    swa: np.ndarray
+    handed: np.ndarray
+    given: np.ndarray
+    sure: np.ndarray
+    owned: np.ndarray
+    runs: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+    @property
+    def began(self) -> np.ndarray:
+        return np.minimum(self.handed, self.given)
+
+    def others(self, events: Events) -> np.ndarray:
+        """Return the events of no block that a fold reads."""
+        other = events.whole.copy()
+        for member in (self.handed, self.given, self.sure, self.owned):
+            other[member] = False
+        return np.flatnonzero(other)
+
+    @classmethod
+    def of(cls, events: Events, hybrid: bool) -> _Blocks:
+        kind, first, lists = events.kind, events.first, events.bounds.size - 1
+
+        def by_list(chosen: np.ndarray) -> np.ndarray:
+            event = np.full(lists, -1)
+            event[first[chosen]] = np.flatnonzero(chosen)
+            return event
+
+        handed_out, paired = kind == Kind.HANDED_OUT, kind == Kind.PAIRED
+        named = np.bincount(first[first >= 0], minlength=lists)
+        named += np.bincount(events.second[paired], minlength=lists)
+        owned = np.flatnonzero((kind == Kind.OWNED) & events.whole)
+        full = swa = first[owned]
+        handed = given = by_list(handed_out & (events.pool == FULL))[full]
+        sure = owned
+        good = (handed >= 0) & (handed < owned) & (named[full] == 2 + hybrid)
+        if hybrid:
+            sure = by_list(paired)[full]
+            good &= (handed < sure) & (sure < owned) & events.whole[sure]
+            swa = np.where(good, events.second[sure], full)
+            given = by_list(handed_out & (events.pool == SWA))[swa]
+            good &= (given >= 0) & (given < sure) & (named[swa] == 2)
+            counts = np.diff(events.runs.bounds)
+            good &= counts[full] == counts[swa]
+        found = cls._made(events, [column[good] for column in (full, swa, handed, given, sure, owned)])
+        which, runs, others = found.runs
+        start = events.runs.start
+        apart = start[runs] - events.bounds[found.full[which]] != start[others] - events.bounds[found.swa[which]]
+        if not apart.any():
+            return found
+        fit = np.ones(found.owned.size, bool)
+        fit[which[apart]] = False
+        columns = (found.full, found.swa, found.handed, found.given, found.sure, found.owned)
+        return cls._made(events, [column[fit] for column in columns])
+
+    @classmethod
+    def _made(cls, events: Events, columns: list[np.ndarray]) -> _Blocks:
+        which, full = events.runs.of_lists(columns[0])
+        return cls(*columns, runs=(which, full, events.runs.of_lists(columns[1])[1]))
 
 
 def inside(pages: np.ndarray, count: int) -> np.ndarray:

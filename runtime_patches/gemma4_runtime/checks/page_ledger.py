@@ -2,8 +2,8 @@
 
 Of each page the LIVES latest lives that are over are kept as well, in a ring: whose it was, who handed it out and who
 took it back, and when; and of the latest SHARES requests that took it from the prefix cache, which and when. 214 bytes
-per page. A fold is O(n log n) in the pages that its events name, never in the pool,
-and costs the same few numpy calls for one event as for hundreds.
+per page. A fold is O(n log n) in the pages that its rows name, never in the pool, and costs the same few numpy calls
+for one event as for hundreds. Rows that a batch repeats as it decodes are left out before (`page_events.telling`).
 """
 
 from __future__ import annotations

@@ -23,8 +23,10 @@ import torch
 
 from gemma4_runtime.checks.page_events import Events, Kind, Owners
 
-COPY_AT_EVENTS = 512
-COPY_AT_SLOTS = 1 << 14
+COPY_AT_EVENTS = 1024
+COPY_AT_SLOTS = 1 << 16
+COPY_AT_SINGLE_SLOTS = 1 << 14
+"""Of pages of one slot, each of which tells something of its own: a fold of more would hold up a step for long."""
 _NONE = -1
 # An enum's members are looked up by a Python function in 3.11, which a hook need not pay.
 _OWNED, _PAIRED = int(Kind.OWNED), int(Kind.PAIRED)
@@ -77,9 +79,8 @@ class _Waiting:
     def number(self, tensor: torch.Tensor) -> int:
         """Return the number of the list of slots that `tensor` holds."""
         found = self.number_of.get(id(tensor))
-        return self._keep(tensor) if found is None else found
-
-    def _keep(self, tensor: torch.Tensor) -> int:
+        if found is not None:
+            return found
         number, count = len(self.lists), tensor.numel()
         self.lists.append(kept(tensor))
         if self.lists[-1] is not tensor:
@@ -120,6 +121,7 @@ class EventLog:
         self.count = 0
         self._fold = fold
         self._page_size = page_size
+        self._enough_slots = COPY_AT_SINGLE_SLOTS if page_size == 1 else COPY_AT_SLOTS
         self._waiting = _Waiting()
         self._copying: _Copy | None = None
 
@@ -176,7 +178,7 @@ class EventLog:
             waiting.forget_views()
         if self._copying is not None and (self._copying.done is None or self._copying.done.query()):
             self._finish()
-        enough = len(waiting.heads) >= COPY_AT_EVENTS * _COLUMNS or waiting.slots >= COPY_AT_SLOTS
+        enough = len(waiting.heads) >= COPY_AT_EVENTS * _COLUMNS or waiting.slots >= self._enough_slots
         if enough and self._copying is None:
             self._start()
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gemma4_runtime.checks.page_census import Fault
-from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows, inside
+from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows, Runs, inside, telling
 from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.event_log import EventLog
@@ -39,6 +39,26 @@ class Anomaly:
     fault: Fault
     pool: str
     page: int
+
+
+class Generations(defaultdict[int, int]):
+    """Request slot -> how often this pool gave it out while the probe watched."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+        self._asked: list[int] | None = None
+        self._answer: list[int] = []
+
+    def begin(self, slot: int) -> None:
+        """Note that the pool gives out `slot`."""
+        self[slot] += 1
+        self._asked = None
+
+    def of(self, slots: list[int]) -> list[int]:
+        """Return the generation of each of `slots`: the same list as long as a batch that decodes stays the same."""
+        if slots != self._asked:
+            self._asked, self._answer = slots, [self[slot] for slot in slots]
+        return self._answer
 
 
 class LeakLedger:
@@ -102,26 +122,34 @@ class LeakLedger:
         return self._recent.documents(self._by_number)
 
     def _fold(self, events: Events) -> None:
-        began = 0
-        for cleared in np.flatnonzero(events.kind == Kind.CLEARED):
-            self._fold_between(events, began, cleared)
+        began, all_cleared = 0, np.flatnonzero(events.kind == Kind.CLEARED)
+        runs = events.runs if all_cleared.size else self._telling(events)
+        for cleared in all_cleared:
+            self._fold_between(events, began, cleared, runs)
             _, pool = self._by_number[events.pool[cleared]]
             pool.clear(int(events.step[cleared]))
             self.anomalies.clear()
             began = cleared + 1
-        self._fold_between(events, began, events.kind.size)
+        self._fold_between(events, began, events.kind.size, runs)
         self._recent.add(events)
 
-    def _fold_between(self, events: Events, began: int, end: int) -> None:
-        """Fold the events from `began` until `end`, none of them CLEARED."""
+    def _telling(self, events: Events) -> Runs:
+        """Return the runs of `events` that a fold must read. At page size 1 no page is handed out again in parts."""
+        if self.page_size == 1:
+            return events.runs
+        full, swa = self.pools["full"], self.pools.get("swa")
+        return telling(events, full.pages, 0 if swa is None else swa.pages, full.peer)
+
+    def _fold_between(self, events: Events, began: int, end: int, runs: Runs) -> None:
+        """Fold the events from `began` until `end`, none of them CLEARED, as far as `runs` name pages."""
         chosen = np.arange(began, end)[events.whole[began:end]]
-        full = PageRows.of(events, chosen[events.pool[chosen] == FULL], FULL, self.pools["full"].pages)
+        full = PageRows.of(events, chosen[events.pool[chosen] == FULL], FULL, self.pools["full"].pages, runs)
         folded = [self.pools["full"].fold(full, events.site, events.step)]
         if "swa" in self.pools:
             pool = self.pools["swa"]
             swa = chosen[(events.pool[chosen] == SWA) | (events.kind[chosen] == Kind.PAIRED)]
             owned = replace(folded[0].owned, page=inside(folded[0].owned.page, pool.pages))
-            rows = PageRows.of(events, swa, SWA, pool.pages).merged_with(owned)
+            rows = PageRows.of(events, swa, SWA, pool.pages, runs).merged_with(owned)
             folded.append(pool.fold(rows, events.site, events.step))
         self.anomalies.update(dict.fromkeys(self._anomalies(events, folded)))
 
@@ -140,7 +168,7 @@ class LeakLedger:
 
 _POOL_OF: ByIdentity[tuple[LeakLedger, int]] = ByIdentity()
 _LEDGERS: ByIdentity[LeakLedger] = ByIdentity()
-_GENERATIONS: ByIdentity[defaultdict[int, int]] = ByIdentity()
+_GENERATIONS: ByIdentity[Generations] = ByIdentity()
 
 
 def ledger_of(allocator: Any) -> LeakLedger:
@@ -158,10 +186,10 @@ def pool_of(inner: Any) -> tuple[LeakLedger, int]:
     return found
 
 
-def generations_of(req_to_token_pool: Any) -> defaultdict[int, int]:
-    """Request slot -> how often this pool gave it out while the probe watched."""
+def generations_of(req_to_token_pool: Any) -> Generations:
+    """Return what `req_to_token_pool`, a `ReqToTokenPool`, has given out."""
     found = _GENERATIONS.get(req_to_token_pool)
-    return _GENERATIONS.put(req_to_token_pool, defaultdict(int)) if found is None else found
+    return _GENERATIONS.put(req_to_token_pool, Generations()) if found is None else found
 
 
 def _page_ledger(inner: Any) -> PageLedger:

@@ -9,10 +9,11 @@ With `dump` the server goes on: SGLang's idle checker fails on what the audit ha
 logged instead of raised; any other passes.
 
 What the ledger costs a step: an append per allocator call, one clone of a few slots where a view is freed (page size 1
-also where it is handed out), no synchronisation; every 512 events or 16,384 slots one concatenation and one copy to
-pinned memory. They are folded into the ledger in one go on the scheduler's thread once they have arrived: the same few
-dozen numpy calls however many events there are, so most steps do none of it and one in many does all. What that comes
-to, per step and at its longest, `python tests/tools/bench_leak_ledger.py` prints for 1, 16 and 64 requests.
+also where it is handed out), no synchronisation; every 1024 events or 65,536 slots (16,384 at page size 1) one
+concatenation and one copy to pinned memory. They are folded into the ledger in one go on the scheduler's thread once
+they have arrived: the same few dozen numpy calls however many events there are, over what says anything new of a page
+only, so most steps do none of it and one in many does all. What that comes to, per step and at its longest,
+`python tests/tools/bench_leak_ledger.py` prints for 1, 16 and 64 requests.
 An audit copies free lists, tree values, rows and the mapping to the host and waits for them: O(pool).
 """
 

@@ -23,7 +23,7 @@ import torch
 from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.leak.ledger import BY, SITE, generations_of, ledger_of
 from gemma4_runtime.release.prefix_caches import inserted_path
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, request_slots
 
 
 def around_alloc_for_extend(original: Callable[..., Any], batch: Any) -> Any:
@@ -146,7 +146,7 @@ def around_req_alloc(original: Callable[..., Any], pool: Any, reqs: Any) -> Any:
         generations = generations_of(pool)
         for new, slot in zip(fresh, indices, strict=True):
             if new:
-                generations[slot] += 1
+                generations.begin(slot)
     return indices
 
 
@@ -196,6 +196,6 @@ def _own_evenly(batch: Any, slots: Any) -> None:
 
 def _own(batch: Any, slots: Any, lengths: list[int]) -> None:
     # A request whose row was given back is nobody here; that it still runs is for another probe to say.
-    rows = [held(request).req_pool_idx or 0 for request in batch.reqs]
-    generation = generations_of(batch.req_to_token_pool).__getitem__
-    ledger_of(batch.token_to_kv_pool_allocator).owned(slots, rows, [*map(generation, rows)], lengths)
+    rows = request_slots(batch.reqs)
+    generations = generations_of(batch.req_to_token_pool).of(rows)
+    ledger_of(batch.token_to_kv_pool_allocator).owned(slots, rows, generations, lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gemma4_runtime.releases import at_least, read_as
@@ -16,6 +17,17 @@ def held(request: Any) -> Any:
         request: A `Req`.
     """
     return getattr(request, "kv", request) if _IN_A_RECORD else request
+
+
+def request_slots(requests: Iterable[Any]) -> list[int]:
+    """Returns the request slot of each of `requests`, 0 for one that has none; a step asks for all of a batch.
+
+    Args:
+        requests: `Req`s.
+    """
+    if _IN_A_RECORD:
+        return [getattr(request, "kv", request).req_pool_idx or 0 for request in requests]
+    return [request.req_pool_idx or 0 for request in requests]
 
 
 def committed_freed(request: Any) -> bool:
