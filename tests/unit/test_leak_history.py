@@ -216,7 +216,9 @@ def decoding(draw, page_size, hybrid):
         step += [("paired", "full", Site.ALLOC_FOR_DECODE, 0, slots["full"], slots["swa"])] * hybrid
         step.append(("owned", "full", Site.UNKNOWN, 0, slots["full"], owners, [1] * count, [tokens] * count))
         if draw(st.integers(0, 3)) == 0:
-            step.insert(draw(st.integers(0, len(step))), draw(events(page_size, hybrid)))
+            kind, pool, site, later, named, *about = draw(events(page_size, hybrid))
+            named = slots[pool] if kind in ("freed", "free_asked", "given") else named
+            step.insert(draw(st.integers(0, len(step))), (kind, pool, site, later, named, *about))
         if draw(st.integers(0, 7)) == 0:
             step = draw(st.permutations(step))
         if draw(st.integers(0, 7)) == 0:
@@ -236,7 +238,7 @@ def histories(draw):
 
 
 class Recorder:
-    """Feeds a LeakLedger as the hooks do. Equal lists are one tensor in a step, and may be in others; some are views."""
+    """Feeds a LeakLedger as the hooks do. Equal lists are one tensor in a step, and may be later; some are views."""
 
     def __init__(self, ledger):
         self.ledger, self.tensors, self.reuse = ledger, {}, False
