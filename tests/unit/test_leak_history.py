@@ -1,5 +1,6 @@
 """The ledger of a pool pair against a plain history: one event at a time, slot by slot, a dictionary per page."""
 
+import itertools
 from types import SimpleNamespace
 from unittest import mock
 
@@ -300,6 +301,11 @@ def test_a_fold_of_many_events_is_what_they_come_to_one_by_one(history, copy_at)
                     recorder.apply(kind, pool, site, step, slots, *about)
                     plain.apply(kind, pool, site, step, slots, *about)
         ledger.log.drain()
+    hold(ledger, plain)
+
+
+def hold(ledger, plain):
+    """Hold every page of `ledger` against `plain`."""
     for name, known in plain.pages.items():
         pool = ledger.pools[name]
         for page in range(1, PAGES[name] + 1):
@@ -314,6 +320,69 @@ def test_a_fold_of_many_events_is_what_they_come_to_one_by_one(history, copy_at)
     # One event may find several things of its pages, in no order of their own.
     assert {(a.fault.name, a.pool, a.page) for a in ledger.anomalies} == set(plain.anomalies)
     assert ledger.recent == plain.recent[-64:]
+
+
+@pytest.fixture(scope="module")
+def block():
+    """Return the events of one step of a batch of two: slots of each pool, for SITE.ALLOC_FOR_DECODE."""
+
+    def of_step(place):
+        full, swa = [16 + place, 32 + place], [48 + place, 16 + place]
+        return [
+            ("handed_out", "full", Site.ALLOC_FOR_DECODE, full),
+            ("handed_out", "swa", Site.ALLOC_FOR_DECODE, swa),
+            ("paired", "full", Site.ALLOC_FOR_DECODE, full, swa),
+            ("owned", "full", Site.UNKNOWN, full, [4, 5], [1, 1], [1, 1]),
+        ]
+
+    return of_step
+
+
+BETWEEN = [
+    *[
+        (kind, pool, Site.VERIFY, [slot], None)
+        for kind in ("freed", "free_asked")
+        for pool, slot in (("full", 16), ("swa", 48))
+    ],
+    ("freed", "full", Site.VERIFY, [16], (9, 1)),
+    *[
+        ("handed_out", pool, Site.UNKNOWN, [slot])
+        for pool, slot in (("full", 16), ("full", 17), ("swa", 48), ("swa", 49))
+    ],
+    *[("paired", "full", Site.UNKNOWN, [full], [swa]) for full, swa in ((16, 16), (16, 64), (64, 48), (64, 32))],
+    *[("owned", "full", Site.UNKNOWN, [slot], [7], [1], [1]) for slot in (16, 64)],
+    ("given", "full", Site.CACHE_UNFINISHED_REQ, [16]),
+]
+
+
+@pytest.mark.parametrize(
+    "between", [None, *BETWEEN], ids=lambda event: event and "-".join(map(str, (*event[:2], event[3])))
+)
+def test_what_a_step_repeats_is_told_where_anything_comes_in_between(between, block):
+    """Every event at every place of three steps, and every order of one of them, with and without a peer before."""
+    steps = [block(place) for place in (3, 4, 5)]
+    orders = [steps]
+    if between is None:
+        orders = [[order, *steps[1:]] for order in itertools.permutations(steps[0])]
+        orders += [[steps[0], order, steps[2]] for order in itertools.permutations(steps[1])]
+    for ordered in orders:
+        story = [event for step in ordered for event in step]
+        for at in range(len(story) + 1) if between else [0]:
+            for before in ([], [("paired", "full", Site.UNKNOWN, [64, 16], [48, 64])]):
+                told = story[:at] + ([between] if between else []) + story[at:]
+                ledger, plain = (
+                    make_ledger(16, True, {"full": [2], "swa": [3]}),
+                    PlainHistory(16, True, {"full": [2], "swa": [3]}),
+                )
+                recorder = Recorder(ledger)
+                for number, event in enumerate([*before, *told]):
+                    kind, pool, site, slots, *about = event
+                    recorder.apply(kind, pool, site, number, slots, *about)
+                    plain.apply(kind, pool, site, number, slots, *about)
+                    if number < len(before):
+                        ledger.log.drain()
+                ledger.log.drain()
+                hold(ledger, plain)
 
 
 class TestWaiting:

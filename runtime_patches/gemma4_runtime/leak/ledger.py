@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,6 @@ from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows,
 from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.event_log import EventLog
-from gemma4_runtime.leak.recent_events import RecentEvents
 from gemma4_runtime.leak.tree_memory import TreeMemory
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists
@@ -29,6 +29,8 @@ BY: ContextVar[tuple[int, int] | None] = ContextVar("leak-ledger request", defau
 # As in the event log: plain numbers, since a hook uses them.
 _HANDED_OUT, _FREE_ASKED, _FREED = int(Kind.HANDED_OUT), int(Kind.FREE_ASKED), int(Kind.FREED)
 _GIVEN, _SHARED = int(Kind.GIVEN), int(Kind.SHARED)
+RECENT_EVENTS, _NAMED = 64, 8
+"""How many of the latest events a dump holds, and how many pages and requests of each it names."""
 _WRONG = {Kind.HANDED_OUT: Fault.HANDED_OUT_IN_USE, Kind.FREED: Fault.FREED_AGAIN}
 
 
@@ -164,6 +166,47 @@ class LeakLedger:
         name, _ = self._by_number[FULL]
         found += [(event, Anomaly(Fault.FREED_BY_OTHER, name, page)) for event, page in folded[FULL].strangers]
         return [anomaly for _, anomaly in sorted(found, key=lambda pair: pair[0])]
+
+
+class RecentEvents:
+    """Remembers the chunks that hold the latest RECENT_EVENTS events but for pairings: at most one beyond need."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[tuple[Events, int]] = deque()
+        self._told = 0
+
+    def add(self, events: Events) -> None:
+        told = int(np.count_nonzero(events.kind != Kind.PAIRED))
+        self._chunks.append((events, told))
+        self._told += told
+        while self._told - self._chunks[0][1] >= RECENT_EVENTS:
+            self._told -= self._chunks.popleft()[1]
+
+    def documents(self, pools: Sequence[tuple[str, PageLedger]]) -> list[dict[str, Any]]:
+        """Return them for JSON, oldest first.
+
+        Args:
+            pools: Name and ledger of the pools FULL and SWA.
+        """
+        numbers = [(events, n) for events, _ in self._chunks for n in np.flatnonzero(events.kind != Kind.PAIRED)]
+        return [_document(events, number, pools) for events, number in numbers[-RECENT_EVENTS:]]
+
+
+def _document(events: Events, number: int, pools: Sequence[tuple[str, PageLedger]]) -> dict[str, Any]:
+    kind = Kind(events.kind[number])
+    name, ledger = pools[events.pool[number]]
+    pages = ledger.pages_of(events.slots_of(number))
+    said = {
+        "kind": kind.name.lower(),
+        "pool": name,
+        "site": Site(events.site[number]).name.lower(),
+        "step": int(events.step[number]),
+        "pages": pages.size,
+        "first_pages": pages[:_NAMED].tolist(),
+    }
+    if kind in (Kind.FREED, Kind.FREE_ASKED, Kind.SHARED) and events.second[number] >= 0:
+        said["by_request_slot"] = int(events.requests_of(number)[0])
+    return said | {"request_slots": events.requests_of(number)[:_NAMED].tolist()} if kind is Kind.OWNED else said
 
 
 _POOL_OF: ByIdentity[tuple[LeakLedger, int]] = ByIdentity()
