@@ -265,7 +265,8 @@ def telling(events: Events, pages: int, swa_pages: int, peers: np.ndarray) -> Ru
     after[page] = -1
     other = blocks.others(events)
     _note(after, events, other, FULL, pages, ever)
-    _note_first(after, runs.opens[full], page, blocks.handed[which])
+    opens, peer_opens = np.flatnonzero(runs.opens[full]), np.flatnonzero(runs.opens[swa])
+    np.maximum.at(after, page[opens], blocks.handed[which[opens]])
     _note_several(after, page, (owner << 32) + generation, ever)
     latest = after[page]
     if swa_pages:
@@ -275,7 +276,7 @@ def telling(events: Events, pages: int, swa_pages: int, peers: np.ndarray) -> Ru
         own = other[events.kind[other] == Kind.OWNED]
         owned_otherwise = runs.page[runs.of_lists(events.first[own])[1]]
         peer_after[inside(peers[inside(owned_otherwise, pages)], swa_pages)] = ever
-        _note_first(peer_after, runs.opens[swa], peer, blocks.given[which])
+        np.maximum.at(peer_after, peer[peer_opens], blocks.given[which[peer_opens]])
         _note_several(peer_after, peer, page, ever)
         _note_several(after, page, peer, ever)
         latest = np.maximum(after[page], peer_after[peer])
@@ -299,11 +300,6 @@ def _note(latest: np.ndarray, events: Events, other: np.ndarray, pool: int, page
     latest[page[lasting]] = ever
 
 
-def _note_first(latest: np.ndarray, opens: np.ndarray, page: np.ndarray, event: np.ndarray) -> None:
-    """Note the events that hand out a page from its first slot on."""
-    np.maximum.at(latest, page[opens], event[opens])
-
-
 def _note_several(latest: np.ndarray, page: np.ndarray, value: np.ndarray, ever: int) -> None:
     """Note `ever` for pages with more than one value."""
     one = np.empty(latest.size, np.int64)
@@ -322,16 +318,16 @@ def _lists(events: Events, chosen: np.ndarray, pool: int) -> np.ndarray:
 class _Blocks:
     """Events that hand out lists of slots, pair them and give them owners, in this order, [blocks] each.
 
-    No other event names their lists, and the pages of both lists change at the same places.
+    No other event names the lists, and the pages of both change at the same places.
 
     Attributes:
-        full: List of slots of the pool FULL.
-        swa: Of the pool SWA; `full` where there is none.
-        handed: The event that handed out `full`.
-        given: The event that handed out `swa`.
-        sure: The event from which on the block says all that it says, whatever was before.
-        owned: The last one, ascending.
-        runs: Of each run of `full`, the block; the run; that of `swa`, [runs].
+        full: List of slots of FULL.
+        swa: Of SWA; `full` where there is none.
+        handed: Event that handed out `full`.
+        given: Event that handed out `swa`.
+        sure: Event from which on the block says all, whatever was before.
+        owned: The last event, ascending.
+        runs: The block; the run of `full`; that of `swa`, [runs] each.
     """
 
     full: np.ndarray
@@ -378,21 +374,14 @@ class _Blocks:
             good &= (given >= 0) & (given < sure) & (named[swa] == 2)
             counts = np.diff(events.runs.bounds)
             good &= counts[full] == counts[swa]
-        found = cls._made(events, [column[good] for column in (full, swa, handed, given, sure, owned)])
-        which, runs, others = found.runs
-        start = events.runs.start
-        apart = start[runs] - events.bounds[found.full[which]] != start[others] - events.bounds[found.swa[which]]
-        if not apart.any():
-            return found
-        fit = np.ones(found.owned.size, bool)
+        columns, runs = np.stack((full, swa, handed, given, sure, owned))[:, good], events.runs
+        which, full = runs.of_lists(columns[0])
+        swa = runs.of_lists(columns[1])[1]
+        apart = np.diff(runs.start[[full, swa]] - events.bounds[columns[:2, which]], axis=0)[0] != 0
+        fit = np.ones(columns.shape[1], bool)
         fit[which[apart]] = False
-        columns = (found.full, found.swa, found.handed, found.given, found.sure, found.owned)
-        return cls._made(events, [column[fit] for column in columns])
-
-    @classmethod
-    def _made(cls, events: Events, columns: list[np.ndarray]) -> _Blocks:
-        which, full = events.runs.of_lists(columns[0])
-        return cls(*columns, runs=(which, full, events.runs.of_lists(columns[1])[1]))
+        here = fit[which]
+        return cls(*columns[:, fit], runs=((np.cumsum(fit) - 1)[which[here]], full[here], swa[here]))
 
 
 def inside(pages: np.ndarray, count: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows,
 from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.event_log import EventLog
-from gemma4_runtime.leak.tree_memory import TreeMemory
+from gemma4_runtime.leak.whereabouts import TreeMemory
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists
 
