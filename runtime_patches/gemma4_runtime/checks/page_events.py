@@ -245,9 +245,9 @@ class PageRows:
 def telling(events: Events, pages: int, swa_pages: int, peers: np.ndarray) -> Runs:
     """Return the runs of `events` without those that say again what became of their pages: most, where one decodes.
 
-    A step that decodes hands out a slot of each request's page, pairs it with one of an SWA page, and writes it into
-    the request's row: a block. A page's part of a block is left out if the page has one owner and one peer in all
-    blocks, an earlier block says so, and no other event comes in between.
+    A step that decodes hands out slots, pairs them with SWA slots, and writes them into rows: a block. A page's part of
+    a block is left out if it has one owner and one peer in all blocks, an earlier one says so, and no other event comes
+    in between.
 
     Args:
         events: None of them CLEARED.
@@ -260,7 +260,7 @@ def telling(events: Events, pages: int, swa_pages: int, peers: np.ndarray) -> Ru
     page, owned = inside(runs.page[full], pages), blocks.owned[which]
     owner, generation = events.owner_of(owned, runs.stop[full] - 1 - events.bounds[blocks.full[which]])
 
-    # The latest event of each page that a repetition must come after; `ever` for a page of which nothing is left out.
+    # The event that a repetition must come after, by page; `ever` where nothing is left out.
     after = np.empty(pages + 1, np.int64)
     after[page] = -1
     other = blocks.others(events)

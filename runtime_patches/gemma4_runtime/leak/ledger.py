@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -14,11 +15,12 @@ import torch
 from gemma4_runtime.checks.page_census import Fault
 from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows, Runs, inside, telling
 from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
-from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.event_log import EventLog
 from gemma4_runtime.leak.whereabouts import TreeMemory
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists
+
+_T = TypeVar("_T")
 
 SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 """Who is asking; set by the hooks around SGLang's callers of the allocators."""
@@ -207,6 +209,26 @@ def _document(events: Events, number: int, pools: Sequence[tuple[str, PageLedger
     if kind in (Kind.FREED, Kind.FREE_ASKED, Kind.SHARED) and events.second[number] >= 0:
         said["by_request_slot"] = int(events.requests_of(number)[0])
     return said | {"request_slots": events.requests_of(number)[:_NAMED].tolist()} if kind is Kind.OWNED else said
+
+
+class ByIdentity(Generic[_T]):
+    """Object of SGLang's -> what belongs to it, until the object is gone.
+
+    A hook asks several times per step: a lookup is one of a dict, where a WeakKeyDictionary makes a reference.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, _T] = {}
+
+    def get(self, owner: Any) -> _T | None:
+        return self._values.get(id(owner))
+
+    def put(self, owner: Any, value: _T) -> _T:
+        """`value`, which must not hold `owner`. An owner that has one gets another."""
+        if id(owner) not in self._values:
+            weakref.finalize(owner, self._values.pop, id(owner)).atexit = False
+        self._values[id(owner)] = value
+        return value
 
 
 _POOL_OF: ByIdentity[tuple[LeakLedger, int]] = ByIdentity()

@@ -21,7 +21,7 @@ from gemma4_runtime.checks.accept_length import BEFORE, RECENT, AcceptHistory, F
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.evidence import payload
-from gemma4_runtime.leak.by_identity import ByIdentity
+from gemma4_runtime.leak.ledger import ByIdentity
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import step_number

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemma4_runtime.leak.by_identity import ByIdentity
+from gemma4_runtime.leak.ledger import ByIdentity
 from gemma4_runtime.release.requests import held, swa_evicted
 
 
