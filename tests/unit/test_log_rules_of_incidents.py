@@ -467,6 +467,29 @@ TOLD = {
         ],
         "SGLang 14942",
     ),
+    "a sampler that finds NaN in rows that fill a graph": (
+        [decode(1), f"{stamp(2)} NaN in the probability\n"],
+        "--disable-cuda-graph-padding",
+    ),
+    "two halves of a batch that share a buffer": (
+        [
+            started(enable_two_batch_overlap=True),
+            *(decode(1), died("two_batch_overlap.py _model_forward_tbo", "layers/moe/topk.py select", last=ILLEGAL)),
+        ],
+        "once without --enable-two-batch-overlap: its halves",
+    ),
+    "a kernel of DeepGEMM that left its buffer": (
+        [decode(1), died("layers/quantization/fp8_kernel.py w8a8_block_fp8_matmul_deepgemm", last=ILLEGAL)],
+        "SGLANG_ENABLE_JIT_DEEPGEMM=0",
+    ),
+    "a capture that was stopped": (
+        [
+            f"{stamp(1)} Load weight begin. avail mem=20.00 GB\n",
+            f"{stamp(9)} Capture cuda graph begin. This can take minutes. avail mem=8.00 GB\n",
+            f"{stamp(900)} SIGTERM received. signum=15\n",
+        ],
+        "nvidia-nccl-cu12",
+    ),
     "a sampler that finds NaN": ([decode(1), f"{stamp(2)} NaN in the probability\n"], "--sampling-backend pytorch"),
     "pages that a store wrote to its disk": (
         [decode(1), "E0429 client.cpp:700] Batch RPC call failed: Expected DiskDescriptor\n", decode(3)],

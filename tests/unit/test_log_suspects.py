@@ -47,6 +47,8 @@ def test_a_plain_server_of_gemma_4_has_none():
         ("model_path='deepseek-ai/DeepSeek-V4-Flash', enable_dp_attention=True", ["dp-attention-of-deepseek-v4"]),
         (f"{GEMMA}, disable_radix_cache=True", ["windows-without-prefix-cache"]),
         (f"{GEMMA}, enable_memory_saver=True", ["memory-saver"]),
+        (f"{GEMMA}, enable_lora=True", ["adapters-in-graphs"]),
+        (f"{GEMMA}, enable_two_batch_overlap=True", ["two-batch-overlap"]),
         (f"{GEMMA}, quantization='awq_marlin'", ["quantisation"]),
         ("model_path='/models/own', moe_a2a_backend='mori'", ["dispatch-of-mori"]),
         ("model_path='google/gemma-4-E4B-it', tool_call_parser=None", ["no-tool-call-parser"]),

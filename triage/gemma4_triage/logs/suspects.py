@@ -235,6 +235,21 @@ PARTS: tuple[Part, ...] = (
         "prefill and decode then share a batch, which answers may show only under load",
         on=lambda start: start.on("enable_mixed_chunk"),
     ),
+    Part(
+        "adapters-in-graphs",
+        "",
+        "decode graphs that serve several adapters at once have written only '!' for most of the requests",
+        ("SGLang 29157",),
+        on=lambda start: start.on("enable_lora") and not start.on("disable_cuda_graph"),
+        instead="with --disable-cuda-graph, or one adapter at a time",
+    ),
+    Part(
+        "two-batch-overlap",
+        "--enable-two-batch-overlap",
+        "a batch that not every rank can split runs without a graph, which is slow (cuda graph: False)",
+        ("SGLang 7042",),
+        on=lambda start: start.on("enable_two_batch_overlap"),
+    ),
     Part("lora", "the LoRA adapters (--enable-lora, --lora-paths)", files=re.compile(r"\w*(?:lora|punica)\w*\.py")),
     Part(
         "drafts",

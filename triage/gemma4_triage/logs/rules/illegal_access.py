@@ -144,6 +144,15 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append(f"once with another --moe-runner-backend than {moe}")
     if death.package in _LAUNCHERS and (computes := library_kernel.part_of(death)) is not None:
         found.insert(0, f"{computes.look}: what was launched computes {computes.what}")
+    if asked.get("enable_two_batch_overlap") == "True" and any(map(_TWO_BATCHES.match, death.frames)):
+        found.append(
+            "once without --enable-two-batch-overlap: its halves run beside each other, and share buffers (SGLang 7511)"
+        )
+    if any(map(_DEEP_GEMM.match, death.frames[-_INNER:])):
+        found.append(
+            "once with SGLANG_ENABLE_JIT_DEEPGEMM=0, or another build of DeepGEMM (another image): its kernels have "
+            "left buffers at some sizes of the batch (SGLang 26541)"
+        )
     for name in ("enable_hierarchical_cache", "enable_dp_attention"):
         if asked.get(name) == "True":
             found.append(f"once without --{name.replace('_', '-')}")
@@ -171,6 +180,8 @@ _TRITON = pattern(r"(?:fused_moe\w*|extend_attention|\w*triton\w*|ep_moe\w*|jit|
 _DRAFTS = pattern(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")
 _INNER = 5  # frames
 _FAR = 400  # characters
+_TWO_BATCHES = pattern(r"(?:two_batch_overlap|operations\w*)\.py:|.* \w*_tbo\w*$")
+_DEEP_GEMM = pattern(r"(?i:\w*deep_?gemm\w*\.py:|.* \w*deep_?gemm\w*$)")
 
 
 def _evidence(facts: LogFacts, death: Death) -> tuple[Evidence, ...]:

@@ -77,6 +77,11 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
         steps.append("once without --enable-hierarchical-cache: pages that come back from the host")
     if asked.get("tp_size", "1") != "1":
         steps.append("once with --disable-custom-all-reduce: a sum over ranks that goes wrong")
+    if asked.get("disable_cuda_graph") != "True":
+        steps.append(
+            "once with --disable-cuda-graph-padding, if it comes only while many requests run: rows that fill a "
+            "batch up to the size of its graph (SGLang 1571)"
+        )
     steps.append("once with --sampling-backend pytorch, if only sampling says so: logits that torch takes are finite")
     steps.append("once with --attention-backend triton and --disable-cuda-graph; --enable-nan-detection names the step")
     return tuple(steps)

@@ -62,7 +62,9 @@ _STANDS = (
         "before_graphs",
         "ready",
         "CUDA graphs are captured, or kernels compiled, which takes minutes: nvidia-smi and top show whether it works. "
-        "Of several ranks or nodes look at each: one that ended or stands elsewhere holds up all; py-spy dump --pid",
+        "Of several ranks or nodes look at each: one that ended or stands elsewhere holds up all; py-spy dump --pid "
+        "of each. If all stand in the capture, another release of NCCL (pip show nvidia-nccl-cu12: 2.21.5 deadlocks "
+        "there, SGLang 7602), and once with --disable-custom-all-reduce",
     ),
     (
         "pools_end",
