@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
-import zipfile
+import gzip
+import json
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from io import BytesIO
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -19,28 +20,57 @@ class RecordMistake(ValueError):
 
 
 def records_folder() -> Traversable:
-    """Return the folder of the records in a checkout, and in an installed package the archive that setup.py packs."""
-    package = files("gemma4_triage.known_issues")
-    folder, archive = package / "records", package / "records.zip"
-    return folder if folder.is_dir() else zipfile.Path(BytesIO(archive.read_bytes()))
+    """Return the folder of the records, which a checkout has."""
+    return files("gemma4_triage.known_issues") / "records"
+
+
+@cache
+def _packed() -> dict[str, Any] | None:
+    """Return what each file says, by its path, from the one that setup.py packs; None in a checkout."""
+    packed = files("gemma4_triage.known_issues") / "records.json.gz"
+    return json.loads(gzip.decompress(packed.read_bytes())) if packed.is_file() else None
 
 
 @cache
 def known_issues() -> tuple[KnownIssue, ...]:
     """Return every record, by id. Raises RecordMistake: a record has not the form."""
-    # Asked once: an archive is opened and its list read each time.
-    folder = records_folder()
-    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".toml"))
-    return tuple(read_record(folder / name) for name in names)
+    packed = _packed()
+    if packed is not None:
+        return tuple(_record(name, said) for name, said in sorted(packed.items()) if "/" not in name)
+    files_of_records = [file for file in records_folder().iterdir() if file.name.endswith(".toml")]
+    return tuple(map(read_record, sorted(files_of_records, key=lambda file: file.name)))
+
+
+def words(file: str) -> list[dict[str, Any]]:
+    """Return the failures that a file of the folder `words` words."""
+    packed = _packed()
+    said = packed[f"words/{file}"] if packed is not None else _read(records_folder() / "words" / file)
+    return said["failure"]
 
 
 def read_record(file: Traversable) -> KnownIssue:
     """Return the record in a TOML file. Raises RecordMistake: it is no TOML, or has not the form."""
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-        return KnownIssue(id=file.name.removesuffix(".toml"), **document)
+        return _record(file.name, _read(file))
+    except RecordMistake:
+        raise
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
+        raise RecordMistake(f"{file.name}: {error}") from error
+
+
+def _read(file: Traversable) -> dict[str, Any]:
+    # An installed package needs it not, and making its patterns takes time.
+    import tomllib
+
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _record(name: str, said: Mapping[str, Any]) -> KnownIssue:
+    """Return the record that a file says. Raises RecordMistake: it has not the form."""
+    try:
+        return KnownIssue(id=name.removesuffix(".toml"), **said)
     except ValidationError as error:
         mistakes = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise RecordMistake(f"{file.name}: {mistakes}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
-        raise RecordMistake(f"{file.name}: {error}") from error
+        raise RecordMistake(f"{name}: {mistakes}") from error
+    except TypeError as error:
+        raise RecordMistake(f"{name}: {error}") from error

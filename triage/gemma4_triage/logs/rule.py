@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -117,10 +116,9 @@ class Wording:
 @cache
 def _written(file: str) -> tuple[Wording, ...]:
     """Return the wordings of a file below known_issues/records/words, whose head says what an entry has."""
-    # Most logs have no failure, and what reads archives takes time to import.
-    from gemma4_triage.known_issues.catalog import records_folder
+    # Most logs have no failure, and what reads records takes time to import.
+    from gemma4_triage.known_issues.catalog import words
 
-    entries = tomllib.loads((records_folder() / "words" / file).read_text(encoding="utf-8"))["failure"]
     return tuple(
         Wording(
             pattern(entry["words"]),
@@ -129,7 +127,7 @@ def _written(file: str) -> tuple[Wording, ...]:
             frames=pattern(entry["frames"]) if "frames" in entry else None,
             confidence=Confidence(entry["confidence"]) if "confidence" in entry else None,
         )
-        for entry in entries
+        for entry in words(file)
     )
 
 
