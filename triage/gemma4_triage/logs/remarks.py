@@ -82,6 +82,7 @@ MARKS = (
     (b"BadRequest", "refused_request"),
     (b" validation error", "refused_request"),
     (b"Skip invalid ", "refused_request"),
+    (b"preprocessing timed out", "refused_request"),
     (b"Error code: 400", "refused_request"),
     (b'/embeddings HTTP/1.1" 400', "refused_embeddings"),
     (b'HTTP/1.1" 400', "answered_400"),

@@ -356,6 +356,12 @@ _REFUSALS = (
         "addresses that the server itself can reach, or base64; whole files, of a format that its libraries read",
     ),
     _Refusal(
+        pattern(r"(?i)grammar preprocessing timed out"),
+        "the form that they ask for (schema, regex, grammar) takes longer to compile than the server waits",
+        "a simpler form: fewer alternatives, no long ranges such as {1,1000}; --grammar-backend llguidance compiles "
+        "as it goes",
+    ),
+    _Refusal(
         pattern(r"(?i)json_schema|\bregex\b|\bebnf\b|grammar|structural_tag"),
         "the form that they ask for (schema, regex, grammar) is not one that the grammar backend takes",
         "that schema alone, simpler; another --grammar-backend",
@@ -385,8 +391,8 @@ _ANY_REFUSAL = _Refusal(
     pattern(""), "what the server's words say", "mend what those words name, in the client or the start"
 )
 _REFUSES = pattern(
-    r"Error in request|BadRequest|This model does not appear|validation error|Skip invalid|Error code: 4|[Ee]rror: |"
-    r"['\"]message['\"]|exceeds the maximum allowed"
+    r"Error in request|BadRequest|This model does not appear|validation error|Skip invalid|preprocessing timed out|"
+    r"Error code: 4|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
 )
 _NO_EMBEDDINGS = (
     "the server was not started for embeddings",
