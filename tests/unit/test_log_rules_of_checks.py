@@ -18,7 +18,7 @@ def test_words_arguments_and_requests_of_the_check_are_repeated():
     assert (finding.rule, finding.confidence) == (RULE, Confidence.LIKELY)
     assert "the arguments of the start" in finding.cause
     assert finding.advice[0] == "what it asks for: Please set page_size to 64"
-    assert finding.advice[1] == "change or leave out --enable-mixed-chunk, --speculative-algorithm"
+    assert finding.advice[1] == "change or leave out --enable-mixed-chunk, --speculative-algorithm, --page-size"
     assert ("page_size", "1") in {(evidence.meaning, evidence.value) for evidence in finding.evidence}
 
 

@@ -676,6 +676,19 @@ def test_the_name_of_a_copy_says_its_method():
     assert "--quantization w8a8_int8" in told(only(lines))
 
 
+@pytest.mark.parametrize(
+    ("said", "flags"),
+    [
+        ("Currently speculative decoding does not support dp attention.", "--enable-dp-attention, --speculative-alg"),
+        ("attn_dp_size has to divide some_size, which it does not", "--attn-dp-size, --some-size"),
+    ],
+)
+def test_a_check_of_arguments_speaks_of_them_in_prose(said, flags):
+    frame = '  File "/opt/sglang/srt/server_args.py", line 3, in check\n    x = call(y)\n'
+    finding = found_in([ended(f"ValueError: {said}", frame)])[0]
+    assert (finding.rule, flags in told(finding)) == ("refused-by-check", True)
+
+
 def test_nccls_own_warning_says_what_it_could_not_do():
     warning = "node:1:1 [0] transport/nvls.cc:256 NCCL WARN Cuda failure 401 'not in the present state'\n"
     finding = found_in([warning, ended("RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)")])[0]

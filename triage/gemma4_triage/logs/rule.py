@@ -114,7 +114,7 @@ class Wording:
 
 
 @cache
-def _written(file: str) -> tuple[Wording, ...]:
+def written(file: str) -> tuple[Wording, ...]:
     """Return the wordings of a file below known_issues/records/words, whose head says what an entry has."""
     # Most logs have no failure, and what reads records takes time to import.
     from gemma4_triage.known_issues.catalog import words
@@ -167,7 +167,7 @@ def of_wordings(
     def wording_of(death: Death) -> Wording | None:
         if of_types and death.type_name not in of_types:
             return None
-        worded = _written(known) if isinstance(known, str) else known
+        worded = written(known) if isinstance(known, str) else known
         return next((wording for wording in worded if wording.fits(death)), None)
 
     def find(facts: LogFacts) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.alarms import SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts, Place
-from gemma4_triage.logs.rule import at, exception_text, of_failure, of_settings, on_rank, pattern
+from gemma4_triage.logs.rule import Wording, at, exception_text, of_failure, of_settings, on_rank, pattern, written
 from gemma4_triage.logs.suspects import NAMED, features, switched_on
 
 ID = "refused-by-check"
@@ -280,7 +280,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
     if error is None or (part := part_of(error) or part_of_file(error.caller)) is None:
         return
     call = CALL.search(error.message)
-    of_input = next((one for one in _REFUSALS if one.words.search(error.message)), None)
+    of_input = next((one for one in written("refused_by_check.toml") if one.words.search(error.message)), None)
     why = "its exception is of that request, not of the load"
     lacks = _LACKS.search(error.message) if error.type_name == "AttributeError" else None
     if lacks is not None and lacks[1] in _PLAIN:
@@ -288,7 +288,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
     if call is not None:
         why = f"{call[1]} is called with other arguments than it takes, a defect of this build or two that do not fit"
     elif of_input is not None:
-        why = of_input.why
+        why = of_input.cause
     elif lacks is not None:
         why = f"{lacks[1]} has no {lacks[2]} in this build, a defect of its code or two packages that do not fit"
     yield Finding(
@@ -299,95 +299,14 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
         evidence=(at(facts, error.place, exception_text(error), f"what the request failed of, in {error.frame}"),),
         advice=(
             *(("another release or image of SGLang, with the packages that it pins",) if call or lacks else ()),
-            *((of_input.look,) if of_input else ()),
+            *((of_input.advice,) if of_input else ()),
             part.look,
         ),
     )
 
 
-class _Refusal(NamedTuple):
-    """What a server refuses requests for.
-
-    Attributes:
-        words: stand in what it answers.
-        why: as a clause behind "requests were refused, for".
-        look: what to change.
-    """
-
-    words: re.Pattern[str]
-    why: str
-    look: str
-
-
 _NAMED_FLAG = pattern(r"(?:(without|not) )?`?(--[a-z][\w-]+)")
-# The first that fits counts.
-_REFUSALS = (
-    _Refusal(
-        pattern(r"longer than the model's context length|maximum context length|Multimodal prompt is too long"),
-        "they, with the answer that they ask for, are longer than the context that this server has",
-        "shorter prompts or a smaller max_tokens; or a longer --context-length, as far as config.json has positions "
-        "(beyond that its rope scaling, such as YaRN, in --json-model-override-args, with "
-        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1); --allow-auto-truncate cuts them instead",
-    ),
-    _Refusal(
-        pattern(r"exceeds the maximum allowed length|exceeds the KV memory budget"),
-        "they are longer than the KV pool, or the context, of this server has room for",
-        "where that is less than the model's context, the pool is the limit: a larger --mem-fraction-static or --tp, "
-        "--kv-cache-dtype fp8_e4m3, fewer --max-running-requests; else a longer --context-length; or shorter prompts "
-        "(--allow-auto-truncate cuts them)",
-    ),
-    _Refusal(
-        pattern(r"(?i)tools cannot be empty|tool_choice|tool choice"),
-        "they ask for a tool (tool_choice) and bring none, or one that is not in their list",
-        "send tools with every such request, each with a name and a schema of parameters; tool_choice auto or none "
-        "where there are none",
-    ),
-    _Refusal(
-        pattern(r"(?i)\bmodel\b.{0,120}(?:not found|does not exist)"),
-        "they name a model that this server does not have",
-        "the name that /v1/models lists, which --served-model-name sets",
-    ),
-    _Refusal(
-        pattern(
-            r"(?i)(?:load|download|decod|open|fetch)\w*\b.{0,60}(?:image|video|audio|multimodal|data)|"
-            r"40[34] Client Error|cannot identify image"
-        ),
-        "their images, video or sound could not be read",
-        "addresses that the server itself can reach, or base64; whole files, of a format that its libraries read",
-    ),
-    _Refusal(
-        pattern(r"(?i)grammar preprocessing timed out"),
-        "the form that they ask for (schema, regex, grammar) takes longer to compile than the server waits",
-        "a simpler form: fewer alternatives, no long ranges such as {1,1000}; --grammar-backend llguidance compiles "
-        "as it goes",
-    ),
-    _Refusal(
-        pattern(r"(?i)json_schema|\bregex\b|\bebnf\b|grammar|structural_tag"),
-        "the form that they ask for (schema, regex, grammar) is not one that the grammar backend takes",
-        "that schema alone, simpler; another --grammar-backend",
-    ),
-    _Refusal(
-        pattern(r"TextEncodeInput must be|must be (?:a )?(?:string|str\b)|should be a valid string"),
-        "what they hold in place of a text is none: null, a number, or lists in another form",
-        "mend the client: a string or a list of strings, none of them empty or null; token ids in input_ids",
-    ),
-    _Refusal(
-        pattern(r"validation errors? for \w*(?:Response|Choice|Usage|Chunk)\w*"),
-        "the answer that the server built has not the fields that this endpoint promises: its model gives something "
-        "else than this endpoint is for",
-        "the endpoint of the model's kind: vectors come from /v1/embeddings, scores from rerankers that are "
-        "classifiers (--is-embedding); one that generates (Qwen3-Reranker) is started without --is-embedding, with its "
-        "own --chat-template; else a later release",
-    ),
-    _Refusal(
-        pattern(r"(?i)validation error|field required|input should be|extra inputs|unrecognized"),
-        "their fields are not those that this endpoint takes",
-        "mend the client as the words say: it may speak a later or another API than this release (early ones answer "
-        "such a request with status 500); of agents it is mostly a message with tool calls whose content is null (send "
-        '"", or take a later release), content as a list, or a role such as developer',
-    ),
-)
-_ANY_REFUSAL = _Refusal(
+_ANY_REFUSAL = Wording(
     pattern(""), "what the server's words say", "mend what those words name, in the client or the start"
 )
 _REFUSES = pattern(
@@ -410,7 +329,7 @@ _OF_A_RERANKER = (
 
 _LACKS = pattern(r"'((?!NoneType)\w+)' object has no attribute '(\w+)'")
 _PLAIN = ("str", "list", "dict", "int", "float", "bool", "tuple")
-_PLAIN_VALUE = _Refusal(
+_PLAIN_VALUE = Wording(
     pattern(""),
     "it was given a plain value where it takes another, as a request's field in another form gives",
     "mend the client: the form that this endpoint's fields have (messages, content, tools); once without a chat "
@@ -457,8 +376,8 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
             why = f"the server was not started {turn} an argument that they need it to be {turn}"
             yield Refused(found.place, said, why, f"start it {turn} {flag[2]}", of_the_start=True)
             continue
-        known = next((one for one in _REFUSALS if one.words.search(said)), _ANY_REFUSAL)
-        yield Refused(found.place, said, known.why, known.look)
+        known = next((one for one in written("refused_by_check.toml") if one.words.search(said)), _ANY_REFUSAL)
+        yield Refused(found.place, said, known.cause, known.advice)
     embeddings = facts.remarks.get("refused_embeddings")
     if embeddings is not None and facts.settings.get("is_embedding") == "False" and _unsaid(facts):
         yield Refused(embeddings.place, embeddings.text, *_NO_EMBEDDINGS, of_the_start=True)
@@ -512,7 +431,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     condition = _condition(death)
     said = " ".join((condition or death.message).split())
     asks = tuple(f"--{name.replace('_', '-')}" for found in _ARGUMENT.findall(condition) for name in found if name)
-    flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks)))
+    flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks, *(_arguments_in(said) if part is _PARTS[0] else ()))))
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
     asked = _ASKED.search(said)
     return Finding(
@@ -531,6 +450,39 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *(one for one in switched_on(facts, death) if condition and not one.endswith(NAMED)),
         ),
     )
+
+
+_SNAKE = pattern(r"\b(?<!-)[a-z]+(?:_[a-z0-9]+)+\b(?!\()")
+_SPOKEN = (
+    (pattern(r"(?i)\bdp[- ]attention"), "--enable-dp-attention"),
+    (pattern(r"(?i)speculative decoding|\beagle\b|\bspec v2"), "--speculative-algorithm"),
+    (pattern(r"(?i)overlap schedul"), "--disable-overlap-schedule"),
+    (pattern(r"(?i)radix (?:cache|attention|tree)"), "--disable-radix-cache"),
+    (pattern(r"(?i)(?<!piecewise )cuda graph"), "--disable-cuda-graph"),
+    (pattern(r"(?i)piecewise"), "--disable-piecewise-cuda-graph"),
+    (pattern(r"(?i)chunked[- ]prefill"), "--chunked-prefill-size"),
+    (pattern(r"(?i)mixed[- ]chunk"), "--enable-mixed-chunk"),
+    (pattern(r"(?i)\blora\b"), "--lora-paths"),
+    (pattern(r"(?i)hierarchical cache|hicache"), "--enable-hierarchical-cache"),
+    (pattern(r"(?i)pipeline parallel"), "--pp-size"),
+    (pattern(r"(?i)expert parallel"), "--ep-size"),
+    (pattern(r"(?i)tensor parallel"), "--tp-size"),
+    (pattern(r"(?i)torch[. ]compile"), "--enable-torch-compile"),
+    (pattern(r"(?i)deepep|a2a backend"), "--moe-a2a-backend"),
+    (pattern(r"(?i)kv cache (?:d?type|quant)"), "--kv-cache-dtype"),
+    (pattern(r"(?i)page size"), "--page-size"),
+    (pattern(r"(?i)attention backend"), "--attention-backend"),
+    (pattern(r"(?i)moe runner"), "--moe-runner-backend"),
+    (pattern(r"(?i)two[- ]batch"), "--enable-two-batch-overlap"),
+    (pattern(r"(?i)disaggregat"), "--disaggregation-mode"),
+)
+"""What checks of arguments call them in prose, and what the start calls them."""
+
+
+def _arguments_in(said: str) -> Iterator[str]:
+    """Yield the arguments that a check of arguments speaks of, by their names in its code and in prose."""
+    yield from (f"--{name.replace('_', '-')}" for name in _SNAKE.findall(said))
+    yield from (flag for words, flag in _SPOKEN if words.search(said))
 
 
 def part_of(death: Death) -> Part | None:
