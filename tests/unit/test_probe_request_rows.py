@@ -400,6 +400,27 @@ def test_a_request_that_runs_on_without_its_row_is_found_before_the_next_step(se
     assert [read_dump(one.path).manifest.verdict for one in DumpStore(server.dumps).list()] == ["row_index"] * found
 
 
+def test_a_batch_that_names_another_row_is_found_before_the_next_step_allocates_by_it(server):
+    server.next_batch()
+    slots = [held(request).req_pool_idx for request in server.world.requests]
+    numbers = torch.tensor([slots[2], *slots[1:]])
+    server.scheduler.running_batch = SimpleNamespace(reqs=server.world.requests, req_pool_indices=numbers)
+    said = trapped_by(server, lambda: request_rows.before_next_batch(server.scheduler))
+    assert (said.verdict, said.site) == ("row_index", "Scheduler.get_next_batch_to_run")
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("row indices", "foreign")
+    assert (said.scalars["value"], said.scalars["expected"]) == (slots[2], slots[0])
+
+
+@pytest.mark.parametrize("between_chunks", [True, False])
+def test_a_retracted_request_that_is_read_again_in_chunks_has_more_tokens_than_keys(server, between_chunks):
+    server.next_batch()
+    request = server.world.requests[0]
+    request.output_ids = array("q", range(9))
+    server.scheduler.chunked_req = request if between_chunks else None
+    with nullcontext() if between_chunks else pytest.raises(TrappedViolation):
+        server.check_between_steps()
+
+
 def test_more_tokens_than_were_allocated_are_told_by_the_batchs_length(server):
     server.scheduler.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
     server.next_batch()

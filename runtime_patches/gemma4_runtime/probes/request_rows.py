@@ -3,9 +3,9 @@
 | hook                                | what is held against what                                                      |
 |-------------------------------------|--------------------------------------------------------------------------------|
 | before get_next_batch_to_run        | the rows of all running requests, each of which has one still: see             |
-|                                     | checks/request_rows.py; what a request counts against its row's width, the     |
-|                                     | nodes that it holds, and what it counted before its forward; without drafts,   |
-|                                     | the batch's lengths                                                            |
+|                                     | checks/request_rows.py; the batch's row numbers against the requests; what a   |
+|                                     | request counts against its row's width, the nodes that it holds, and what it   |
+|                                     | counted before its forward; without drafts, the batch's lengths                |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
 |                                     | will write against the row's entry of that token, with and without MTP;        |
 |                                     | positions against lengths                                                      |
@@ -71,27 +71,40 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     requests = {id(request): request for batch in batches if batch is not None for request in batch.reqs}
     if not scheduler.enable_overlap:
         for batch in batches:
-            _check_released(scheduler, batch)
+            _check_row_numbers(scheduler, batch)
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
     check_counters(scheduler, list(requests.values()), lengths)
     _check_rows(scheduler, list(requests.values()), NEXT)
 
 
-def _check_released(scheduler: Any, batch: Any) -> None:
-    """Find requests that run on and have no row any more: the next step would allocate for what others may have."""
+def _check_row_numbers(scheduler: Any, batch: Any) -> None:
+    """Find rows that are not their requests', and requests that run on without one: the next step allocates by them."""
     rows = getattr(batch, "req_pool_indices", None)
     if rows is None or len(rows) != len(batch.reqs):
         return
+    slots = rows.tolist()
     released = [
         number
         for number, request in enumerate(batch.reqs)
         if held(request).req_pool_idx is None and not (request.finished() or request.is_retracted)
     ]
     if released:
-        slots = rows.tolist()
         wrong = [WrongEntry("released", number, 0, slots[number]) for number in released]
         kinds = [Defect.STALE] * len(wrong)
         report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots)
+    _check_row_indices(scheduler, slots, [held(request).req_pool_idx for request in batch.reqs], NEXT)
+
+
+def _check_row_indices(
+    scheduler: Any, rows: Sequence[int], wanted: Sequence[int | None], site: str, made: Any = None
+) -> None:
+    wrong = check_values(rows, wanted)
+    if not wrong:
+        return
+    pool, taken = scheduler.req_to_token_pool, {slot for slot in wanted if slot is not None}
+    free = set(pool.free_slots)
+    kinds = [defect_of(w.value, w.expected, pool.size + 1, foreign=taken, free=free) for w in wrong]
+    report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, or_swapped(wrong, kinds), made, wanted)
 
 
 def _lengths_of(batch: Any) -> Iterator[tuple[int, int]]:
@@ -118,12 +131,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         return
     rows = made.req_pool_indices.tolist()
     wanted = [held(request).req_pool_idx for request in requests]
-    if wrong := check_values(rows, wanted):
-        taken = {slot for slot in wanted if slot is not None}
-        pool = scheduler.req_to_token_pool
-        free = set(pool.free_slots)
-        kinds = [defect_of(w.value, w.expected, pool.size + 1, foreign=taken, free=free) for w in wrong]
-        report_wrong(scheduler, wrong, ROW_INDEX, INIT, Structure.ROW_INDICES, or_swapped(wrong, kinds), made, wanted)
+    _check_row_indices(scheduler, rows, wanted, INIT, made)
     pairs = enumerate(zip(rows, wanted, strict=True))
     released = [WrongEntry("released", number, 0, row) for number, (row, slot) in pairs if slot is None]
     if released and not scheduler.enable_overlap:

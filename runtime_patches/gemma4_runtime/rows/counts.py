@@ -117,8 +117,10 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             kinds.append(_count_defect(scheduler, protected, path.numel(), others))
         committed, tokens = held(request).kv_committed_len, len(request.origin_input_ids) + len(request.output_ids) - 1
         by_batch = (lengths or {}).get(id(request))
+        # One that was retracted is read again, in chunks if it is long, with the answer that it has so far.
+        between_chunks = request is getattr(scheduler, "chunked_req", None)
         # The token that was sampled last has no KV yet. With overlap the request does not know of it.
-        if request.output_ids and not scheduler.enable_overlap and committed != tokens:
+        if request.output_ids and not between_chunks and not scheduler.enable_overlap and committed != tokens:
             others = [held(other).kv_committed_len for other in live if other is not request]
             of = COMMITTED_OF if by_batch in (None, tokens) else TOKENS_OF if by_batch == committed else NONE_OF
             value, expected = (tokens, committed) if of == TOKENS_OF else (committed, tokens)
