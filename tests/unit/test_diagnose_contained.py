@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diagnose_examples import altered, of, stands_there
+from diagnose_examples import altered, of, rewritten, stands_there
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.store import DumpStore
@@ -84,6 +84,15 @@ def test_an_swa_page_without_a_peer_has_no_exchange_in_the_events():
 def test_the_audit_alone_is_enough(audit):
     (finding,) = conclude(of(altered(audit)))
     assert (finding.rule, finding.confidence) == ("unset-slot-freed", Confidence.LIKELY)
+
+
+def test_a_list_that_has_page_0_and_no_call_that_freed_it_may_have_been_overwritten(audit, tmp_path):
+    for path in audit.path.iterdir():
+        if path.name != "events.jsonl":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "events.jsonl").write_text("")
+    (finding,) = conclude(of(rewritten(tmp_path, audit)))
+    assert (finding.rule, finding.confidence) == ("unset-slot-freed", Confidence.POSSIBLE)
 
 
 def test_who_freed_it_is_read_from_the_events_of_the_audit(incident):

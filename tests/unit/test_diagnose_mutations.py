@@ -71,6 +71,11 @@ CASES = {
     "free-past-the-map": ("slot-beyond-the-map", S.FREE_CALL, D.PAST_END, C.LIKELY),
     "free-of-a-free-neighbour": ("page-freed-twice", S.FREE_CALL, D.OFF_BY_ONE, C.CERTAIN),
     "free-of-a-running-requests-page": ("request-state-differs", None, None, C.POSSIBLE),
+    "window-freed-early": ("null-page-in-live-column", S.FREE_CALL, D.EARLY, C.LIKELY),
+    "swa-writes-not-translated": ("write-past-buffer", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.LIKELY),
+    "evicted-and-not-counted": ("evicted-page-counted", S.REQUEST_COUNTERS, None, C.CERTAIN),
+    "node-in-another-order": ("request-state-differs", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
+    "goes-on-in-a-free-page": ("mapping-outlives-page", None, None, C.POSSIBLE),
     "swa-list-foreign": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

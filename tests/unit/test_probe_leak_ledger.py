@@ -430,6 +430,7 @@ def test_a_dump_says_who_holds_the_pages_in_question_and_which_requests_run(swa,
         assert {(wrong, slot) for slot in slots} <= holders
         assert not any(page == right for page, _ in holders)
         assert dump.manifest.scalars["running"] == ",".join(map(str, sorted(slots)))
+        assert dump.manifest.scalars["evicted"] == ",".join(f"{slot}:0" for slot in sorted(slots))
 
 
 def test_raise_mode_traps_after_the_dump(swa, guard):

@@ -16,7 +16,9 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.indices.draft import _peer_history
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.counts import check_counters
@@ -252,6 +254,24 @@ def test_with_the_ledger_a_row_of_this_step_is_held_against_what_its_request_was
     assert said.scalars["page_event"] == "cleared"
 
 
+def test_of_a_page_that_the_map_lost_the_ledger_says_whether_it_was_given_back(attach, monkeypatch):
+    server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
+    world, slot = server.world, held(server.world.requests[0]).req_pool_idx
+    slots = world.rows.req_to_token[slot, : world.page].long()
+    peer = int(world.allocator.full_to_swa_index_mapping[slots[0]]) // world.page
+    runner = SimpleNamespace(token_to_kv_pool_allocator=world.allocator)
+    table = SimpleNamespace(name="page_table", values=slots[None, :1] // world.page)
+    build = SimpleNamespace(
+        backend=SimpleNamespace(_gemma4_runner=lambda: runner), arrays=[table], array=lambda name: table
+    )
+    use, bad = SimpleNamespace(array="swa_page_table"), (BadIndex(0, 0, 0, 1, 9),)
+    said = [_peer_history(build, use, "null_page_live", bad)]
+    world.allocator.free_swa(slots)
+    said.append(_peer_history(build, use, "null_page_live", bad))
+    assert [(one["peer"], one["peer_given_back"]) for one in said] == [(peer, False), (peer, True)]
+    assert _peer_history(build, use, "out_of_range", bad) == {}
+
+
 def test_rows_that_are_exchanged_after_a_draft_was_begun_are_found_before_it_looks_pages_up(server):
     server.forward()
     slots = [held(request).req_pool_idx for request in server.world.requests[:2]]
@@ -409,6 +429,16 @@ def test_a_batch_that_names_another_row_is_found_before_the_next_step_allocates_
     assert (said.verdict, said.site) == ("row_index", "Scheduler.get_next_batch_to_run")
     assert (said.scalars["structure"], said.scalars["defect"]) == ("row indices", "foreign")
     assert (said.scalars["value"], said.scalars["expected"]) == (slots[2], slots[0])
+
+
+def test_a_batch_that_was_filtered_to_other_rows_is_found_before_the_next_step_allocates_by_it(server):
+    server.forward()
+    slots = [held(request).req_pool_idx for request in server.world.requests]
+    batch = SimpleNamespace(reqs=server.world.requests, req_pool_indices=torch.tensor(slots))
+    request_rows.after_batch_changes(None, batch)
+    batch.req_pool_indices[0] = slots[2]
+    said = trapped_by(server, lambda: request_rows.after_batch_changes(None, batch))
+    assert (said.scalars["structure"], said.scalars["request_slot"]) == ("row indices", slots[0])
 
 
 @pytest.mark.parametrize("between_chunks", [True, False])

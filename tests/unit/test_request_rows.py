@@ -89,6 +89,18 @@ def test_a_row_whose_page_was_given_back_lacks_none():
     assert (wrong.why, wrong.column, wrong.expected) == ("owner", 4, None)
 
 
+def test_pages_that_the_cache_wrote_back_in_another_order_are_told_from_others_that_it_has():
+    had = np.arange(4, 12)
+    assert found([Row(1, np.r_[8:12, 4:8], protected=8, earlier=had)], "moved") == [(0, 8, 4), (4, 4, 8)]
+    assert found([Row(1, np.r_[12:16, 8:12], protected=8, earlier=had)], "moved") == []
+
+
+def found(rows, why):
+    """Return column, value and what belongs there of the first entry of each page that is wrong like this."""
+    wrong = check_rows(rows, 4, 64)
+    return [(one.column, one.value, one.expected) for one in wrong if one.why == why and one.column % 4 == 0]
+
+
 def test_the_lists_of_a_batch():
     assert check_values([3, 4], [3, 4]) == ()
     assert check_values([3, 4], [3, None]) == ()

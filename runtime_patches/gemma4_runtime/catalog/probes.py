@@ -265,6 +265,8 @@ PROBES: tuple[Patch, ...] = (
         attachments=(
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
+            Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
+            Hook("batch.merge", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
             Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),
             Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.request_rows:after_trtllm_metadata"),
             Hook("mtp.set_positions", How.AFTER, f"{_AT}.request_rows:after_set_positions"),

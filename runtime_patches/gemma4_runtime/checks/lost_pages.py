@@ -51,10 +51,21 @@ def check_given_back(
     grown = sum(one.numel() for one in after) - sum(one.numel() for one in before)
     if grown >= pages.numel():
         return None
+    if got_others(before, after, pages):
+        return None
+    return _lost(pages[~torch.isin(pages, torch.cat(tuple(after)))], 1, count)
+
+
+def got_others(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], pages: torch.Tensor) -> bool:
+    """Return whether a list has pages that it had not before, and that the call was not told of.
+
+    Args:
+        before: the lists of free page ids before it, [any] each.
+        after: the lists after it.
+        pages: [n] page ids that the call was told of.
+    """
     had, has = torch.cat(tuple(before)), torch.cat(tuple(after))
-    missing = pages[~torch.isin(pages, has)]
-    strangers = has[~torch.isin(has, torch.cat((had, pages.to(had.dtype))))]
-    return None if strangers.numel() else _lost(missing, 1, count)
+    return not bool(torch.isin(has, torch.cat((had, pages.to(had.dtype)))).all())
 
 
 def check_still_mapped(

@@ -4,6 +4,7 @@
 |-------------|-------------------------------------------------------------------------------------------------------|
 | `changed`   | an entry differs from what it was at the check before, and nothing has written the row's tokens since |
 | `prefix`    | an entry of the tokens that the prefix cache holds is not what its nodes hold                         |
+| `moved`     | its page stood at another place of this row at the check before, and the cache got the row since      |
 | `outside`   | no slot of the pool, the dummy page included                                                          |
 | `misplaced` | not at its token's place within a page, or in another page than the rest of that page's tokens        |
 | `twice`     | its page stands in this row before                                                                    |
@@ -65,7 +66,7 @@ def check_rows(rows: Sequence[Row], page_size: int, end: int) -> tuple[WrongEntr
         page_size: Tokens of a page.
         end: The first slot that the pool does not have.
     """
-    for check in (_changed, _prefix, _outside, _misplaced, _twice, _owner):
+    for check in (_changed, _prefix, _moved, _outside, _misplaced, _twice, _owner):
         found = tuple(wrong for number, row in enumerate(rows) for wrong in check(number, row, page_size, end))
         if found:
             return found
@@ -86,6 +87,17 @@ def _changed(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongE
 def _prefix(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
     if row.prefix is not None:
         yield from _unlike("prefix", number, row.entries[: row.protected], row.prefix)
+
+
+def _moved(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
+    """Find what the prefix cache wrote back in another order: its own pages in a row's place are others than those."""
+    if row.before is not None or row.earlier is None:
+        return
+    had = {int(page): at for at, page in enumerate(row.earlier[::page_size] // page_size)}
+    for wrong in _unlike("moved", number, row.entries, row.earlier):
+        at = had.get(wrong.value // page_size)
+        if at is not None and at != wrong.column // page_size:
+            yield wrong
 
 
 def _outside(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:

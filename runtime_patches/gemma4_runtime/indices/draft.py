@@ -10,12 +10,15 @@ import torch
 
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.schema import Graph, Layer, Provenance
+from gemma4_runtime import current
+from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.checks.violation import BadIndex, Violation
 from gemma4_runtime.evidence import offences, payload
 from gemma4_runtime.indices.buffers import extents
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.included import included
 from gemma4_runtime.indices.owner import attention_layers, runner_of, step_of
+from gemma4_runtime.leak.ledger import ledger_of
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +125,30 @@ def _draft(
             "max_seq_len_q": build.query_tokens,
             "window_left": use.window_left,
             **_layer_scalars(build, use),
+            **_peer_history(build, use, verdict, listed),
         },
     )
+
+
+def _peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, ...]) -> dict[str, Any]:
+    """Say what the leak ledger saw of the SWA page that a full page had, where the map has nothing for it any more."""
+    if verdict != "null_page_live" or use.array != "swa_page_table" or not current.switched_on("leak-ledger"):
+        return {}
+    allocator = getattr(runner_of(build.backend), "token_to_kv_pool_allocator", None)
+    names = [array.name for array in build.arrays]
+    if allocator is None or not listed or "page_table" not in names:
+        return {}
+    ledger, bad = ledger_of(allocator), listed[0]
+    ledger.log.drain()
+    full, swa = ledger.pools["full"], ledger.pools["swa"]
+    page = int(build.array("page_table").values[bad.row, bad.column])
+    peer = int(full.peer[page]) if 0 < page <= full.pages else 0
+    if not peer:
+        return {}
+    # Its next owner's hand-out came behind the free.
+    given_back = int(swa.peer[peer]) != page or swa.last_event[peer] in (LastEvent.FREE_ASKED, LastEvent.FREED)
+    site, step = Site(int(swa.free_site[peer])).name.lower(), int(swa.free_step[peer])
+    return {"peer": peer, "peer_given_back": given_back, "peer_free_site": site, "peer_free_step": step}
 
 
 def _layer_scalars(build: Build, use: Use) -> dict[str, Any]:

@@ -83,7 +83,11 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         step=ledger.step,
         page_size=ledger.page_size,
         extents={f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()},
-        scalars=_scalars(audit) | {"running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE})))},
+        scalars=_scalars(audit)
+        | {
+            "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
+            "evicted": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.evicted.items())),
+        },
         tensors={
             "suspects": TensorPayload.from_array(table),
             "holders": TensorPayload.from_array(holders(audit.reading, audit.findings, ledger)),

@@ -13,8 +13,8 @@ the tree's own tokens, [0, cache_protected_len), belong to the tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Reading:
         holders: Who the holders of full pages are, in the order of `held`: TREE, or the request slot of a row.
         mapping: The whole full-to-SWA mapping; None without an SWA pool.
         nodes: Each node that has its sliding window, with its pages in order, of a cache whose nodes are Python's.
+        evicted: By request slot, how many of its first tokens a request counts as gone from the sliding window.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -72,6 +73,7 @@ class Reading:
     holders: tuple[int, ...] = ()
     mapping: np.ndarray | None = None
     nodes: tuple[tuple[Any, np.ndarray], ...] = ()
+    evicted: Mapping[int, int] = field(default_factory=dict)
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -135,6 +137,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
             for node, slots in zip(nodes, node_slots, strict=False)
             if node.node is not None and not node.swa_tombstone
         ),
+        {held(request).req_pool_idx: swa_evicted(request) or 0 for request in requests},
     )
 
 

@@ -6,6 +6,7 @@
 |                                     | checks/request_rows.py; the batch's row numbers against the requests; what a   |
 |                                     | request counts against its row's width, the nodes that it holds, and what it   |
 |                                     | counted before its forward; without drafts, the batch's lengths                |
+| after filter_batch and merge_batch  | the batch's row numbers, by which the next step allocates                      |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
 |                                     | will write against the row's entry of that token, with and without MTP;        |
 |                                     | positions against lengths                                                      |
@@ -46,6 +47,7 @@ from gemma4_runtime.release.requests import committed_freed, held
 from gemma4_runtime.rows.counts import check_counters, check_lengths
 from gemma4_runtime.rows.places import check_draft_positions, check_positions, check_tables, check_writes, twin_of
 from gemma4_runtime.rows.report import (
+    CHANGED,
     DRAFT_POSITIONS,
     INIT,
     LENGTH,
@@ -93,6 +95,15 @@ def _check_row_numbers(scheduler: Any, batch: Any) -> None:
         kinds = [Defect.STALE] * len(wrong)
         report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots)
     _check_row_indices(scheduler, slots, [held(request).req_pool_idx for request in batch.reqs], NEXT)
+
+
+def after_batch_changes(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the row numbers of a batch from which requests have gone, or which others have joined."""
+    rows = getattr(batch, "req_pool_indices", None)
+    if _running is None or _running.scheduler is None or rows is None or len(rows) != len(batch.reqs):
+        return
+    wanted = [held(request).req_pool_idx for request in batch.reqs]
+    _check_row_indices(_running.scheduler, rows.tolist(), wanted, CHANGED)
 
 
 def _check_row_indices(
@@ -195,6 +206,7 @@ def self_test() -> None:
         "clean": found(clean, before=clean, owners=owners),
         "changed": found(clean, before=clean[::-1]),
         "prefix": found(clean, protected=4, prefix=clean[:4] + 4),
+        "moved": found(np.array([20, 21, 22, 23, 8, 9]), earlier=np.array([8, 9, 10, 11, 20, 21])),
         "outside": found(np.append(clean, 32)),
         "misplaced": found(clean[::-1]),
         "twice": found(np.array([8, 9, 10, 11, 8, 9])),
@@ -247,7 +259,10 @@ def _check_rows(
         slots = [row.slot for row in rows]
         had = _had(wrong[0], rows) | _became(wrong[0], scheduler, page)
         table = _table_of(rows)
-        report_wrong(scheduler, wrong, ROW, site, Structure.REQUEST_ROW, kinds, made, slots, table, had, role)
+        # What an insert wrote back into the row stands in its nodes as well, and came from there.
+        of_node = wrong[0].why == "moved" and wrong[0].column < rows[wrong[0].row].protected
+        structure = Structure.TREE_NODE if of_node else Structure.REQUEST_ROW
+        report_wrong(scheduler, wrong, ROW, site, structure, kinds, made, slots, table, had, role)
     else:
         # Those that are not looked at now may come again; a slot that is given anew has another request.
         seen.rows.update(kept)
@@ -325,7 +340,7 @@ def _had(first: WrongEntry, rows: Sequence[Row]) -> dict[str, Any]:
     Where the prefix cache has got the row's tokens since, only a row and its nodes that differ can be held against it.
     """
     row = rows[first.row]
-    before = row.earlier if first.why == "prefix" else row.before
+    before = row.earlier if first.why in ("prefix", "moved") else row.before
     had = int(before[first.column]) if before is not None and first.column < before.size else None
     return {"row_had": had, "as_before": None if had is None else had == first.value}
 

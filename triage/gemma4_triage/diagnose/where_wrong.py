@@ -7,7 +7,8 @@
 | the full layers' table    | `request_rows`, the request's row             | the table, where the row says otherwise |
 | ... and equals that       | whether the row holds nothing at all          | the row; or which row it is            |
 | out_cache_loc             | the row's page for that token                 | the list, where the row says otherwise |
-| swa_out_cache_loc         | out_cache_loc                                 | that, where it is no slot of a page    |
+| swa_out_cache_loc         | out_cache_loc                                 | that, where it is no slot of a page;   |
+|                           |                                               | the list, where all of it is the same  |
 
 A request slot that is none of the table's, or one that two requests of a batch have, comes before all of these, and
 then a length of the row that is not what the batch says. Where a source is not in the dump, or the entry is where a row
@@ -170,8 +171,17 @@ class _Source:
 
     def _of_swa_writes(self) -> Wrong:
         full = self._at(WRITES)
+        if self._is_untranslated():
+            proof = self._said(WRITES, "the slot of the full pool, which every entry of the list still is")
+            return Wrong(Structure.WRITE_LOCATIONS, Defect.OTHER_SPACE, proof)
         # A full slot that is real was translated as the map has it, which the allocator wrote in the same call.
         return Wrong(Structure.WRITE_LOCATIONS if full is not None and full < self._page_size else None, self._defect())
+
+    def _is_untranslated(self) -> bool:
+        """Return whether the sliding layers are to write where the full ones do, by more than one page that differs."""
+        full, swa = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, self._bad.table)
+        same = full is not None and swa is not None and full.shape == swa.shape and bool((full == swa).all())
+        return same and len({int(slot) // self._page_size for slot in swa.flatten()}) > 1
 
     @property
     def _page_size(self) -> int:

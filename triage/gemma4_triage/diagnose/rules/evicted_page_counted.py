@@ -1,6 +1,7 @@
 """The prefix cache counts an SWA page as held that the pool has back: the parts exceed the pool."""
 
-from gemma4_dumps.audit_findings import equations
+from gemma4_dumps.audit_findings import equations, suspects
+from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
@@ -12,18 +13,28 @@ from gemma4_triage.finding import Confidence, Finding
 ID = "evicted-page-counted"
 
 
+_WHY: dict[Structure | None, str] = {
+    Structure.TREE_NODE: " The request counts them as evicted, so that the cache is wrong.",
+    Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens as evicted than that, and told the cache so.",
+    None: " Whether the request counted them as evicted when it gave its tokens to the cache is not known.",
+}
+
+
 def find(incident: Incident) -> Finding | None:
     found = [dump for dump in incident.of(rule=LEAK, verdict="null_page_live") if _excess(dump) is not None]
     if not found:
         return None
     dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
+    gone = _counted_as_gone(dump)
+    of_node = gone is not None and gone >= dump.manifest.offence_count * (dump.manifest.page_size or 1)
+    structure = Structure.TREE_NODE if of_node else None if gone is None else Structure.REQUEST_COUNTERS
     return Finding(
         rule=ID,
-        structure=Structure.TREE_NODE,
-        defect=Defect.STALE,
+        structure=structure,
+        defect=Defect.STALE if of_node else None,
         cause=(
             "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them "
-            "back, so the parts of the SWA pool exceed it."
+            "back, so the parts of the SWA pool exceed it." + _WHY[structure]
         ),
         confidence=Confidence.CERTAIN,
         evidence=(
@@ -32,6 +43,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.swa_evictable", "SWA tokens that the cache says it holds"),
             said(dump, "scalars.swa_protected", "SWA tokens that it says running requests hold"),
             said(dump, "scalars.swa_total", f"the pool: {_excess(dump)} tokens less than the parts"),
+            said(dump, "scalars.evicted", "tokens that each running request counts as evicted, by its slot"),
         ),
         advice=(
             "Compare swa_evicted_seqlen of the request that cached these pages with what free_swa was given: the cache "
@@ -41,6 +53,18 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump), commands.corpus("page-over-count")),
         upstream=("SGLang 27789",),
     )
+
+
+def _counted_as_gone(dump: Dump) -> int | None:
+    """Return how many tokens the request whose pages these are counts as evicted; None if it is gone, or more are."""
+    try:
+        owners = {one.owner for one in suspects(dump)}
+    except DumpError:
+        return None
+    counts = dict(entry.split(":") for entry in str(dump.manifest.scalars.get("evicted") or "").split(",") if entry)
+    (owner,) = owners if len(owners) == 1 else (None,)
+    count = None if owner is None else counts.get(str(owner[0]))
+    return int(count) if count is not None and count.isdecimal() else None
 
 
 def _excess(dump: Dump) -> int | None:

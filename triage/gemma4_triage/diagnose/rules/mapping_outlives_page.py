@@ -36,6 +36,17 @@ def find(incident: Incident) -> Finding | None:
         ]
     if not evidence:
         return None
+    continued = at_audit is None and at_free is not None and ".alloc" in at_free.manifest.site
+    if continued:
+        # Nobody is seen to free the page in this call: its list may have it by mistake, or a free was too early.
+        return Finding(
+            rule=ID,
+            cause="A request goes on in an SWA page that is free: it was given back too early, or is on the list by "
+            "mistake. Which of them the dump does not say.",
+            confidence=Confidence.POSSIBLE,
+            evidence=tuple(evidence),
+            next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator,leak-ledger"),),
+        )
     return Finding(
         rule=ID,
         structure=Structure.SWA_MAPPING,

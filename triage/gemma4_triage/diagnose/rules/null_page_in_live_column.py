@@ -7,12 +7,16 @@ from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import where_wrong
-from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "null-page-in-live-column"
 _UNKNOWN = (
     "A place that a request needs holds the null page; the dump does not say whether it was never filled, was cleared "
     "too early, or is of a length that reaches too far."
+)
+_FREED = (
+    "An SWA page was given back while its request still needs it: the map has had nothing there since. A window that is "
+    "reckoned too short, or a count of evicted tokens that is too large, frees like that."
 )
 _CAUSES: dict[Structure | None, str] = {
     Structure.SWA_MAPPING: (
@@ -39,11 +43,12 @@ def find(incident: Incident) -> Finding | None:
     if lengths is not None and 0 <= row < lengths.shape[0]:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row"),)
     wrong = where_wrong(dump)
+    freed = wrong.structure is Structure.SWA_MAPPING and dump.manifest.scalars.get("peer_given_back") is True
     return Finding(
         rule=ID,
-        structure=wrong.structure,
-        defect=wrong.defect if wrong.structure else Defect.ZERO,
-        cause=_CAUSES.get(wrong.structure, _UNKNOWN),
+        structure=Structure.FREE_CALL if freed else wrong.structure,
+        defect=Defect.EARLY if freed else wrong.defect if wrong.structure else Defect.ZERO,
+        cause=_FREED if freed else _CAUSES.get(wrong.structure, _UNKNOWN),
         confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),
@@ -57,12 +62,21 @@ def find(incident: Incident) -> Finding | None:
                 else (said(dump, "offences.0.request_slot", "the request"),)
             ),
             *wrong.proof,
+            *(_given_back(dump) if freed else ()),
         ),
         advice=(
             "Compare the column with the row's length and window: inside, the request's attention is wrong.",
             "If the request had already finished, this is stale metadata and harmless.",
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,swa-allocator"), commands.DOCTOR),
+    )
+
+
+def _given_back(dump: Dump) -> tuple[Evidence, ...]:
+    return (
+        said(dump, "scalars.peer", "the SWA page that the place had, by the ledger"),
+        said(dump, "scalars.peer_free_site", "who gave that page back"),
+        said(dump, "scalars.peer_free_step", "when"),
     )
 
 

@@ -14,7 +14,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _Words = TypeVar("_Words", bound=StrEnum)
 ID = "request-state-differs"
-_BOTH_SIDES = ("changed", "unlike", "fell", "owner")
+_BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner")
 """Why an entry is wrong, where the dump has what it should be as well."""
 _TOKENS, _NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""

@@ -21,6 +21,7 @@ def find(incident: Incident) -> Finding | None:
     at_audit, _ = _at_audit(incident)
     if not at_free and not at_audit:
         return None
+    by_call = any(piece.field.startswith("events.") for piece in at_audit)
     return Finding(
         rule=ID,
         # A row that was never written holds 0 everywhere; slots 0 to 15 are those of a page that somebody named.
@@ -30,7 +31,8 @@ def find(incident: Incident) -> Finding | None:
             "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row "
             "holds 0, and so does the mapping of a slot without an SWA peer."
         ),
-        confidence=Confidence.CERTAIN,
+        # On a list alone, without a call that gave it back, page 0 may be an entry that was overwritten.
+        confidence=Confidence.CERTAIN if at_free or by_call else Confidence.POSSIBLE,
         evidence=(*at_free, *at_audit),
         advice=(
             "Released, page 0 is handed out as a normal page, while padded tokens keep writing to it.",
