@@ -134,11 +134,12 @@ class TestLost(OnSmallPools):
         assert (first.rule, first.structure) == ("pages-lost-between-calls", Structure.FREE_CALL)
         assert (first.defect, first.confidence) == (Defect.LOST, Confidence.CERTAIN)
 
+    @pytest.mark.parametrize("is_free", [False, True])
     def test_the_swa_page_of_a_page_in_place_of_another_is_left_to_the_audit_too(
-        self, dumps, allocator, page, monkeypatch
+        self, dumps, allocator, page, monkeypatch, is_free
     ):
         slots, other = extend(allocator, page), extend(allocator, page)
-        allocator.free_swa(other)
+        (allocator.free if is_free else allocator.free_swa)(other)
         kept_full, kept_swa = allocator.full_attn_allocator.free, allocator.free_swa
         monkeypatch.setattr(allocator.full_attn_allocator, "free", lambda free_index: kept_full(other))
         monkeypatch.setattr(allocator, "free_swa", lambda free_index: kept_swa(other))

@@ -180,8 +180,9 @@ class _Source:
     def _is_untranslated(self) -> bool:
         """Return whether the sliding layers are to write where the full ones do, by more than one page that differs."""
         full, swa = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, self._bad.table)
-        same = full is not None and swa is not None and full.shape == swa.shape and bool((full == swa).all())
-        return same and len({int(slot) // self._page_size for slot in swa.flatten()}) > 1
+        if full is None or swa is None or full.shape != swa.shape or not (full == swa).all():
+            return False
+        return len({int(slot) // self._page_size for slot in swa.flatten()}) > 1
 
     @property
     def _page_size(self) -> int:

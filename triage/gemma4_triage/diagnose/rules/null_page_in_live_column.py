@@ -15,8 +15,8 @@ _UNKNOWN = (
     "too early, or is of a length that reaches too far."
 )
 _FREED = (
-    "An SWA page was given back while its request still needs it: the map has had nothing there since. A window that is "
-    "reckoned too short, or a count of evicted tokens that is too large, frees like that."
+    "An SWA page was given back while its request still needs it: the map has had nothing there since. A window that "
+    "is reckoned too short, or a count of evicted tokens that is too large, frees like that."
 )
 _CAUSES: dict[Structure | None, str] = {
     Structure.SWA_MAPPING: (
