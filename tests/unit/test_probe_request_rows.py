@@ -18,7 +18,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.errors import TrappedViolation
-from gemma4_runtime.indices.draft import _peer_history
+from gemma4_runtime.indices.included import peer_history
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.counts import check_counters
@@ -265,11 +265,11 @@ def test_of_a_page_that_the_map_lost_the_ledger_says_whether_it_was_given_back(a
         backend=SimpleNamespace(_gemma4_runner=lambda: runner), arrays=[table], array=lambda name: table
     )
     use, bad = SimpleNamespace(array="swa_page_table"), (BadIndex(0, 0, 0, 1, 9),)
-    said = [_peer_history(build, use, "null_page_live", bad)]
+    said = [peer_history(build, use, "null_page_live", bad)]
     world.allocator.free_swa(slots)
-    said.append(_peer_history(build, use, "null_page_live", bad))
+    said.append(peer_history(build, use, "null_page_live", bad))
     assert [(one["peer"], one["peer_given_back"]) for one in said] == [(peer, False), (peer, True)]
-    assert _peer_history(build, use, "out_of_range", bad) == {}
+    assert peer_history(build, use, "out_of_range", bad) == {}
 
 
 def test_rows_that_are_exchanged_after_a_draft_was_begun_are_found_before_it_looks_pages_up(server):
@@ -539,6 +539,58 @@ def test_a_table_that_names_another_page_in_range(server, mode, name, structure,
     said = trapped(server, mode=mode, spoil=lambda metadata: change(getattr(metadata, name)))
     assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == ("table_entry", structure, defect)
     assert said.site == "TRTLLMHAAttnBackend.init_forward_metadata"
+
+
+def lists_of(server, mode):
+    """Return Triton's lists of all requests as its backend makes them, and the batch that they are of."""
+    world, rows = server.world, [held(request).req_pool_idx for request in server.world.requests]
+    lengths = torch.tensor([held(request).kv_committed_len for request in server.world.requests])
+    table, mapping = world.rows.req_to_token.long(), world.allocator.full_to_swa_index_mapping
+    windows = lengths.clamp(max=24)
+    made = SimpleNamespace(
+        kv_indptr=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+        kv_indices=torch.cat([table[row, :length] for row, length in zip(rows, lengths, strict=True)]),
+        window_kv_indptr=torch.nn.functional.pad(windows.cumsum(0), (1, 0)),
+        window_kv_indices=torch.cat(
+            [
+                mapping[table[row, length - count : length]]
+                for row, length, count in zip(rows, lengths, windows, strict=True)
+            ]
+        ),
+    )
+    backend = SimpleNamespace(
+        forward_metadata=made, enable_deterministic=False, req_to_token=world.rows.req_to_token, is_draft_worker=False
+    )
+    batch = SimpleNamespace(
+        forward_mode=mode,
+        spec_info=None,
+        req_pool_indices=torch.tensor(rows),
+        seq_lens=lengths,
+        extend_prefix_lens=lengths,
+    )
+    return backend, batch
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "structure", "defect"),
+    [
+        ("kv_indices", lambda slots: slots.__setitem__(0, slots[-1]), "full page table", "foreign"),
+        ("kv_indices", lambda slots: slots.__setitem__(3, slots[4]), "full page table", "off by one"),
+        ("window_kv_indices", lambda slots: slots.__setitem__(0, slots[-1]), "swa page table", "foreign"),
+        ("kv_indptr", lambda ends: ends.__setitem__(1, ends[1] - 1), "kernel lengths", "off by one"),
+        ("kv_indptr", lambda ends: None, None, None),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_list_of_triton_is_what_rows_and_map_make_of_it(server, mode, name, change, structure, defect):
+    server.forward()
+    backend, batch = lists_of(server, mode)
+    change(getattr(backend.forward_metadata, name))
+    if structure is None:
+        request_rows.after_triton_metadata(None, backend, batch)
+        return
+    said = trapped_by(server, lambda: request_rows.after_triton_metadata(None, backend, batch))
+    assert (said.scalars["structure"], said.scalars["defect"]) == (structure, defect)
 
 
 def test_behind_a_request_and_where_the_window_has_passed_tables_may_hold_anything(server):

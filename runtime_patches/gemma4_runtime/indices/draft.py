@@ -1,4 +1,4 @@
-"""What a report about an index says: the place in words, the provenance, and the tensors that show it."""
+"""What a report about an index says: the place, the provenance, and what shows it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ import torch
 
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.schema import Graph, Layer, Provenance
-from gemma4_runtime import current
-from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.checks.violation import BadIndex, Violation
 from gemma4_runtime.evidence import offences, payload
 from gemma4_runtime.indices.buffers import extents
 from gemma4_runtime.indices.build import Build, IndexArray, Use
-from gemma4_runtime.indices.included import included
+from gemma4_runtime.indices.included import included, peer_history
 from gemma4_runtime.indices.owner import attention_layers, runner_of, step_of
-from gemma4_runtime.leak.ledger import ledger_of
 
 logger = logging.getLogger(__name__)
 
 
 def bounds_draft(build: Build, use: Use, violation: Violation, rule: str) -> DumpDraft:
-    """Describe entries that leave a buffer, are null where they must not be, or do not fit their table."""
+    """Describe entries that leave a buffer, are null and must not be, or do not fit their table."""
     bad, array = violation.first, build.array(use.array)
     noun = "page" if array.paged else "slot"
     if violation.verdict == "table_too_narrow":
@@ -39,7 +36,7 @@ def bounds_draft(build: Build, use: Use, violation: Violation, rule: str) -> Dum
 
 
 def wrong_space_draft(build: Build, use: Use, violation: Violation, rule: str, with_rows: bool) -> DumpDraft:
-    """Describe ids that belong to another pool than their buffer.
+    """Describe ids of another pool than their buffer's.
 
     Args:
         build: The metadata build.
@@ -125,30 +122,9 @@ def _draft(
             "max_seq_len_q": build.query_tokens,
             "window_left": use.window_left,
             **_layer_scalars(build, use),
-            **_peer_history(build, use, verdict, listed),
+            **peer_history(build, use, verdict, listed),
         },
     )
-
-
-def _peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, ...]) -> dict[str, Any]:
-    """Say what the leak ledger saw of the SWA page that a full page had, where the map has nothing for it any more."""
-    if verdict != "null_page_live" or use.array != "swa_page_table" or not current.switched_on("leak-ledger"):
-        return {}
-    allocator = getattr(runner_of(build.backend), "token_to_kv_pool_allocator", None)
-    names = [array.name for array in build.arrays]
-    if allocator is None or not listed or "page_table" not in names:
-        return {}
-    ledger, bad = ledger_of(allocator), listed[0]
-    ledger.log.drain()
-    full, swa = ledger.pools["full"], ledger.pools["swa"]
-    page = int(build.array("page_table").values[bad.row, bad.column])
-    peer = int(full.peer[page]) if 0 < page <= full.pages else 0
-    if not peer:
-        return {}
-    # Its next owner's hand-out came behind the free.
-    given_back = int(swa.peer[peer]) != page or swa.last_event[peer] in (LastEvent.FREE_ASKED, LastEvent.FREED)
-    site, step = Site(int(swa.free_site[peer])).name.lower(), int(swa.free_step[peer])
-    return {"peer": peer, "peer_given_back": given_back, "peer_free_site": site, "peer_free_step": step}
 
 
 def _layer_scalars(build: Build, use: Use) -> dict[str, Any]:

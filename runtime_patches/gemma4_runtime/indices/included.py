@@ -1,5 +1,7 @@
 """What a dump holds only when asked for: keys and values of the pages that the rows concerned name, and token ids.
 
+And, with the leak ledger, what became of a page that the map lost.
+
 Read where a violation is described and nowhere else. What cannot be read is a note in the dump: it must cost neither
 the rest of the evidence nor the trap.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +19,13 @@ import torch
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.included import KEYS, KV, PAGE_IDS, TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS, TOKENS, VALUES, WORDS
 from gemma4_runtime import current, steps
+from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.evidence import payload
 from gemma4_runtime.indices.buffers import layer_buffers
 from gemma4_runtime.indices.build import Build, Use
+from gemma4_runtime.indices.owner import runner_of
+from gemma4_runtime.leak.ledger import ledger_of
 from gemma4_runtime.settings import Mode
 
 _Tensors = dict[str, TensorPayload]
@@ -167,3 +173,24 @@ def _gather(buffer: torch.Tensor, pages: list[int], page_size: int, dtype: torch
     whole = buffer[: buffer.shape[0] // page_size * page_size].unflatten(0, (-1, page_size))
     # As it is stored: there is no gather for eight-bit floats.
     return payload(whole.index_select(0, torch.tensor(pages, dtype=torch.int64, device=buffer.device)).view(dtype))
+
+
+def peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, ...]) -> dict[str, Any]:
+    """Say what the leak ledger saw of the SWA page that a full page had, where the map has nothing for it any more."""
+    if verdict != "null_page_live" or use.array != "swa_page_table" or not current.switched_on("leak-ledger"):
+        return {}
+    allocator = getattr(runner_of(build.backend), "token_to_kv_pool_allocator", None)
+    names = [array.name for array in build.arrays]
+    if allocator is None or not listed or "page_table" not in names:
+        return {}
+    ledger, bad = ledger_of(allocator), listed[0]
+    ledger.log.drain()
+    full, swa = ledger.pools["full"], ledger.pools["swa"]
+    page = int(build.array("page_table").values[bad.row, bad.column])
+    peer = int(full.peer[page]) if 0 < page <= full.pages else 0
+    if not peer:
+        return {}
+    # Its next owner's hand-out came behind the free.
+    given_back = int(swa.peer[peer]) != page or swa.last_event[peer] in (LastEvent.FREE_ASKED, LastEvent.FREED)
+    site, step = Site(int(swa.free_site[peer])).name.lower(), int(swa.free_step[peer])
+    return {"peer": peer, "peer_given_back": given_back, "peer_free_site": site, "peer_free_step": step}

@@ -14,6 +14,8 @@
 | draft are set                       | which the draft's pages are looked up next                                     |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
 |                                     | a table against the request's row, and what the map makes of it                |
+| after Triton's metadata, outside of | the lengths of its lists against those of the batch; each slot of a list       |
+| CUDA graphs                         | likewise                                                                       |
 
 An entry counts as changed if the request was not retracted since the check before and holds the same nodes of the
 prefix cache as then: only what inserts its tokens there writes again over a row's old entries. Owners are asked of the
@@ -39,13 +41,21 @@ from gemma4_runtime.checks.page_ledger import LastEvent
 from gemma4_runtime.checks.request_rows import Row, WrongEntry, check_rows, check_values
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.errors import VerificationFailed
+from gemma4_runtime.indices.triton import has_lists_of_its_own
 from gemma4_runtime.indices.trtllm import believed_lengths
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held
 from gemma4_runtime.rows.counts import check_counters, check_lengths
-from gemma4_runtime.rows.places import check_draft_positions, check_positions, check_tables, check_writes, twin_of
+from gemma4_runtime.rows.places import (
+    check_draft_positions,
+    check_lists,
+    check_positions,
+    check_tables,
+    check_writes,
+    twin_of,
+)
 from gemma4_runtime.rows.report import (
     CHANGED,
     DRAFT_POSITIONS,
@@ -172,6 +182,18 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
         report_wrong(scheduler, wrong, LENGTH, METADATA, Structure.KERNEL_LENGTHS, kinds, forward_batch, rows)
     _running.lengths = dict(zip(rows, given, strict=False))
     check_tables(scheduler, backend, forward_batch, rows, expected)
+
+
+def after_triton_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the lists of slots that `TritonAttnBackend.init_forward_metadata(forward_batch)` made for kernels."""
+    if (
+        forward_batch.forward_mode.is_idle()
+        or _running is None
+        or _running.scheduler is None
+        or not has_lists_of_its_own(forward_batch)
+    ):
+        return
+    check_lists(_running.scheduler, backend, forward_batch)
 
 
 def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:

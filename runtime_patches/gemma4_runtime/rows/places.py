@@ -10,7 +10,7 @@ import numpy as np
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.structures import Structure
 from gemma4_runtime import current
-from gemma4_runtime.checks.request_rows import WrongEntry
+from gemma4_runtime.checks.request_rows import WrongEntry, check_values
 from gemma4_runtime.checks.violation import MAX_LISTED
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.indices.owner import role_of
@@ -19,6 +19,8 @@ from gemma4_runtime.release.requests import held, write_slots
 from gemma4_runtime.rows.report import (
     DRAFT_POSITIONS,
     INIT,
+    LENGTH,
+    LISTS,
     METADATA,
     POSITION,
     TABLE,
@@ -53,28 +55,107 @@ def check_tables(scheduler: Any, backend: Any, forward_batch: Any, rows: Sequenc
         checks.append((Structure.SWA_TABLE, metadata.swa_page_table, mapped, swa))
     for structure, made, expected, pool in checks:
         found = made[:, : expected.shape[1]].cpu().numpy().astype(np.int64)
-        followed = live & (expected > 0)
-        if current.switched_on("page-table"):
-            # What is no page of the pool is that probe's to report, whichever of the two looks first.
-            followed &= (found > 0) & (found <= pool.size // page)
-        bad = np.argwhere(followed & (found != expected))
-        if not len(bad):
-            continue
-        wrong = tuple(
-            WrongEntry("unlike", int(row), int(column), int(found[row, column]), int(expected[row, column]))
-            for row, column in bad[:MAX_LISTED]
-        )
-        other = checks[structure is Structure.FULL_TABLE and len(checks) > 1][2]
-        free = {number for pages in free_page_lists(pool) for number in pages.tolist()}
-        kinds = []
-        for one in wrong:
-            own = set(expected[one.row][followed[one.row]].tolist())
-            foreign = set(np.delete(expected, one.row, 0)[np.delete(followed, one.row, 0)].tolist())
-            twin = int(other[one.row, one.column]) if len(checks) > 1 else None
-            kinds.append(defect_of(one.value, one.expected, pool.size // page + 1, own, foreign, free, twin))
-        shown = {"table": TensorPayload.from_array(found), "expected_table": TensorPayload.from_array(expected)}
-        kinds, role = or_swapped(wrong, kinds), role_of(backend)
-        report_wrong(scheduler, wrong, TABLE, METADATA, structure, kinds, forward_batch, rows, shown, role=role)
+        other = checks[structure is Structure.FULL_TABLE and len(checks) > 1][2] if len(checks) > 1 else None
+        _hold(scheduler, structure, found, expected, live, pool, 1, METADATA, forward_batch, rows, backend, other)
+
+
+def _hold(
+    scheduler: Any,
+    structure: Structure,
+    found: np.ndarray,
+    expected: np.ndarray,
+    live: np.ndarray,
+    pool: Any,
+    unit: int,
+    site: str,
+    made: Any,
+    rows: Sequence[int],
+    backend: Any,
+    other: np.ndarray | None = None,
+) -> None:
+    """Report what a kernel is to follow where `expected` is known to belong, [rows, any] each.
+
+    Args:
+        scheduler: Whose requests they are.
+        structure: What is looked at.
+        found: What stands there.
+        expected: What should; 0 where nothing is known.
+        live: Which entries are followed.
+        pool: The allocator of the entries' pool.
+        unit: Entries of a page: 1, or its tokens where entries are slots.
+        site: The function of SGLang's at which it was seen.
+        made: The forward's batch.
+        rows: Request slot of each row.
+        backend: Whose it is.
+        other: What the other pool has at the same places.
+    """
+    end = (pool.size // pool.page_size + 1) * unit
+    followed = live & (expected > 0)
+    if current.switched_on("page-table"):
+        # What is no page of the pool is that probe's to report, whichever of the two looks first.
+        followed &= (found >= unit) & (found < end)
+    bad = np.argwhere(followed & (found != expected))
+    if not len(bad):
+        return
+    wrong = tuple(
+        WrongEntry("unlike", int(row), int(column), int(found[row, column]), int(expected[row, column]))
+        for row, column in bad[:MAX_LISTED]
+    )
+    free = {number for pages in free_page_lists(pool) for number in pages.tolist()}
+    kinds = []
+    for one in wrong:
+        own = set(expected[one.row][followed[one.row]].tolist())
+        foreign = set(np.delete(expected, one.row, 0)[np.delete(followed, one.row, 0)].tolist())
+        twin = None if other is None else int(other[one.row, one.column])
+        stale = {one.value} if one.value // unit in free else set()
+        kinds.append(defect_of(one.value, one.expected, end, own, foreign, stale, twin))
+    shown = {"table": TensorPayload.from_array(found), "expected_table": TensorPayload.from_array(expected)}
+    kinds, role = or_swapped(wrong, kinds), role_of(backend)
+    report_wrong(scheduler, wrong, TABLE, site, structure, kinds, made, rows, shown, role=role)
+
+
+def check_lists(scheduler: Any, backend: Any, forward_batch: Any) -> None:
+    """Hold Triton's ragged lists against the rows that they were gathered from, and what the map makes of those.
+
+    The window's list ends where the full one does. What the map has nothing for, and what is no slot of the pool, is
+    left to `page-table`, as in tables.
+    """
+    metadata, allocator = backend.forward_metadata, scheduler.token_to_kv_pool_allocator
+    table, page, mode = scheduler.req_to_token_pool.req_to_token, allocator.page_size, forward_batch.forward_mode
+    translates = getattr(getattr(backend, "kv_index_translator", None), "is_translating", False)
+    if translates or getattr(backend, "dcp_size", 1) > 1 or getattr(backend, "enable_deterministic", False):
+        return
+    rows = forward_batch.req_pool_indices.tolist()
+    of_prefix = mode.is_extend() and not mode.is_target_verify()
+    believed = forward_batch.extend_prefix_lens if of_prefix else forward_batch.seq_lens
+    if believed is None or metadata.kv_indptr is None or not len(rows) == len(believed) < len(metadata.kv_indptr):
+        return
+    if backend.req_to_token is not table or not all(0 <= row < table.shape[0] for row in rows):
+        return
+    lengths = believed.tolist()
+    if wrong := check_values(np.diff(metadata.kv_indptr[: len(rows) + 1].tolist()).tolist(), lengths):
+        kinds = [defect_of(w.value, w.expected, table.shape[1] + 1, foreign=set(lengths)) for w in wrong]
+        structure, kinds, role = Structure.KERNEL_LENGTHS, or_swapped(wrong, kinds), role_of(backend)
+        report_wrong(scheduler, wrong, LENGTH, LISTS, structure, kinds, forward_batch, rows, role=role)
+        return
+    full, swa = getattr(allocator, "full_attn_allocator", allocator), getattr(allocator, "swa_attn_allocator", None)
+    checks = [(Structure.FULL_TABLE, metadata.kv_indices, metadata.kv_indptr, None, full)]
+    if metadata.window_kv_indices is not None and swa is not None:
+        mapping = allocator.full_to_swa_index_mapping.cpu().numpy()
+        checks.append((Structure.SWA_TABLE, metadata.window_kv_indices, metadata.window_kv_indptr, mapping, swa))
+    slots = table[rows].cpu().numpy().astype(np.int64)
+    for structure, made, indptr, mapping, pool in checks:
+        ends = indptr[: len(rows) + 1].tolist()
+        counts = np.diff(ends)
+        places = np.arange(max(counts, default=0)) + (np.asarray(lengths) - counts)[:, None]
+        live = (places >= 0) & (places < np.asarray(lengths)[:, None])
+        expected = np.take_along_axis(slots, np.where(live, places, 0), 1)
+        if mapping is not None:
+            inside = (expected >= 0) & (expected < mapping.size)
+            expected = np.where(inside, mapping[np.where(inside, expected, 0)], 0)
+        found = np.zeros_like(expected)
+        found[np.arange(found.shape[1]) < counts[:, None]] = made[: ends[-1]].cpu().numpy()
+        _hold(scheduler, structure, found, expected, live, pool, page, LISTS, forward_batch, rows, backend)
 
 
 def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:

@@ -20,6 +20,7 @@ NEXT = "Scheduler.get_next_batch_to_run"
 CHANGED = "ScheduleBatch.filter_batch or merge_batch"
 INIT = "ForwardBatch.init_new"
 METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
+LISTS = "TritonAttnBackend.init_forward_metadata"
 DRAFT_POSITIONS = "set_frozen_kv_positions"
 
 

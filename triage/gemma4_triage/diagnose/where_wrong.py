@@ -172,13 +172,13 @@ class _Source:
     def _of_swa_writes(self) -> Wrong:
         full = self._at(WRITES)
         if self._is_untranslated():
-            proof = self._said(WRITES, "the slot of the full pool, which every entry of the list still is")
+            proof = self._said(WRITES, "the full slot, which the whole list still has")
             return Wrong(Structure.WRITE_LOCATIONS, Defect.OTHER_SPACE, proof)
         # A full slot that is real was translated as the map has it, which the allocator wrote in the same call.
         return Wrong(Structure.WRITE_LOCATIONS if full is not None and full < self._page_size else None, self._defect())
 
     def _is_untranslated(self) -> bool:
-        """Return whether the sliding layers are to write where the full ones do, by more than one page that differs."""
+        """Return whether sliding layers are to write where the full ones do, on several pages."""
         full, swa = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, self._bad.table)
         if full is None or swa is None or full.shape != swa.shape or not (full == swa).all():
             return False

@@ -14,9 +14,9 @@ ID = "evicted-page-counted"
 
 
 _WHY: dict[Structure | None, str] = {
-    Structure.TREE_NODE: " The request counts them as evicted, so that the cache is wrong.",
-    Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens as evicted than that, and told the cache so.",
-    None: " Whether the request counted them as evicted when it gave its tokens to the cache is not known.",
+    Structure.TREE_NODE: " The request counts them so: the cache is wrong.",
+    Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens so.",
+    None: " Whether the request counted them so is not known.",
 }
 
 
@@ -43,12 +43,12 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.swa_evictable", "SWA tokens that the cache says it holds"),
             said(dump, "scalars.swa_protected", "SWA tokens that it says running requests hold"),
             said(dump, "scalars.swa_total", f"the pool: {_excess(dump)} tokens less than the parts"),
-            said(dump, "scalars.evicted", "tokens that each running request counts as evicted, by its slot"),
+            said(dump, "scalars.evicted", "tokens that each request counts as evicted, by slot"),
         ),
         advice=(
             "Compare swa_evicted_seqlen of the request that cached these pages with what free_swa was given: the cache "
             "believes that less was evicted.",
-            "SGLang's own idle check stops the server for this; with GEMMA4_TRIAGE_LEAK=dump it goes on.",
+            "SGLang's idle check stops the server; with GEMMA4_TRIAGE_LEAK=dump it goes on.",
         ),
         next_commands=(commands.audit(dump), commands.corpus("page-over-count")),
         upstream=("SGLang 27789",),
@@ -56,7 +56,7 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _counted_as_gone(dump: Dump) -> int | None:
-    """Return how many tokens the request whose pages these are counts as evicted; None if it is gone, or more are."""
+    """Return how many tokens the request counts as evicted; None if it is gone, or there are several."""
     try:
         owners = {one.owner for one in suspects(dump)}
     except DumpError:

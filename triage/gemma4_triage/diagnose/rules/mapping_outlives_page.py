@@ -5,7 +5,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
 from gemma4_triage.diagnose.concerned import are_free
-from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
@@ -81,6 +81,9 @@ def _leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
 
 
 def _is_not_free(dump: Dump) -> bool | None:
+    if any(record.get("grouped") is True for record in readable_events(dump)[-1:]):
+        # The call gave the page back, and the list gets it when its group ends.
+        return False
     free = are_free(dump)
     return None if free is None else not free
 

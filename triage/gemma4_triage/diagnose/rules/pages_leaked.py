@@ -6,7 +6,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN
-from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.evidence import cell, readable_events, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -15,6 +15,10 @@ ID = "pages-leaked"
 _GIVEN = (
     "the prefix cache was given all of them, nobody has asked for them back, and none of its nodes has them, so it is "
     "the cache that has lost them"
+)
+_EVICTED = (
+    "the prefix cache was given all of them, and has them no more: it has lost them, or an eviction, of which there "
+    "was one shortly before, took them out of it and left out their free"
 )
 _OF_CACHE = (
     "all of them are of prompts, which the prefix cache takes over, and what their owners were given for their answers "
@@ -45,14 +49,15 @@ def find(incident: Incident) -> Finding | None:
         and first.last_event in ("owned", "handed_out")
     )
     given = _given_to_cache(dump)
+    evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))
     of_cache = given or (known and ended is True and _only_prompts(dump))
-    why = _GIVEN if given else _OF_CACHE if of_cache else _why(known, ended)
+    why = _EVICTED if evicted else _GIVEN if given else _OF_CACHE if of_cache else _why(known, ended)
     return Finding(
         rule=ID,
-        structure=Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
+        structure=None if evicted else Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
         cause=f"Pages belong to nobody and are not free{where}: {why}.",
-        confidence=Confidence.CERTAIN if known or given else Confidence.POSSIBLE,
+        confidence=Confidence.CERTAIN if known or (given and not evicted) else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         advice=(
             "Nobody will free these pages: look at what that site does when its request ends, is aborted or retracted.",

@@ -21,7 +21,7 @@ def find(incident: Incident) -> Finding | None:
     at_audit, _ = _at_audit(incident)
     if not at_free and not at_audit:
         return None
-    by_call = any(piece.field.startswith("events.") for piece in at_audit)
+    by_call = any("events" in piece.field for piece in at_audit)
     return Finding(
         rule=ID,
         # A row that was never written holds 0 everywhere; slots 0 to 15 are those of a page that somebody named.
@@ -31,7 +31,7 @@ def find(incident: Incident) -> Finding | None:
             "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row "
             "holds 0, and so does the mapping of a slot without an SWA peer."
         ),
-        # On a list alone, without a call that gave it back, page 0 may be an entry that was overwritten.
+        # Without a call that freed it the list may have been overwritten.
         confidence=Confidence.CERTAIN if at_free or by_call else Confidence.POSSIBLE,
         evidence=(*at_free, *at_audit),
         advice=(
@@ -51,7 +51,7 @@ def _at_free(incident: Incident) -> tuple[Evidence, ...]:
         offences, page = dump.manifest.offences, dump.manifest.page_size or 1
         if offences and all(0 <= offence.value < page for offence in offences):
             return (
-                said(dump, "offences.0.value", "the slot that is to be freed"),
+                said(dump, "offences.0.value", "the slot to be freed"),
                 said(dump, "offences.0.lower", "the first slot that the pool hands out"),
                 said(dump, "site", "the call that frees it"),
                 said(dump, "pool_kind", "of which pool"),
@@ -72,7 +72,7 @@ def _at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
             evidence = (
                 cell(dump, TABLE, (pages.index(0), 0), "a page on the free list that the pool never hands out"),
                 said(dump, "pool_kind", "of which pool"),
-                said(dump, "step", "when the audit saw it; it was freed before"),
+                said(dump, "step", "when the audit saw it"),
                 said(dump, f"scalars.{dump.manifest.pool_kind}_available", "tokens free in that pool, with page 0's"),
                 *_freed_by(dump),
             )
@@ -86,7 +86,7 @@ def _freed_by(dump: Dump) -> tuple[Evidence, ...]:
         freed = record.get("kind") in ("free_asked", "freed") and record.get("pool") == dump.manifest.pool_kind
         if freed and record.get("pages") == 0:
             return (
-                event(dump, number, "site", "the first free that names no page of the pool"),
+                event(dump, number, "site", "the first free of no page of the pool"),
                 event(dump, number, "step", "when that was"),
             )
     return ()
