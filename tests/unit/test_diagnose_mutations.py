@@ -76,6 +76,8 @@ CASES = {
     "evicted-and-not-counted": ("evicted-page-counted", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "node-in-another-order": ("request-state-differs", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
     "goes-on-in-a-free-page": ("mapping-outlives-page", None, None, C.POSSIBLE),
+    "mapping-left-in-a-group": ("mapping-outlives-page", S.SWA_MAPPING, D.STALE, C.CERTAIN),
+    "evicted-and-not-freed": ("pages-leaked", None, D.LOST, C.POSSIBLE),
     "swa-list-foreign": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

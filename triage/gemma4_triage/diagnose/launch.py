@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import re
 import shlex
@@ -99,7 +100,8 @@ def _known() -> dict[str, dict[str, list[Any]]]:
 
     Defaults are the parser's and what SGLang makes of it on every machine, which says nothing of what was asked for.
     """
-    return json.loads(_DATA.read_text(encoding="utf-8"))
+    packed = _DATA.with_suffix(".json.gz")  # of a wheel, see setup.py
+    return json.loads(gzip.decompress(packed.read_bytes()) if packed.exists() else _DATA.read_bytes())
 
 
 def _arguments_of(settings: Mapping[str, str], releases: Sequence[str]) -> dict[str, list[Any]]:
