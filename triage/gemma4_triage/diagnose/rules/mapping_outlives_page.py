@@ -45,7 +45,7 @@ def find(incident: Incident) -> Finding | None:
             "mistake. Which of them the dump does not say.",
             confidence=Confidence.POSSIBLE,
             evidence=tuple(evidence),
-            next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator,leak-ledger"),),
+            next_commands=(commands.serve(incident, "--debug trap"),),
         )
     return Finding(
         rule=ID,
