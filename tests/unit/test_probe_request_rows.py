@@ -504,6 +504,14 @@ def _told_fewer_tokens(request, by):
     request.origin_input_ids = array("q", range(len(request.origin_input_ids) - by))
 
 
+def test_a_length_that_is_wrong_from_the_second_step_of_a_draft_on(server):
+    server.draft()
+    made = request_rows._running.draft
+    made.seq_lens = made.seq_lens - 1
+    said = trapped_by(server, lambda: request_rows.after_set_positions(None, object(), made))
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("batch lengths", "off by one")
+
+
 @pytest.mark.parametrize(
     ("of_batch", "of_tokens", "account", "structure"),
     [

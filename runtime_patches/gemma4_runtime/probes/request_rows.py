@@ -203,10 +203,11 @@ def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return
     scheduler, batch = _running.scheduler, _running.batch
-    if _running.draft is not forward_batch and len(batch.reqs) == len(forward_batch.seq_lens):
-        # Positions are set anew for each step of one draft, which looks its pages up once.
+    if len(batch.reqs) == len(forward_batch.seq_lens):
+        # Positions are set anew for each step of one draft, which looks its pages up once, at the first.
+        if _running.draft is not forward_batch:
+            _check_rows(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
         _running.draft = forward_batch
-        _check_rows(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
         check_lengths(scheduler, batch, forward_batch, in_draft=True)
     check_draft_positions(scheduler, forward_batch)
 

@@ -16,7 +16,7 @@ ID = "evicted-page-counted"
 _WHY: dict[Structure | None, str] = {
     Structure.TREE_NODE: " The request counts them so: the cache is wrong.",
     Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens so.",
-    None: " Whether the request counted them so is not known.",
+    None: "",
 }
 
 
