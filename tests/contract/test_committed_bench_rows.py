@@ -329,6 +329,9 @@ def test_what_is_said_of_drafts_on_26b_and_with_the_present_table_of_e4b():
         assert f"{better} of the better, within 2% at 8 of 8 batches, and {shipped} as fast as MTP as shipped" in said
         graphs = document["servers"][model]["default-policy"]["gemma4_triage_drafts"]["graphs_of_steps_without"]
         assert f"{model.upper()}'s {graphs['seconds']:.2f} s and {graphs['gib']:.3f} GiB" in said
+    met = [row for document in (e4b, larger, document_of("e2b")) for row in document["rows"]]
+    lowest = min(row["better_speedup"]["low"] for row in met if row["arm"] == "default-policy")
+    assert f"where it is met, the lowest begins at x{lowest:.2f}." in said
     assert larger["models"]["26b"]["num_hidden_layers"] == SIZES["26b"].layers
     tpot = {(row["arm"], row["requests"]): row["tpot_ms"]["median"] for row in with_requests(larger)}
     sizes = sorted({requests for _, requests in tpot})

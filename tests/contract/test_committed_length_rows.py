@@ -65,7 +65,19 @@ def test_no_length_is_slower_than_as_shipped_and_short_prompts_are_twice_as_fast
     }
     below = {key for key, low in lows.items() if low < 1.9}
     assert below == {("e2b", "1 x 1024/2")}
-    assert f"its interval begins at x{lows['e2b', '1 x 1024/2']:.2f} for 1024 tokens on E2B" in SAID
+    (first,) = (lows[key] for key in below)
+    assert f"all intervals but that of 1024 tokens on E2B, which begins at x{first:.2f}." in SAID
+    together = [
+        row_of(TOGETHER[model], f"16 x {tokens}/2") for model in TOGETHER for tokens in LENGTHS if tokens <= 1024
+    ]
+    assert f"Of 16 at once it comes {span(together, 'ttft_speedup')} as fast" in SAID
+
+
+def test_a_part_of_26b_is_told_as_its_rows_have_it():
+    part = [row["speedup"] for row in committed("cut", "26b")["rows"] if row["arm"] == "default"]
+    assert min(one["median"] for one in part) > 1
+    below = sorted(one["low"] for one in part if one["low"] < 1)
+    assert f"and {len(below)} of {len(part)} intervals do, of which the lowest begins at x{below[0]:.2f}." in SAID
 
 
 def test_what_is_said_without_graphs_and_what_the_graphs_take():
@@ -73,7 +85,7 @@ def test_what_is_said_without_graphs_and_what_the_graphs_take():
         span([row_of(ALONE[model], shape, "without-graphs") for shape in SHORT], "ttft_speedup")
         for model in ("e2b", "e4b")
     ]
-    assert f"without the graphs {eager[0]} on E2B and {eager[1]} on E4B" in SAID
+    assert f"of one without the graphs {eager[0]} on E2B and {eager[1]} on E4B" in SAID
     servers = [document["servers"][model] for model, document in ALONE.items()]
     held = sorted(
         (arms["default"]["device_memory_bytes"] - arms["without-graphs"]["device_memory_bytes"]) / 2**30
@@ -81,11 +93,18 @@ def test_what_is_said_without_graphs_and_what_the_graphs_take():
     )
     waited = sorted(arms["default"]["start_s"] - arms["without-graphs"]["start_s"] for arms in servers)
     assert f"take {held[0]:.2f} to {held[-1]:.2f} GiB of the GPU and {waited[0]:.0f} to {waited[-1]:.0f} s" in SAID
+    shipped, mine = (WHOLE["servers"]["26b"][arm] for arm in ("none", "default"))
+    assert shipped["memory_usage"]["kvcache"] == mine["memory_usage"]["kvcache"]
+    more = (mine["device_memory_bytes"] - shipped["device_memory_bytes"]) / 2**30
+    later = mine["start_s"] - shipped["start_s"]
+    assert f"holds {more:.2f} GiB more than one as shipped, and starts {later:.0f} s later" in SAID
 
 
 def test_what_is_said_with_mtp():
     said = [span([row for row in document["rows"] if row["arm"] == "default"]) for document in (*DRAFTED.values(),)]
-    assert f"With MTP every length is served {said[1]} as fast on E4B and {said[0]} on E2B" in SAID
+    tokens = sorted({shape["prompt_tokens"] for document in DRAFTED.values() for shape in document["shapes"]})
+    about = f"With MTP prompts of {tokens[0]} to {tokens[-1]} tokens, alone and 16 at once, are served"
+    assert f"{about} {said[1]} as fast on E4B and {said[0]} on E2B" in SAID
 
 
 def test_documents_are_whole_and_their_prefills_took_the_graphs():
