@@ -16,7 +16,7 @@ CLAMP = "clamp"
 _PATCHES = "GEMMA4_TRIAGE_PATCHES"
 _VARIABLES = {Kind.FAULT: "GEMMA4_TRIAGE_FAULTS", Kind.PROBE: "GEMMA4_TRIAGE_PROBES"}
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
-_BUDGETED, _DRAFTED, _PAGES = "vision-batching", "draft-policy", "page-table"
+_BUDGETED, _DRAFTED, _DRAFTS_IN, _PAGES = "vision-batching", "draft-policy", "mtp-v2", "page-table"
 
 
 def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str = BASE) -> tuple[Patch, ...]:
@@ -61,10 +61,14 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str 
             f"{VISION_BUDGET}='{settings.vision_budget_mb}' is for {_BUDGETED}, which is not on; "
             f"have GEMMA4_TRIAGE_PATCHES choose it, or unset {VISION_BUDGET}"
         )
-    if settings.drafts != "auto" and _DRAFTED not in chosen:
+    if settings.drafts != "auto" and not {_DRAFTED, _DRAFTS_IN} <= chosen:
+        off = f"{DRAFTS} is for {_DRAFTED}, which is not on"
+        if _DRAFTED in chosen:
+            off = f"{DRAFTS} is for {_DRAFTED}, which acts in {_DRAFTS_IN} alone, and that is not on"
+        if _DRAFTS_IN in chosen:
+            raise SettingsError(f"{off}; leave -{_DRAFTED} out of {_PATCHES}, or unset {DRAFTS}")
         raise SettingsError(
-            f"{DRAFTS} is for {_DRAFTED}, which is not on; set {MTP_V2}=1, or have GEMMA4_TRIAGE_PATCHES choose "
-            f"mtp-v2, which brings it, or unset {DRAFTS}"
+            f"{off}; set {MTP_V2}=1, or have {_PATCHES} choose {_DRAFTS_IN}, which brings it, or unset {DRAFTS}"
         )
     if {CLAMP, _PAGES} <= chosen and settings.mode is not Mode.LOG:
         word = "1" if settings.mode is Mode.ON else settings.mode.value

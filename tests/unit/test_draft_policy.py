@@ -212,6 +212,18 @@ class TestSetting:
         with pytest.raises(SettingsError, match="GEMMA4_TRIAGE_DRAFTS is for draft-policy, which is not on"):
             select(settings)
 
+    @pytest.mark.parametrize(
+        ("patches", "v2", "said"),
+        [
+            ("draft-policy", "0", "which acts in mtp-v2 alone, and that is not on; set SGLANG_FROZEN_KV_MTP_V2=1"),
+            ("default,-draft-policy", "1", "which is not on; leave -draft-policy out of GEMMA4_TRIAGE_PATCHES"),
+        ],
+    )
+    def test_it_is_refused_with_what_would_switch_it_on(self, ask, monkeypatch, patches, v2, said):
+        monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", patches)
+        with pytest.raises(SettingsError, match=said):
+            select(ask("never", v2=v2))
+
 
 class TestHooks:
     def test_a_step_without_drafts_says_nothing_of_acceptance(self):

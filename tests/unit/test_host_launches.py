@@ -47,10 +47,18 @@ def test_every_op_has_a_case():
     assert set(done.stdout.split()) == set(OPS)
 
 
-def test_an_unknown_op():
-    done = run("--ops", "nothing")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ops", "nothing"), "there is no op 'nothing'; ops: rmsnorm-residual-scalar"),
+        (("--rounds", "0"), "--calls and --rounds are 1 or more"),
+        (("--out", "nowhere/rows.json"), "there is no folder nowhere for --out"),
+    ],
+)
+def test_what_is_refused_before_anything_is_measured(words, said):
+    done = run(*words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no op 'nothing'; ops: rmsnorm-residual-scalar" in done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,9 @@ from bench_examples import INSTALLATION, PROJECT
 from bench_examples import serving_measured as measured_of
 from gemma4_repro.bench.server_arguments import command_words
 from gemma4_repro.errors import UnknownName
+from gemma4_repro.serving_bench import needed
 from gemma4_repro.serving_bench.agree import answer_record, difference, tolerance
-from gemma4_repro.serving_bench.loads import LOADS
+from gemma4_repro.serving_bench.loads import HOST_LOADS, LOADS
 from gemma4_repro.serving_bench.plan import ACCEPTED, OWNERS_ONLY, make_plan, other_release, schedule, server_arguments
 from gemma4_repro.serving_bench.rows import build_rows, judge_targets
 from gemma4_repro.step_bench.model_sizes import SIZES, assistant_text
@@ -23,6 +25,8 @@ from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 from gemma4_triage.cli import bench_serving
 from gemma4_triage.report.serving_bench_document import serving_bench_document
+
+ROOT = Path(__file__).parents[2]
 
 
 def plan_of(load, models=(), rounds=5, host=False):
@@ -206,10 +210,25 @@ class TestRows:
         measured.bursts = [burst for burst in measured.bursts if burst.arm != without]
         assert not any(row["better_speedup"] for row in build_rows(plan, measured, "GPU"))
 
-    @pytest.mark.parametrize("load", [load.id for load in LOADS.values() if load.host])
+    @pytest.mark.parametrize("load", HOST_LOADS)
     def test_a_trial_on_the_host_engine_has_rows(self, load):
         plan = plan_of(load, host=True, rounds=1)
+        assert len(plan.arms) > 1, "it tries a server with patches"
         assert len(build_rows(plan, measured_of(plan, {}), "CPU")) == len(plan.arms) * len(plan.shapes)
+
+    @pytest.mark.parametrize(
+        ("rows", "said"),
+        [
+            ("nowhere.json", "nowhere.json holds no rows of the load mtp-batches: "),
+            ("README.md", "README.md holds no rows of the load mtp-batches: "),
+            ("docs/bench/lengths_alone_h200_2026-11-26_e2b.json", "its arms lack default-v2"),
+            ("docs/bench/step_h200_2026-11-22.json", "holds no rows of the load mtp-batches"),
+        ],
+    )
+    def test_tables_of_drafts_are_made_of_rows_with_and_without_drafts_alone(self, capsys, rows, said):
+        with pytest.raises(SystemExit, match="2"):
+            needed.main([str(ROOT / rows)])
+        assert said in capsys.readouterr().err
 
     def test_drafts_are_counted_and_tokens_timed(self):
         plan = plan_of("mtp", ["e2b"])
@@ -321,4 +340,4 @@ class TestCommand:
         monkeypatch.setattr("gemma4_triage.inspection.cuda_presence.cuda_is_present", lambda: False)
         code, _, err = cli("bench", "serving", "prefill")
         assert code == 3
-        assert "--host-engine" in err
+        assert f"--host-engine tries {', '.join(HOST_LOADS)} on this CPU" in err

@@ -203,6 +203,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--calls", type=int, default=2000, help="calls in a round; default: 2000")
     parser.add_argument("--rounds", type=int, default=15, help="default: 15")
     asked = parser.parse_args(words)
+    if min(asked.calls, asked.rounds) < 1:
+        parser.error("--calls and --rounds are 1 or more")
+    if asked.out is not None and not asked.out.parent.is_dir():
+        parser.error(f"there is no folder {asked.out.parent} for --out")
     chosen = [one for one in asked.ops.split(",") if one]
     if strangers := sorted(set(chosen) - set(OPS)):
         parser.error(f"there is no op {strangers[0]!r}; ops: {', '.join(OPS)}")

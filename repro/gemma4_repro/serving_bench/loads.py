@@ -243,7 +243,7 @@ LOADS = {
             "lengths",
             "prompts of every length: piecewise CUDA graphs for the short ones, YOCO above",
             ("e2b", "e4b", "26b"),
-            (_NONE, _WITHOUT_GRAPHS, _DEFAULT),
+            (_NONE, _WITHOUT_GRAPHS, replace(_DEFAULT, smoke=True)),
             _ALL_LENGTHS,
             pool_tokens=262144 + 16384,
             layers={"26b": 12},
@@ -426,3 +426,6 @@ LOADS = {
         ),
     )
 }
+
+HOST_LOADS = tuple(load.id for load in LOADS.values() if load.host)
+"""Loads that can be tried on a CPU."""

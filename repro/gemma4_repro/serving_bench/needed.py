@@ -7,6 +7,7 @@ prints them, model by model, as the policy has them and as GEMMA4_TRIAGE_DRAFTS 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -30,9 +31,14 @@ def needed_rows(document: dict[str, Any], model: str) -> tuple[tuple[int, float]
     Args:
         document: Of `bench serving mtp-batches`, or of `mtp`.
         model: One of the document's.
+
+    Raises:
+        LookupError: no rows of a server with drafts, or of one without.
     """
     rows = {(row["shape"], row["arm"]): row for row in document["rows"] if row["model"] == model}
-    without = next(arm for arm in _WITHOUT if arm in document["arms"])
+    without = next((arm for arm in _WITHOUT if arm in document["arms"]), None)
+    if without is None or _WITH not in document["arms"]:
+        raise LookupError(f"its arms lack {_WITH}, or both {' and '.join(_WITHOUT)}")
     found = []
     for shape in document["shapes"]:
         if not shape["id"].endswith(_SIZES):
@@ -46,12 +52,17 @@ def needed_rows(document: dict[str, Any], model: str) -> tuple[tuple[int, float]
     return tuple(sorted(found))
 
 
-def main(paths: list[str]) -> None:
-    """Print the table of each model of these documents."""
-    for path in paths:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        for model in document["models"]:
-            rows = needed_rows(document, model)
+def main(words: list[str]) -> None:
+    """Print the table of each model of these documents; a file of something else ends it with 2."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("rows", type=Path, nargs="+", help="of `gemma4-triage bench serving mtp-batches --output`")
+    for path in parser.parse_args(words).rows:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            tables = {model: needed_rows(document, model) for model in document["models"]}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            parser.error(f"{path} holds no rows of the load mtp-batches: {error}")
+        for model, rows in tables.items():
             print(f"{model}: {','.join(f'{size}:{needed:g}' for size, needed in rows)}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gemma4_repro.bench.arms import REFERENCE, WITHOUT_PLUGIN, BenchArm
 from gemma4_repro.errors import UnknownName
-from gemma4_repro.serving_bench.loads import BETTER, ENCODER_FILE, HOST_MODEL, LOADS, Load, Shape
+from gemma4_repro.serving_bench.loads import BETTER, ENCODER_FILE, HOST_LOADS, HOST_MODEL, LOADS, Load, Shape
 from gemma4_repro.step_bench.model_sizes import SIZES
 from gemma4_repro.toys.locate import ASSISTANT_NAME, toy_path
 
@@ -143,8 +143,9 @@ def make_plan(
     found = _with_requests(_with_arms(LOADS[load], arms), requests)
     if host_engine:
         if not found.host:
-            able = ", ".join(one.id for one in LOADS.values() if one.host)
-            raise UnknownName(f"the host engine cannot serve the load {load!r}", f"loads that it can: {able}")
+            raise UnknownName(
+                f"the host engine cannot serve the load {load!r}", f"loads that it can: {', '.join(HOST_LOADS)}"
+            )
         return ServingPlan(found, (HOST_MODEL,), 1, True, limit_s)
     strangers = [model for model in models if model not in found.models]
     if strangers:

@@ -86,6 +86,7 @@ def serving(
     random weights. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or an aim is missed or could not
     be measured, 3 without CUDA.
     """
+    from gemma4_repro.serving_bench.loads import HOST_LOADS
     from gemma4_repro.serving_bench.plan import make_plan, other_release
     from gemma4_triage.report.serving_bench_view import print_serving_bench
 
@@ -108,7 +109,7 @@ def serving(
     if not host_engine:
         need_cuda(
             "bench serving",
-            "run it on a GPU host; --host-engine tries prefill, long-context and mtp-batches on this CPU",
+            f"run it on a GPU host; --host-engine tries {', '.join(HOST_LOADS)} on this CPU",
         )
     document, interrupted = _measure(plan, run_folder)
     deliver(KIND, document, print_serving_bench, out, as_json)
