@@ -57,19 +57,17 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str 
     chosen -= {patch.id for patch in not_ported(settings, release, catalog) if patch.id in chosen}
     chosen -= _displaced(chosen, catalog, settings)
     if settings.vision_budget_mb and _BUDGETED not in chosen:
-        raise SettingsError(
-            f"{VISION_BUDGET}='{settings.vision_budget_mb}' is for {_BUDGETED}, which is not on; "
-            f"have GEMMA4_TRIAGE_PATCHES choose it, or unset {VISION_BUDGET}"
-        )
+        said = f"{VISION_BUDGET}='{settings.vision_budget_mb}' is for {_BUDGETED}, which"
+        ways = f"is not on; have {_PATCHES} choose it"
+        raise SettingsError(f"{said} {_why_off(_BUDGETED, ways, catalog, release)}, or unset {VISION_BUDGET}")
     if settings.drafts != "auto" and not {_DRAFTED, _DRAFTS_IN} <= chosen:
-        off = f"{DRAFTS} is for {_DRAFTED}, which is not on"
+        ways = f"is not on; set {MTP_V2}=1, or have {_PATCHES} choose {_DRAFTS_IN}, which brings it"
         if _DRAFTED in chosen:
-            off = f"{DRAFTS} is for {_DRAFTED}, which acts in {_DRAFTS_IN} alone, and that is not on"
-        if _DRAFTS_IN in chosen:
-            raise SettingsError(f"{off}; leave -{_DRAFTED} out of {_PATCHES}, or unset {DRAFTS}")
-        raise SettingsError(
-            f"{off}; set {MTP_V2}=1, or have {_PATCHES} choose {_DRAFTS_IN}, which brings it, or unset {DRAFTS}"
-        )
+            ways = f"acts in {_DRAFTS_IN} alone, and that {ways}"
+        elif _DRAFTS_IN in chosen:
+            ways = f"is not on; leave -{_DRAFTED} out of {_PATCHES}"
+        said = f"{DRAFTS} is for {_DRAFTED}, which"
+        raise SettingsError(f"{said} {_why_off(_DRAFTED, ways, catalog, release)}, or unset {DRAFTS}")
     if {CLAMP, _PAGES} <= chosen and settings.mode is not Mode.LOG:
         word = "1" if settings.mode is Mode.ON else settings.mode.value
         raise SettingsError(
@@ -78,6 +76,14 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str 
             f"what {CLAMP} replaces, or have GEMMA4_TRIAGE_PROBES leave {_PAGES} out"
         )
     return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
+
+
+def _why_off(name: str, ways: str, catalog: tuple[Patch, ...], release: str) -> str:
+    """Return why a patch of which there is a setting is off: its release cannot have it, or else `ways`."""
+    found = next((standing(patch, release) for patch in catalog if patch.id == name), None)
+    if found is None or release not in KNOWN or found.state is State.ATTACHES:
+        return ways
+    return f"does not attach to SGLang {release}: {found.why}; serve on {BASE}"
 
 
 def _absorbed(settings: Settings, catalog: tuple[Patch, ...], release: str) -> set[str]:

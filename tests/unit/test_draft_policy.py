@@ -102,6 +102,14 @@ def test_answers_that_become_easy_are_found_out(requests, within):
     assert server.policy.drafting
 
 
+@pytest.mark.parametrize(("requests", "within"), [(1, 1000), (16, 150), (32, 150)])
+def test_answers_that_become_hard_are_noticed_however_long_they_were_easy(requests, within):
+    server = Server(made()).run(2000, requests, 3.8)
+    assert server.policy.drafting
+    server.run(within, requests, 1.1)
+    assert not server.policy.drafting
+
+
 def test_until_something_is_heard_of_them_drafts_are_tried():
     policy = DraftPolicy(NeededTable(((1, 1.0), (2, 9.0)), "made up"), NODES, "made up")
     assert not policy.decide(2)
@@ -211,6 +219,12 @@ class TestSetting:
         assert not settings.wants_nothing
         with pytest.raises(SettingsError, match="GEMMA4_TRIAGE_DRAFTS is for draft-policy, which is not on"):
             select(settings)
+
+    def test_a_release_that_cannot_have_it_is_named(self, ask):
+        with pytest.raises(
+            SettingsError, match=r"which does not attach to SGLang 0\.5\.23: the worker is SGLang's own"
+        ):
+            select(ask("never", v2="0"), release="0.5.23")
 
     @pytest.mark.parametrize(
         ("patches", "v2", "said"),
