@@ -197,3 +197,27 @@ def started(**settings: object) -> str:
     """Return the line in which a server tells its arguments."""
     said = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     return f"{stamp(0)} server_args=ServerArgs({said}, watchdog_timeout=300)\n"
+
+
+SRT = '  File "/srv/sglang/srt/{}", line 7, in {}\n    {}\n'
+"""A frame in SGLang's own code: its file, its function, its line of source."""
+
+
+def died(last: str, *frames: tuple[str, str, str], rank: str = "TP0") -> str:
+    """Return a scheduler's traceback through frames of (file, function, line of source)."""
+    head = f"{stamp(3, rank)} Scheduler hit an exception: {TRACEBACK}"
+    return head + "".join(SRT.format(*frame) for frame in frames) + f"{last}\n\n"
+
+
+def told(finding) -> str:
+    return " ".join((finding.cause, *finding.advice))
+
+
+CLI = '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
+CLI += '  File "/srv/sglang/launch_server.py", line 30, in <module>\n'
+SITE = '  File "/opt/lib/python3.12/site-packages/{}", line 7, in {}\n    call()\n'
+
+
+def ended(last: str, *frames: str) -> str:
+    """Return the traceback of a program that ended before it was a server."""
+    return f"{TRACEBACK}{CLI}{''.join(frames)}{last}\n"

@@ -3,15 +3,12 @@
 from array import array
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.speculative.frozen_kv_mtp_utils import set_frozen_kv_positions
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_dumps.reader import read_dump
@@ -23,170 +20,14 @@ from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.counts import check_counters
 from gemma4_runtime.rows.seen import note_counts, seen_of
-from pool_world import PoolWorld
+from request_rows_server import MODES, PROMPT, Server, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
-
-PROMPT = list(range(1, 41))
-DRAFTS = 3
-"""Tokens of a verification, its root included."""
-MODES = [ForwardMode.DECODE, ForwardMode.EXTEND, ForwardMode.TARGET_VERIFY]
-
-
-class Server:
-    """A scheduler without a model around the pools, which prepares forwards as SGLang does."""
-
-    def __init__(self, monkeypatch, dumps):
-        self.world, self.dumps = PoolWorld(monkeypatch), dumps
-        self.scheduler: Any = Scheduler.__new__(Scheduler)
-        world, scheduler = self.world, self.scheduler
-        scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator = world.rows, world.allocator
-        scheduler.forward_ct, scheduler.page_size, scheduler.enable_overlap = 5, world.page, False
-        scheduler.last_batch, scheduler.tree_cache = None, world.tree
-        scheduler.spec_algorithm = SpeculativeAlgorithm.NONE
-        for seed in (0, 3):
-            world.start([(token * (seed + 1)) % 97 for token in PROMPT])
-        world.start(PROMPT)
-
-    def next_batch(self):
-        """Do what SGLang does before it chooses a batch; between steps the last token sampled has no KV."""
-        for request in self.world.requests:
-            known = held(request).kv_committed_len + bool(request.output_ids) - len(request.output_ids)
-            request.origin_input_ids = array("q", range(known))
-        self.check_between_steps()
-
-    def check_between_steps(self, lengths=None):
-        """Check with the lengths of the running batch, [requests], if it has any."""
-        batch = self.scheduler.running_batch = SimpleNamespace(reqs=self.world.requests)
-        if lengths is not None:
-            batch.seq_lens = lengths
-        request_rows.before_next_batch(self.scheduler)
-
-    def _backend(self, made):
-        """Make tables as TRTLLMHAAttnBackend.init_forward_metadata does, of rows as they are."""
-        world = self.world
-        slots = world.rows.req_to_token[made.req_pool_indices, : int(made.given.max()) : world.page]
-        mapping = world.allocator.full_to_swa_index_mapping
-        metadata = SimpleNamespace(
-            cache_seqlens_int32=made.given,
-            page_table=slots // world.page,
-            swa_page_table=mapping[slots.long()] // world.page,
-        )
-        return SimpleNamespace(
-            forward_metadata=metadata, speculative_step_id=0, page_size=world.page, req_to_token_pool=world.rows
-        )
-
-    def forward(self, change=lambda made: None, mode=ForwardMode.DECODE, draft=False, spoil=lambda metadata: None):
-        """Run a step of all requests up to the metadata, the draft model's or not.
-
-        `change` alters its batch, `spoil` what kernels are to follow.
-        """
-        self.next_batch()
-        if mode.is_decode():
-            self.world.decode()
-        requests = self.world.requests
-        made = {
-            ForwardMode.DECODE: self._decode,
-            ForwardMode.EXTEND: self._prefill,
-            ForwardMode.TARGET_VERIFY: self._verification,
-        }[mode](requests)
-        made.forward_mode, made.spec_info = mode, None
-        made.req_pool_indices = torch.tensor([held(request).req_pool_idx for request in requests])
-        made.given = made.seq_lens + (DRAFTS if mode.is_target_verify() else 0)
-        made.positions = self._positions(made)
-        change(made)
-        batch = SimpleNamespace(reqs=requests)
-        request_rows.before_run_batch(self.scheduler, batch)
-        request_rows.after_init_new(made, object, batch, SimpleNamespace(is_draft_worker=draft))
-        backend = self._backend(made)
-        spoil(backend.forward_metadata)
-        if not draft:
-            request_rows.after_trtllm_metadata(None, backend, made)
-
-    def _positions(self, made):
-        """Return where tokens stand as `ForwardBatch.init_new` and the tree of drafts have them."""
-        if made.forward_mode.is_target_verify():
-            return (made.seq_lens[:, None] + torch.arange(DRAFTS)).flatten()
-        if made.forward_mode.is_decode():
-            return made.seq_lens - 1
-        spans = zip(made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu, strict=True)
-        return torch.cat([torch.arange(start, start + more) for start, more in spans])
-
-    def draft(self, change=lambda made: None, topk=1):
-        """Give a frozen draft's batch of all requests the positions that SGLang gives it, altered by `change`."""
-        self.next_batch()
-        requests = self.world.requests
-        lengths = self._lengths(requests, beyond=1)
-        slots = torch.tensor([held(request).req_pool_idx for request in requests])
-        made = SimpleNamespace(forward_mode=ForwardMode.DECODE, seq_lens=lengths, req_pool_indices=slots)
-        made.positions = None if topk == 1 else torch.zeros(lengths.numel() * topk, dtype=torch.int64)
-        set_frozen_kv_positions(made, topk)
-        change(made)
-        request_rows.before_run_batch(self.scheduler, SimpleNamespace(reqs=requests))
-        request_rows.after_set_positions(None, object(), made)
-        request_rows.after_set_positions(None, object(), made)
-
-    def free_slot(self):
-        """Return a slot of a page that the full pool may hand out next, at its token's place."""
-        pages = self.world.allocator.full_attn_allocator.free_pages
-        return int(pages[-1]) * self.world.page + 1
-
-    def _lengths(self, requests, beyond=0):
-        """Return how many tokens each has committed, of which `beyond` more are known."""
-        for request in requests:
-            known = held(request).kv_committed_len + beyond - len(request.output_ids)
-            request.origin_input_ids = array("q", range(known))
-        return torch.tensor([held(request).kv_committed_len for request in requests])
-
-    def _decode(self, requests):
-        lengths, rows = self._lengths(requests), self.world.rows.req_to_token
-        slots = [held(request).req_pool_idx for request in requests]
-        written = rows[slots, lengths - 1].clone()
-        return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(len(requests)))
-
-    def _prefill(self, requests):
-        lengths = self._lengths(requests)
-        return SimpleNamespace(
-            seq_lens=lengths,
-            extend_prefix_lens_cpu=[held(request).cache_protected_len for request in requests],
-            extend_seq_lens_cpu=[
-                held(request).kv_committed_len - held(request).cache_protected_len for request in requests
-            ],
-            out_cache_loc=self._written((r, held(r).cache_protected_len, held(r).kv_committed_len) for r in requests),
-            input_ids=torch.zeros(int(lengths.sum())),
-        )
-
-    def _verification(self, requests):
-        """Verify drafts behind a root that has been sampled and is in no pool: it and they are written."""
-        lengths, rows = self._lengths(requests, beyond=1), self.world.rows.req_to_token
-        for request, length in zip(requests, lengths.tolist(), strict=True):
-            # The prompts end in mid-page, where there is room.
-            last = int(rows[held(request).req_pool_idx, length - 1])
-            more = torch.arange(last + 1, last + 1 + DRAFTS, dtype=rows.dtype)
-            rows[held(request).req_pool_idx, length : length + DRAFTS] = more
-        spans = ((r, held(r).kv_committed_len, held(r).kv_committed_len + DRAFTS) for r in requests)
-        written, count = self._written(spans), DRAFTS * len(requests)
-        return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(count))
-
-    def _written(self, spans):
-        rows = self.world.rows.req_to_token
-        return torch.cat([rows[held(request).req_pool_idx, start:stop] for request, start, stop in spans])
 
 
 @pytest.fixture
 def server(attach, monkeypatch):
     return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
-
-
-def trapped(server, change=lambda made: None, mode=ForwardMode.DECODE, **more):
-    return trapped_by(server, lambda: server.forward(change, mode, **more))
-
-
-def trapped_by(server, call):
-    with pytest.raises(TrappedViolation):
-        call()
-    (entry,) = DumpStore(server.dumps).list()
-    return read_dump(entry.path).manifest
 
 
 def test_silent_over_steps_prefixes_and_ends(server):
@@ -527,89 +368,6 @@ def test_of_three_accounts_of_a_length_two_outvote_the_third(server, of_batch, o
 
     said = trapped(server, change)
     assert (said.scalars["account"], said.scalars["structure"]) == (account, structure)
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize(
-    ("name", "structure"), [("page_table", "full page table"), ("swa_page_table", "swa page table")]
-)
-@pytest.mark.parametrize(
-    ("change", "defect"),
-    [
-        (lambda table: table[0, -1].copy_(table[1, 1]), "foreign"),
-        (lambda table: table[:2, 1].copy_(table[:2, 1].flip(0)), "swapped"),
-    ],
-    ids=["foreign", "swapped"],
-)
-def test_a_table_that_names_another_page_in_range(server, mode, name, structure, change, defect):
-    # The last of three requests has the first one's prompt, and with that its pages.
-    server.world.finish(server.world.requests[-1])
-    said = trapped(server, mode=mode, spoil=lambda metadata: change(getattr(metadata, name)))
-    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == ("table_entry", structure, defect)
-    assert said.site == "TRTLLMHAAttnBackend.init_forward_metadata"
-
-
-def lists_of(server, mode):
-    """Return Triton's lists of all requests as its backend makes them, and the batch that they are of."""
-    world, rows = server.world, [held(request).req_pool_idx for request in server.world.requests]
-    lengths = torch.tensor([held(request).kv_committed_len for request in server.world.requests])
-    table, mapping = world.rows.req_to_token.long(), world.allocator.full_to_swa_index_mapping
-    windows = lengths.clamp(max=24)
-    made = SimpleNamespace(
-        kv_indptr=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-        kv_indices=torch.cat([table[row, :length] for row, length in zip(rows, lengths, strict=True)]),
-        window_kv_indptr=torch.nn.functional.pad(windows.cumsum(0), (1, 0)),
-        window_kv_indices=torch.cat(
-            [
-                mapping[table[row, length - count : length]]
-                for row, length, count in zip(rows, lengths, windows, strict=True)
-            ]
-        ),
-    )
-    backend = SimpleNamespace(
-        forward_metadata=made, enable_deterministic=False, req_to_token=world.rows.req_to_token, is_draft_worker=False
-    )
-    batch = SimpleNamespace(
-        forward_mode=mode,
-        spec_info=None,
-        req_pool_indices=torch.tensor(rows),
-        seq_lens=lengths,
-        extend_prefix_lens=lengths,
-    )
-    return backend, batch
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "structure", "defect"),
-    [
-        ("kv_indices", lambda slots: slots.__setitem__(0, slots[-1]), "full page table", "foreign"),
-        ("kv_indices", lambda slots: slots.__setitem__(3, slots[4]), "full page table", "off by one"),
-        ("window_kv_indices", lambda slots: slots.__setitem__(0, slots[-1]), "swa page table", "foreign"),
-        ("kv_indptr", lambda ends: ends.__setitem__(1, ends[1] - 1), "kernel lengths", "off by one"),
-        ("kv_indptr", lambda ends: None, None, None),
-    ],
-)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_list_of_triton_is_what_rows_and_map_make_of_it(server, mode, name, change, structure, defect):
-    server.forward()
-    backend, batch = lists_of(server, mode)
-    change(getattr(backend.forward_metadata, name))
-    if structure is None:
-        request_rows.after_triton_metadata(None, backend, batch)
-        return
-    said = trapped_by(server, lambda: request_rows.after_triton_metadata(None, backend, batch))
-    assert (said.scalars["structure"], said.scalars["defect"]) == (structure, defect)
-
-
-def test_behind_a_request_and_where_the_window_has_passed_tables_may_hold_anything(server):
-    def spoil(metadata):
-        behind = torch.arange(metadata.page_table.shape[1]) * server.world.page >= metadata.cache_seqlens_int32[:, None]
-        metadata.page_table[behind] = 7
-
-    server.world.start(list(range(200, 330)))
-    for _ in range(3):
-        server.forward(spoil=spoil)
-    assert list(DumpStore(server.dumps).list()) == []
 
 
 def test_a_length_of_the_forward_before_is_stale(server):

@@ -259,6 +259,7 @@ PROBES: tuple[Patch, ...] = (
             "lengths are not held against the requests' own counts, which lag behind.",
             proof=(
                 "tests/unit/test_probe_request_rows.py",
+                "tests/unit/test_probe_request_rows_tables.py",
                 "tests/unit/test_request_rows.py",
                 "tests/engine/test_request_rows_live.py",
             ),

@@ -1,0 +1,101 @@
+"""Probe request-rows on the page tables of trtllm_mha and the lists of Triton attention."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gemma4_dumps.store import DumpStore
+from gemma4_runtime.probes import request_rows
+from gemma4_runtime.release.requests import held
+from request_rows_server import MODES, Server, trapped, trapped_by
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+
+@pytest.fixture
+def server(attach, monkeypatch):
+    return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    ("name", "structure"), [("page_table", "full page table"), ("swa_page_table", "swa page table")]
+)
+@pytest.mark.parametrize(
+    ("change", "defect"),
+    [
+        (lambda table: table[0, -1].copy_(table[1, 1]), "foreign"),
+        (lambda table: table[:2, 1].copy_(table[:2, 1].flip(0)), "swapped"),
+    ],
+    ids=["foreign", "swapped"],
+)
+def test_a_table_that_names_another_page_in_range(server, mode, name, structure, change, defect):
+    # The last of three requests has the first one's prompt, and with that its pages.
+    server.world.finish(server.world.requests[-1])
+    said = trapped(server, mode=mode, spoil=lambda metadata: change(getattr(metadata, name)))
+    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == ("table_entry", structure, defect)
+    assert said.site == "TRTLLMHAAttnBackend.init_forward_metadata"
+
+
+def lists_of(server, mode):
+    """Return Triton's lists of all requests as its backend makes them, and the batch that they are of."""
+    world, rows = server.world, [held(request).req_pool_idx for request in server.world.requests]
+    lengths = torch.tensor([held(request).kv_committed_len for request in server.world.requests])
+    table, mapping = world.rows.req_to_token.long(), world.allocator.full_to_swa_index_mapping
+    windows = lengths.clamp(max=24)
+    made = SimpleNamespace(
+        kv_indptr=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+        kv_indices=torch.cat([table[row, :length] for row, length in zip(rows, lengths, strict=True)]),
+        window_kv_indptr=torch.nn.functional.pad(windows.cumsum(0), (1, 0)),
+        window_kv_indices=torch.cat(
+            [
+                mapping[table[row, length - count : length]]
+                for row, length, count in zip(rows, lengths, windows, strict=True)
+            ]
+        ),
+    )
+    backend = SimpleNamespace(
+        forward_metadata=made, enable_deterministic=False, req_to_token=world.rows.req_to_token, is_draft_worker=False
+    )
+    batch = SimpleNamespace(
+        forward_mode=mode,
+        spec_info=None,
+        req_pool_indices=torch.tensor(rows),
+        seq_lens=lengths,
+        extend_prefix_lens=lengths,
+    )
+    return backend, batch
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "structure", "defect"),
+    [
+        ("kv_indices", lambda slots: slots.__setitem__(0, slots[-1]), "full page table", "foreign"),
+        ("kv_indices", lambda slots: slots.__setitem__(3, slots[4]), "full page table", "off by one"),
+        ("window_kv_indices", lambda slots: slots.__setitem__(0, slots[-1]), "swa page table", "foreign"),
+        ("kv_indptr", lambda ends: ends.__setitem__(1, ends[1] - 1), "kernel lengths", "off by one"),
+        ("kv_indptr", lambda ends: None, None, None),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_list_of_triton_is_what_rows_and_map_make_of_it(server, mode, name, change, structure, defect):
+    server.forward()
+    backend, batch = lists_of(server, mode)
+    change(getattr(backend.forward_metadata, name))
+    if structure is None:
+        request_rows.after_triton_metadata(None, backend, batch)
+        return
+    said = trapped_by(server, lambda: request_rows.after_triton_metadata(None, backend, batch))
+    assert (said.scalars["structure"], said.scalars["defect"]) == (structure, defect)
+
+
+def test_behind_a_request_and_where_the_window_has_passed_tables_may_hold_anything(server):
+    def spoil(metadata):
+        behind = torch.arange(metadata.page_table.shape[1]) * server.world.page >= metadata.cache_seqlens_int32[:, None]
+        metadata.page_table[behind] = 7
+
+    server.world.start(list(range(200, 330)))
+    for _ in range(3):
+        server.forward(spoil=spoil)
+    assert list(DumpStore(server.dumps).list()) == []
