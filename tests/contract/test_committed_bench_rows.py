@@ -398,6 +398,9 @@ def test_what_a_launch_costs_the_host():
     assert "\n".join(lines) in (ROOT / "docs" / "measure.md").read_text()
     spans = [f"{min(one):.1f} to {max(one):.1f} us" for one in zip(*alone, strict=True)]
     assert f"took {spans[0]} before and take {spans[1]}" in MEASURE
+    (row,) = json.loads((ROOT / "kernels/bench/rows/host_launches_attention_cpu_2026-11-26.json").read_text())["rows"]
+    times = f"takes the host {row['ours_us']:.1f} us, and SGLang's two kernels {row['sglang_us']:.1f} us"
+    assert f"{times}, {of_ratio(row['sglang_over_ours'])}" in MEASURE
 
 
 def test_ceilings_are_those_of_the_sizes():

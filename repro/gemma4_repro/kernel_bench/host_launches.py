@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -40,9 +41,10 @@ OPS = (
     "rmsnorm-add",
     "gelu-tanh-mul",
     "ple-front-end",
+    "decode-attention",
 )
 _ROWS = 4
-_CAPABILITY = 90
+_CAPABILITY, _MULTIPROCESSORS = 90, 132
 
 
 class _Launch:
@@ -88,6 +90,7 @@ def pretend_cuda() -> None:
 
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=0: (_CAPABILITY // 10, _CAPABILITY % 10)
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=_MULTIPROCESSORS)
     torch.Tensor.get_device = lambda self: 0  # pyright: ignore[reportAttributeAccessIssue]
     torch.Tensor.is_cuda = property(lambda self: True)  # pyright: ignore[reportAttributeAccessIssue]
     driver.set_active(HostDriver())  # pyright: ignore[reportArgumentType]
@@ -113,8 +116,10 @@ class Case:
 def cases() -> list[Case]:
     """Return all ops of a decode step, E4B's and 26B's. Call `pretend_cuda` first."""
     from sglang.srt.layers import gemma4_fused_ops as sglang
+    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
 
     from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm, moe_cross_layer_norm
+    from gemma4_kernels.decode_attention.launch import decode_attention
     from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
     from gemma4_kernels.ple_front_end.launch import ple_front_end
     from gemma4_kernels.post_attention_norms.launch import post_attention_norms
@@ -134,6 +139,11 @@ def cases() -> list[Case]:
     q, k, v = qkv[:, :2048], qkv[:, 2048:2560], qkv[:, 2560:]
     head, table, positions = of(256), of(4096, 256, dtype=torch.float32), of(_ROWS, dtype=torch.int64)
     logits, scale = of(_ROWS, 128), of(128)
+    # Of each request 100 slots, which SGLang's two kernels share among 8 programs.
+    query, attended, keys, values = of(_ROWS, 8, 256), of(_ROWS, 8, 256), of(4096, 2, 256), of(4096, 2, 256)
+    starts, slots = torch.arange(_ROWS + 1, dtype=torch.int32) * 100, torch.arange(_ROWS * 100)
+    parts, extremes = of(_ROWS, 8, 8, 256, dtype=torch.float32), of(_ROWS, 8, 8, dtype=torch.float32)
+    shares = torch.full((_ROWS,), 8, dtype=torch.int32)
     return [
         Case(
             "rmsnorm-residual-scalar",
@@ -171,6 +181,15 @@ def cases() -> list[Case]:
         Case("rmsnorm-add", "e4b", lambda: rmsnorm_add(x, w, r, 1e-6)),
         Case("gelu-tanh-mul", "e4b", lambda: gelu_tanh_mul(gate, ple[:, 3])),
         Case("ple-front-end", "e4b", lambda: ple_front_end(ple, head, ple, 2560, 1e-6)),
+        Case(
+            "decode-attention",
+            "e4b",
+            lambda: decode_attention(query, keys, values, starts, slots, 1.0, out=attended),
+            lambda: decode_attention_fwd(
+                query, keys, values, attended, starts, slots, parts, extremes, shares, 8, 1.0, 1.0, 1.0
+            ),
+            "decode_attention_fwd, of two kernels",
+        ),
     ]
 
 
