@@ -398,9 +398,13 @@ def test_what_a_launch_costs_the_host():
     assert "\n".join(lines) in (ROOT / "docs" / "measure.md").read_text()
     spans = [f"{min(one):.1f} to {max(one):.1f} us" for one in zip(*alone, strict=True)]
     assert f"took {spans[0]} before and take {spans[1]}" in MEASURE
-    (row,) = json.loads((ROOT / "kernels/bench/rows/host_launches_attention_cpu_2026-11-26.json").read_text())["rows"]
-    times = f"takes the host {row['ours_us']:.1f} us, and SGLang's two kernels {row['sglang_us']:.1f} us"
-    assert f"{times}, {of_ratio(row['sglang_over_ours'])}" in MEASURE
+    more = json.loads((ROOT / "kernels/bench/rows/host_launches_more_cpu_2026-11-26.json").read_text())["rows"]
+    attention, products, lists = more
+    for row, theirs in ((attention, "SGLang's two kernels"), (lists, "the kernel and torch's ops that it stands for")):
+        times = f"takes the host {row['ours_us']:.1f} us, and {theirs} {row['sglang_us']:.1f} us"
+        assert f"`{row['op']}` {times}, {of_ratio(row['sglang_over_ours'])}" in MEASURE
+        assert row["sglang_over_ours"]["median"] >= 1
+    assert f"`small-m-linear` takes {products['ours_us']:.1f} us in the place of cuBLAS" in MEASURE
 
 
 def test_ceilings_are_those_of_the_sizes():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gemma4_kernels.cross_layer_norm import launch as cross
+from gemma4_kernels.decode_attention import launch as attention
 from gemma4_kernels.gelu_tanh_mul import launch as gelu
 from gemma4_kernels.launcher import KnownLaunches, facts
 from gemma4_kernels.ple_front_end import launch as front_end
@@ -17,7 +18,9 @@ from gemma4_kernels.qk_norm_rope import launch as norm_rope
 from gemma4_kernels.rmsnorm_add import launch as add
 from gemma4_kernels.rmsnorm_residual_scalar import launch as residual_scalar
 from gemma4_kernels.routing import launch as router
+from gemma4_kernels.small_m_linear import launch as small
 from gemma4_kernels.triple_rmsnorm import launch as triple
+from gemma4_kernels.window_lists import launch as lists
 
 WIDTH, HEAD = 64, 16
 
@@ -36,6 +39,14 @@ def positions(count):
 
 def ids(count):
     return torch.zeros(count // 2, dtype=torch.int64)
+
+
+def heads(count):
+    return torch.zeros(count, 2, 256, dtype=torch.bfloat16)
+
+
+def starts(count):
+    return torch.zeros(count + 1, dtype=torch.int32)
 
 
 # Op -> (module, name, arguments for so many rows).
@@ -98,6 +109,39 @@ OPS = {
         lambda n: [rows(n), weight(), rows(n), weight(), weight(), rows(n), weight(1), weight()],
     ),
 }
+OPS |= {
+    "small-m-linear": (small, "small_m_linear", lambda n: [rows(n), rows(48)]),
+    "small-m-linear, its depth shared": (small, "small_m_linear", lambda n: [rows(n), rows(48), SHARED]),
+    "small-m-linear with a gate": (small, "small_m_geglu", lambda n: [rows(n), rows(48)]),
+    "small-m-linear with a factor": (small, "small_m_gelu_mul", lambda n: [rows(n), rows(48), rows(n, 48)]),
+    "decode-attention": (
+        attention,
+        "decode_attention",
+        lambda n: [
+            *(torch.zeros(n, 8, 256, dtype=torch.bfloat16), heads(64), heads(64)),
+            *(starts(n), positions(100), 1.0),
+        ],
+    ),
+    "swa-window-lists": (
+        lists,
+        "window_lists",
+        lambda n: [
+            *(torch.zeros(9, 64, dtype=torch.int32), positions(n), positions(n), 16),
+            *(positions(99), starts(n)),
+        ],
+    ),
+}
+SHARED = small.any_plan(6, 48, WIDTH)._replace(block_k=16, splits=2)
+NUMBERS = {
+    "routing": [{}],
+    "gelu-tanh-mul": [{}],
+    "swa-window-lists": [{}],
+    "decode-attention": [{}, {"plan": attention.Plan(2)}, {"early": False}],
+    "small-m-linear": [{}, {"plan": SHARED}, {"early": False}],
+    "small-m-linear, its depth shared": [{}, {"early": False}],
+    "small-m-linear with a gate": [{}, {"plan": SHARED}],
+    "small-m-linear with a factor": [{}, {"plan": SHARED}],
+}
 KEYWORDS = {"cross-layer-norm, some rows": lambda n: {"row_ids": ids(n)}}
 
 
@@ -134,11 +178,11 @@ def tensors_of(result):
 
 
 def places(pointers, given, words, result):
-    """Returns which argument or output each pointer is."""
+    """Returns which argument or output each pointer is; what else a launch has is room for its programs."""
     named = {id(one): ("argument", place) for place, one in enumerate(given) if isinstance(one, torch.Tensor)}
     named |= {id(one): ("keyword", name) for name, one in words.items()}
     named |= {id(one): ("output", place) for place, one in enumerate(tensors_of(result))}
-    return [named[id(pointer)] for pointer in pointers]
+    return [named.get(id(pointer), ("room", pointer.shape)) for pointer in pointers]
 
 
 def shorter(result):
@@ -190,7 +234,7 @@ def test_a_good_call_does_not_excuse_a_bad_one(op):
 
 
 def test_numbers_and_modes_are_told_apart(op):
-    words = [{}, {"eps": 1e-5}, {"eps": 0}, {"eps": 0.0}] if op.name not in ("routing", "gelu-tanh-mul") else [{}]
+    words = NUMBERS.get(op.name, [{}, {"eps": 1e-5}, {"eps": 0}, {"eps": 0.0}])
     for changes in words:
         op.call(4, **changes)
     assert (len(op.made), len(op.again)) == (len(words), 0)
@@ -199,13 +243,22 @@ def test_numbers_and_modes_are_told_apart(op):
 
 
 def test_outputs_that_are_given_are_checked(op):
-    if op.name == "routing":
-        pytest.skip("it takes none")
+    if op.name in ("routing", "swa-window-lists"):
+        pytest.skip("it takes none, or under another name")
     _, _, made = op.call(4)
     op.call(4, out=made)
     assert (len(op.made), len(op.again)) == (2, 0)
     with pytest.raises(ValueError, match="expected"):
         op.call(4, out=shorter(made))
+
+
+@pytest.mark.parametrize("op", ["decode-attention"], indirect=True)
+def test_attention_over_another_number_of_slots_is_the_same_launch(op):
+    op.call(4)
+    given = op.arguments(4)
+    given[4] = positions(700)
+    op.call(4, given)
+    assert (len(op.made), len(op.again)) == (1, 1)
 
 
 def test_very_many_lengths_are_not_all_kept(monkeypatch):

@@ -9,13 +9,14 @@ import torch
 
 from gemma4_kernels.decode_attention import reference
 from gemma4_kernels.decode_attention.spec import GROUPS, HEAD_DIMS, MAX_PARTS
-from gemma4_kernels.launcher import Launcher
+from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 from gemma4_kernels.tickets import MOST, tickets
 
 __all__ = ["Plan", "decode_attention", "plan_for"]
 
 _LIST_DTYPES = (torch.int32, torch.int64)
+_KNOWN = KnownLaunches()
 
 
 class Plan(NamedTuple):
@@ -71,6 +72,15 @@ def decode_attention(
         ValueError: A shape, dtype, device or stride is not as above, the plan does not fit, or this device cannot run
             the path.
     """
+    key = None
+    if path == "auto":
+        # Any number of slots will do, and it is another in each step.
+        listed = slots.stride(), slots.dtype, slots.device
+        key = (*facts(q, keys, values, starts), listed, out is None or facts(out), float(scale), plan, early)
+        if (known := _KNOWN.get(key)) is not None:
+            made = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+            if known.again(_pointers(q, keys, values, made, starts, slots, plan)):
+                return made
     _refuse(q, keys, values, starts, slots)
     requests, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
@@ -89,25 +99,41 @@ def decode_attention(
         raise ValueError(f"the plan has {plan.splits} parts, expected 1..{MAX_PARTS}")
     if places > MOST:
         raise ValueError(f"{requests} requests of {kv_heads} key heads, at most {MOST} of both are possible")
-    group = heads // kv_heads
-    parts = places * plan.splits if plan.splits > 1 else 0
-    partial = torch.empty(parts * group * head_dim, dtype=torch.float32, device=q.device)
-    extremes = torch.empty(parts * 2 * group, dtype=torch.float32, device=q.device)
-    _launcher().launch(
+    launch = _launcher().launch(
         places * plan.splits,
-        (q, keys, values, out, starts, slots, partial, extremes, tickets(q.device)),
+        _pointers(q, keys, values, out, starts, slots, plan),
         (
             *(stride for tensor in (q, keys, values) for stride in tensor.stride()[:2]),
             out.stride(0),
             out.stride(1),
         ),
         (float(scale), kv_heads, plan.splits),
-        (group, 16, head_dim, plan.block, plan.stages, plan.least, MAX_PARTS),
+        (heads // kv_heads, 16, head_dim, plan.block, plan.stages, plan.least, MAX_PARTS),
         num_warps=plan.num_warps,
         fuse=True,
         early=early,
     )
+    if key is not None:
+        _KNOWN.keep(key, launch)
     return out
+
+
+def _pointers(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    starts: torch.Tensor,
+    slots: torch.Tensor,
+    plan: Plan | None,
+) -> tuple[torch.Tensor, ...]:
+    """Return the kernel's tensors, with room for what its programs hand to the last of them."""
+    requests, heads, head_dim = q.shape
+    plan = plan or plan_for(requests, keys.shape[1], q.device)
+    parts = requests * heads * plan.splits if plan.splits > 1 else 0
+    partial = torch.empty(parts * head_dim, dtype=torch.float32, device=q.device)
+    extremes = torch.empty(parts * 2, dtype=torch.float32, device=q.device)
+    return q, keys, values, out, starts, slots, partial, extremes, tickets(q.device)
 
 
 def plan_for(requests: int, kv_heads: int, device: torch.device) -> Plan:

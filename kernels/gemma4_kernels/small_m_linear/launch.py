@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from gemma4_kernels.launcher import Launcher
+from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 from gemma4_kernels.small_m_linear import reference
 from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
@@ -16,6 +16,7 @@ from gemma4_kernels.tickets import MOST, tickets
 __all__ = ["any_plan", "small_m_geglu", "small_m_gelu_mul", "small_m_linear"]
 
 Gate = Literal["none", "halves", "factor"]
+_KNOWN = KnownLaunches()
 
 
 def small_m_linear(
@@ -120,6 +121,13 @@ def _product(
     gate: Gate,
     factor: torch.Tensor | None,
 ) -> torch.Tensor:
+    key = None
+    if out is None and path == "auto":
+        key = (*facts(x, weight), *(() if factor is None else facts(factor)), plan, early, gate)
+        if (known := _KNOWN.get(key)) is not None:
+            made = _output(x, weight, gate)
+            if known.again(_pointers(x, weight, made, factor, _plan(plan, x, made), gate)):
+                return made
     _refuse(x, weight)
     (rows, depth), columns = x.shape, weight.shape[0]
     if gate == "halves":
@@ -135,24 +143,19 @@ def _product(
         if tensor.stride(1) != 1 and columns > 1:
             raise ValueError(f"{name} has stride {tensor.stride(1)} inside a row, expected 1")
     if out is None:
-        out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+        out = _output(x, weight, gate)
     if rows == 0:
         return out
     if not takes_kernel(x, path):
         return out.copy_(_reference(x, weight, gate, factor))
-    plan = plan or any_plan(rows, columns, depth)
-    tiles = -(-columns // (plan.block_n // 2 if gate == "halves" else plan.block_n))
+    plan = _plan(plan, x, out)
+    tiles = _tiles(plan, columns, gate)
     _refuse_plan(plan, rows, depth, tiles)
-    partial = counters = out
-    if plan.splits > 1:
-        size = tiles * plan.splits * plan.block_n * plan.block_m
-        partial = torch.empty(size, dtype=torch.float32, device=x.device)
-        counters = tickets(x.device)
-    factor = out if factor is None else factor
-    _launcher().launch(
+    pointers = _pointers(x, weight, out, factor, plan, gate)
+    launch = _launcher().launch(
         tiles * plan.splits,
-        (x, weight, out, factor, partial, counters),
-        (x.stride(0), weight.stride(0), out.stride(0), factor.stride(0)),
+        pointers,
+        tuple(tensor.stride(0) for tensor in pointers[:4]),
         (rows, columns, depth, plan.splits),
         (
             plan.block_m,
@@ -168,7 +171,34 @@ def _product(
         fuse=True,
         early=early,
     )
+    if key is not None:
+        _KNOWN.keep(key, launch)
     return out
+
+
+def _output(x: torch.Tensor, weight: torch.Tensor, gate: Gate) -> torch.Tensor:
+    columns = weight.shape[0] // 2 if gate == "halves" else weight.shape[0]
+    return torch.empty((x.shape[0], columns), dtype=x.dtype, device=x.device)
+
+
+def _plan(given: Plan | None, x: torch.Tensor, out: torch.Tensor) -> Plan:
+    return given or any_plan(x.shape[0], out.shape[1], x.shape[1])
+
+
+def _tiles(plan: Plan, columns: int, gate: Gate) -> int:
+    return -(-columns // (plan.block_n // 2 if gate == "halves" else plan.block_n))
+
+
+def _pointers(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, factor: torch.Tensor | None, plan: Plan, gate: Gate
+) -> tuple[torch.Tensor, ...]:
+    """Return the kernel's tensors; those that it does not touch are its output."""
+    partial = counters = out
+    if plan.splits > 1:
+        size = _tiles(plan, out.shape[1], gate) * plan.splits * plan.block_n * plan.block_m
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+        counters = tickets(x.device)
+    return x, weight, out, out if factor is None else factor, partial, counters
 
 
 def _reference(x: torch.Tensor, weight: torch.Tensor, gate: Gate, factor: torch.Tensor | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from gemma4_kernels.launcher import Launcher
+from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import Path, takes_kernel
 from gemma4_kernels.window_lists import reference
 
@@ -14,6 +14,7 @@ __all__ = ["window_lists"]
 
 _BLOCK, _BATCH = 256, 256
 _INDEX = (torch.int32, torch.int64)
+_KNOWN = KnownLaunches()
 
 
 def window_lists(
@@ -45,19 +46,26 @@ def window_lists(
     Raises:
         ValueError: a shape, dtype, device or stride that is not as above, or a path that this device cannot run.
     """
+    key = None
+    if path == "auto":
+        optional = [one is None or facts(one) for one in (mapping, slots)]
+        key = (*facts(req_to_token, rows, lengths, starts), *optional, window)
+        if (known := _KNOWN.get(key)) is not None:
+            made = _outputs(lengths, window, slots)
+            if known.again(_pointers(req_to_token, rows, lengths, mapping, starts, made)):
+                return made
     _refuse(req_to_token, rows, lengths, window, mapping, starts)
     requests = lengths.shape[0]
-    if slots is None:
-        slots = torch.empty(requests * window, dtype=torch.int64, device=lengths.device)
-    _refuse_list("slots", slots, lengths, (torch.int64,), requests * window)
+    if slots is not None:
+        _refuse_list("slots", slots, lengths, (torch.int64,), requests * window)
+    found = _outputs(lengths, window, slots)
     if not takes_kernel(lengths, path):
-        return (slots, *reference.window_lists(req_to_token, rows, lengths, window, mapping, starts, slots))
-    kept, first = torch.empty_like(lengths), torch.empty_like(lengths)
+        return (found[0], *reference.window_lists(req_to_token, rows, lengths, window, mapping, starts, found[0]))
     if requests:
         pieces = -(-window // _BLOCK)
-        _launcher().launch(
+        launch = _launcher().launch(
             requests * pieces,
-            (req_to_token, rows, lengths, req_to_token if mapping is None else mapping, starts, slots, kept, first),
+            _pointers(req_to_token, rows, lengths, mapping, starts, found),
             (),
             # A row's length is no multiple of 16 in a server, and its reads are scattered anyhow.
             (req_to_token.stride(0), 0 if mapping is None else mapping.shape[0]),
@@ -66,7 +74,29 @@ def window_lists(
             fuse=False,
             early=False,
         )
-    return slots, kept, first
+        if key is not None:
+            _KNOWN.keep(key, launch)
+    return found
+
+
+def _outputs(
+    lengths: torch.Tensor, window: int, slots: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if slots is None:
+        slots = torch.empty(lengths.shape[0] * window, dtype=torch.int64, device=lengths.device)
+    return slots, torch.empty_like(lengths), torch.empty_like(lengths)
+
+
+def _pointers(
+    req_to_token: torch.Tensor,
+    rows: torch.Tensor,
+    lengths: torch.Tensor,
+    mapping: torch.Tensor | None,
+    starts: torch.Tensor,
+    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Return the kernel's tensors; a mapping that there is not is some tensor."""
+    return req_to_token, rows, lengths, req_to_token if mapping is None else mapping, starts, *outputs
 
 
 def _refuse(

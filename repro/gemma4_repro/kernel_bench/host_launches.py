@@ -42,6 +42,8 @@ OPS = (
     "gelu-tanh-mul",
     "ple-front-end",
     "decode-attention",
+    "small-m-linear",
+    "swa-window-lists",
 )
 _ROWS = 4
 _CAPABILITY, _MULTIPROCESSORS = 90, 132
@@ -90,7 +92,9 @@ def pretend_cuda() -> None:
 
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=0: (_CAPABILITY // 10, _CAPABILITY % 10)
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=_MULTIPROCESSORS)
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
+        name="none", multi_processor_count=_MULTIPROCESSORS
+    )
     torch.Tensor.get_device = lambda self: 0  # pyright: ignore[reportAttributeAccessIssue]
     torch.Tensor.is_cuda = property(lambda self: True)  # pyright: ignore[reportAttributeAccessIssue]
     driver.set_active(HostDriver())  # pyright: ignore[reportArgumentType]
@@ -116,6 +120,7 @@ class Case:
 def cases() -> list[Case]:
     """Return all ops of a decode step, E4B's and 26B's. Call `pretend_cuda` first."""
     from sglang.srt.layers import gemma4_fused_ops as sglang
+    from sglang.srt.layers.attention.triton_backend import update_sliding_window_buffer
     from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
 
     from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm, moe_cross_layer_norm
@@ -127,7 +132,9 @@ def cases() -> list[Case]:
     from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
     from gemma4_kernels.rmsnorm_residual_scalar.launch import rmsnorm_residual_scalar
     from gemma4_kernels.routing.launch import routing
+    from gemma4_kernels.small_m_linear.launch import any_plan, small_m_linear
     from gemma4_kernels.triple_rmsnorm.launch import triple_rmsnorm
+    from gemma4_kernels.window_lists.launch import window_lists
 
     def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -137,13 +144,16 @@ def cases() -> list[Case]:
     gate, ple = of(_ROWS, 256), of(_ROWS, 42, 256)
     qkv = of(_ROWS, 3072)
     q, k, v = qkv[:, :2048], qkv[:, 2048:2560], qkv[:, 2560:]
-    head, table, positions = of(256), of(4096, 256, dtype=torch.float32), of(_ROWS, dtype=torch.int64)
+    head, angles, positions = of(256), of(4096, 256, dtype=torch.float32), of(_ROWS, dtype=torch.int64)
     logits, scale = of(_ROWS, 128), of(128)
     # Of each request 100 slots, which SGLang's two kernels share among 8 programs.
     query, attended, keys, values = of(_ROWS, 8, 256), of(_ROWS, 8, 256), of(4096, 2, 256), of(4096, 2, 256)
     starts, slots = torch.arange(_ROWS + 1, dtype=torch.int32) * 100, torch.arange(_ROWS * 100)
     parts, extremes = of(_ROWS, 8, 8, 256, dtype=torch.float32), of(_ROWS, 8, 8, dtype=torch.float32)
     shares = torch.full((_ROWS,), 8, dtype=torch.int32)
+    weight, plan = of(2560, 2560), any_plan(_ROWS, 2560, 2560)
+    table, rows = of(64, 4096, dtype=torch.int32), torch.arange(_ROWS)
+    lengths, mapping, listed = rows + 1000, of(4096, dtype=torch.int64), of(_ROWS * 512, dtype=torch.int64)
     return [
         Case(
             "rmsnorm-residual-scalar",
@@ -171,7 +181,7 @@ def cases() -> list[Case]:
         Case(
             "qk-norm-rope",
             "e4b",
-            lambda: qk_norm_rope(q, k, v, head, head, table, positions, 1e-6),
+            lambda: qk_norm_rope(q, k, v, head, head, angles, positions, 1e-6),
             lambda: sglang.gemma_qkv_rmsnorm(q, k, v, head, head, 8, 2, 256, 1e-6),
             "gemma_qkv_rmsnorm, in place, without the rotation behind it",
         ),
@@ -189,6 +199,14 @@ def cases() -> list[Case]:
                 query, keys, values, attended, starts, slots, parts, extremes, shares, 8, 1.0, 1.0, 1.0
             ),
             "decode_attention_fwd, of two kernels",
+        ),
+        Case("small-m-linear", "e4b", lambda: small_m_linear(x, weight, plan)),
+        Case(
+            "swa-window-lists",
+            "e4b",
+            lambda: window_lists(table, rows, lengths, 512, mapping, starts, listed),
+            lambda: update_sliding_window_buffer(starts, table, 512, lengths, rows, _ROWS, window_kv_indices=listed),
+            "update_sliding_window_buffer without the translation behind it, torch's ops of it on the host",
         ),
     ]
 
