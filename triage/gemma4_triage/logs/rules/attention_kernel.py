@@ -38,11 +38,11 @@ _SERVED = (
 
 
 _ENCODER = (
-    "of the image or audio encoder: --mm-attention-backend triton_attn or sdpa (fa3 is Hopper's, fa4 is Blackwell's)",
+    "of the image or audio encoder: --mm-attention-backend triton_attn or sdpa (fa3 up to Hopper, fa4 on B200, B300)",
 )
 _FA3 = (
-    "fa3 has kernels for 8.0 to 9.0 (Ampere to Hopper) alone: on Blackwell leave --attention-backend out, or "
-    "flashinfer, triton; trtllm_mha on B200 and B300",
+    "fa3 has kernels for 8.0 to 9.0 (Ampere to Hopper; of MLA models 9.0) alone: on Blackwell leave "
+    "--attention-backend out, or flashinfer, triton; trtllm_mha on B200 and B300",
 )
 
 
