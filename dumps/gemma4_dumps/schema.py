@@ -43,7 +43,7 @@ VERDICTS: Mapping[str, str] = {
     "row_entry": "an entry of a request's row of req_to_token is not the slot that its token has",
     "row_index": "a batch names another row of req_to_token than its request has",
     "length_differs": "a length that a step goes by is not what its request has",
-    "write_misplaced": "a forward is about to write a token's keys to another slot than its request's row has for it",
+    "write_misplaced": "a forward is about to write a token's keys elsewhere than its row, or the map of it, says",
     "table_entry": "an entry of a page table is not the page that its request's row leads to",
     "counter_wrong": "what a request counts of its tokens or slots does not agree with itself, its row or its past",
     "position_wrong": "a token of a forward stands at another place of its sequence than its request's length says",

@@ -62,6 +62,7 @@ class Server:
             cache_seqlens_int32=made.given,
             page_table=slots // world.page,
             swa_page_table=mapping[slots.long()] // world.page,
+            swa_out_cache_loc=mapping[made.out_cache_loc.long()],
         )
         return SimpleNamespace(
             forward_metadata=metadata, speculative_step_id=0, page_size=world.page, req_to_token_pool=world.rows
@@ -155,6 +156,8 @@ class Server:
             last = int(rows[held(request).req_pool_idx, length - 1])
             more = torch.arange(last + 1, last + 1 + DRAFTS, dtype=rows.dtype)
             rows[held(request).req_pool_idx, length : length + DRAFTS] = more
+            mapping = self.world.allocator.full_to_swa_index_mapping
+            mapping[more.long()] = mapping[last] + torch.arange(1, 1 + DRAFTS)
         spans = ((r, held(r).kv_committed_len, held(r).kv_committed_len + DRAFTS) for r in requests)
         written, count = self._written(spans), DRAFTS * len(requests)
         return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(count))

@@ -38,6 +38,63 @@ def test_a_table_that_names_another_page_in_range(server, mode, name, structure,
     assert said.site == "TRTLLMHAAttnBackend.init_forward_metadata"
 
 
+@pytest.mark.parametrize("pages", [True, False], ids=["with-page-table", "alone"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
+def test_sliding_layers_that_write_where_the_step_before_did(attach, monkeypatch, overlap, pages):
+    probes = ("request-rows", *(["page-table"] if pages else []), "host-alloc-kernels")
+    server, kept = Server(monkeypatch, attach("trap", *probes)), []
+    server.scheduler.enable_overlap = overlap
+    for _ in range(3):
+        server.forward(spoil=lambda metadata: kept.append(metadata.swa_out_cache_loc))
+    assert list(DumpStore(server.dumps).list()) == []
+    said = trapped(server, spoil=lambda metadata: setattr(metadata, "swa_out_cache_loc", kept[-1]))
+    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == (
+        "write_misplaced",
+        "write locations",
+        "stale",
+    )
+    assert (said.scalars["pool"], said.offence_count) == ("swa", len(server.world.requests))
+    assert said.scalars["request_slot"] == held(server.world.requests[0]).req_pool_idx
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    ("change", "defect"),
+    [
+        (lambda slots: slots[0].add_(1), "off by one"),
+        (lambda slots: slots.__setitem__([0, -1], slots[[-1, 0]]), "swapped"),
+        (lambda slots: slots[0].zero_(), "zero"),
+    ],
+    ids=["off-by-one", "swapped", "zero"],
+)
+def test_sliding_layers_that_write_elsewhere_than_the_map_says(server, mode, change, defect):
+    # The last of three requests has the first one's prompt, and with that its pages.
+    server.world.finish(server.world.requests[-1])
+    said = trapped(server, mode=mode, spoil=lambda metadata: change(metadata.swa_out_cache_loc))
+    assert (said.verdict, said.scalars["pool"], said.scalars["defect"]) == ("write_misplaced", "swa", defect)
+
+
+def test_of_one_request_the_slot_before_may_be_stale_or_one_off(server):
+    while len(server.world.requests) > 1:
+        server.world.finish(server.world.requests[-1])
+    for _ in range(3):
+        server.forward()
+    said = trapped(server, spoil=lambda metadata: metadata.swa_out_cache_loc.sub_(1))
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("write locations", None)
+
+
+def test_where_the_map_has_nothing_any_more_a_sliding_write_is_not_held_against_it(server):
+    """A request may have ended since its step was prepared, with overlap."""
+
+    def give_back(metadata):
+        slot = server.world.rows.req_to_token[held(server.world.requests[0]).req_pool_idx, :64].long()
+        server.world.allocator.full_to_swa_index_mapping[slot] = 0
+        metadata.swa_page_table[0] = 0
+
+    server.forward(spoil=give_back)
+    assert list(DumpStore(server.dumps).list()) == []
+
+
 def lists_of(server, mode):
     """Return Triton's lists of all requests as its backend makes them, and the batch that they are of."""
     world, rows = server.world, [held(request).req_pool_idx for request in server.world.requests]
@@ -99,3 +156,19 @@ def test_behind_a_request_and_where_the_window_has_passed_tables_may_hold_anythi
     for _ in range(3):
         server.forward(spoil=spoil)
     assert list(DumpStore(server.dumps).list()) == []
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_where_sliding_layers_write_on_triton_is_what_the_map_says(server, swapped):
+    server.forward()
+    backend, batch = lists_of(server, MODES[0])
+    table, last = server.world.rows.req_to_token.long(), batch.seq_lens - 1
+    batch.out_cache_loc = table[batch.req_pool_indices, last]
+    right = server.world.allocator.full_to_swa_index_mapping[batch.out_cache_loc]
+    backend.forward_metadata.swa_out_cache_loc = right.flip(0) if swapped else right
+    if not swapped:
+        request_rows.after_triton_metadata(None, backend, batch)
+        return
+    said = trapped_by(server, lambda: request_rows.after_triton_metadata(None, backend, batch))
+    assert (said.verdict, said.site) == ("write_misplaced", "TritonAttnBackend.init_forward_metadata")
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("write locations", "swapped")

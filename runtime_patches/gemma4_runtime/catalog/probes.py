@@ -252,7 +252,8 @@ PROBES: tuple[Patch, ...] = (
             "inside SGLang's own indexing. The request, the prefix cache and the ledger know what it should be.",
             eligibility="Every forward of the target, with and without MTP, and the rows and counters of all running "
             "requests before each batch is chosen; the kernel's lengths and page tables on trtllm_mha, and the lists "
-            "of slots on Triton outside CUDA graphs, the draft's too; the positions of the target's forwards, and of "
+            "of slots on Triton outside CUDA graphs, the draft's too; where the target's sliding layers write on "
+            "both, by the map, outside CUDA graphs; the positions of the target's forwards, and of "
             "a frozen draft's outside CUDA graphs. "
             "It copies rows to the host and waits for the device, so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "

@@ -13,7 +13,8 @@
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
 | draft are set                       | which the draft's pages are looked up next                                     |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
-|                                     | a table against the request's row, and what the map makes of it                |
+|                                     | a table against the request's row, and what the map makes of it; where sliding |
+|                                     | layers will write against what the map makes of the forward's slots            |
 | after Triton's metadata, outside of | the lengths of its lists against those of the batch; each slot of a list       |
 | CUDA graphs                         | likewise                                                                       |
 
@@ -52,6 +53,7 @@ from gemma4_runtime.rows.places import (
     check_draft_positions,
     check_lists,
     check_positions,
+    check_swa_writes,
     check_tables,
     check_writes,
     twin_of,
@@ -61,6 +63,7 @@ from gemma4_runtime.rows.report import (
     DRAFT_POSITIONS,
     INIT,
     LENGTH,
+    LISTS,
     METADATA,
     NEXT,
     ROW,
@@ -167,7 +170,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
 
 
 def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Check the lengths and tables that `TRTLLMHAAttnBackend.init_forward_metadata(forward_batch)` made for kernels."""
+    """Check what `TRTLLMHAAttnBackend.init_forward_metadata(forward_batch)` made: lengths, tables, sliding writes."""
     if forward_batch.forward_mode.is_idle() or _running is None or _running.scheduler is None:
         return
     scheduler = _running.scheduler
@@ -182,10 +185,11 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
         report_wrong(scheduler, wrong, LENGTH, METADATA, Structure.KERNEL_LENGTHS, kinds, forward_batch, rows)
     _running.lengths = dict(zip(rows, given, strict=False))
     check_tables(scheduler, backend, forward_batch, rows, expected)
+    check_swa_writes(scheduler, backend, forward_batch, METADATA)
 
 
 def after_triton_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Check the lists of slots that `TritonAttnBackend.init_forward_metadata(forward_batch)` made for kernels."""
+    """Check what `TritonAttnBackend.init_forward_metadata(forward_batch)` made: lists of slots, sliding writes."""
     if (
         forward_batch.forward_mode.is_idle()
         or _running is None
@@ -194,6 +198,7 @@ def after_triton_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
     ):
         return
     check_lists(_running.scheduler, backend, forward_batch)
+    check_swa_writes(_running.scheduler, backend, forward_batch, LISTS)
 
 
 def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemma4_dumps.draft import TensorPayload
-from gemma4_dumps.structures import Structure
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime import current
 from gemma4_runtime.checks.request_rows import WrongEntry, check_values
 from gemma4_runtime.checks.violation import MAX_LISTED
@@ -207,6 +207,58 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         kinds.append(defect_of(one.value, one.expected, end, own, foreign, free, twin))
     kinds = or_swapped(wrong, kinds)
     report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots)
+
+
+def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None:
+    """Hold where the sliding layers of a target's forward will write against what the map makes of its slots.
+
+    Where the map has nothing nothing is known, as for padding and, with overlap, for a request that has ended. What is
+    no slot of the pool is left to `page-table`, as in tables.
+    """
+    allocator = scheduler.token_to_kv_pool_allocator
+    mapping, swa = getattr(allocator, "full_to_swa_index_mapping", None), getattr(allocator, "swa_attn_allocator", None)
+    locations = getattr(backend.forward_metadata, "swa_out_cache_loc", None)
+    translates = getattr(getattr(backend, "kv_index_translator", None), "is_translating", False)
+    if locations is None or mapping is None or swa is None or translates:
+        return
+    if role_of(backend) == "draft" or getattr(backend, "dcp_size", 1) > 1 or (spans := _spans(made)) is None:
+        return
+    if (slots := write_slots(made)) is None:
+        return
+    found, seen = locations.cpu().numpy().astype(np.int64), seen_of(scheduler)
+    before, seen.swa_written = seen.swa_written, found
+    owner = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])
+    column = np.concatenate([np.arange(start, stop) for start, stop in spans])
+    full = slots.cpu().numpy().astype(np.int64)[: owner.size]
+    if found.size < owner.size or full.size < owner.size:
+        return
+    inside = (full >= 0) & (full < mapping.numel())
+    expected = np.where(inside, mapping.cpu().numpy()[np.where(inside, full, 0)], 0)
+    page, end, now = swa.page_size, swa.size + swa.page_size, found[: owner.size]
+    followed = expected > 0
+    if current.switched_on("page-table"):
+        followed &= (now >= page) & (now < end)
+    at = np.flatnonzero(followed & (now != expected))
+    if not at.size:
+        return
+    wrong = tuple(
+        WrongEntry("unlike", int(owner[i]), int(column[i]), int(now[i]), int(expected[i])) for i in at[:MAX_LISTED]
+    )
+    repeated = bool((found > 0).all()) and np.array_equal(found, before)
+    free = {number for pages in free_page_lists(swa) for number in pages.tolist()}
+    kinds: list[Defect | None] = []
+    for i, one in zip(at, wrong, strict=False):
+        own, foreign = set(expected[owner == one.row].tolist()), set(expected[owner != one.row].tolist())
+        stale = {one.value} if one.value in before or one.value // page in free else set()
+        kind = defect_of(one.value, one.expected, end, own, foreign, stale, int(full[i]))
+        if repeated:
+            # A decode goes on by one slot: of a single one, that of the step before is one off as well.
+            kind = None if found.size == 1 and kind is Defect.OFF_BY_ONE else Defect.STALE
+        kinds.append(kind)
+    shown = {"locations": TensorPayload.from_array(now), "expected_locations": TensorPayload.from_array(expected)}
+    rows, structure, kinds = made.req_pool_indices.tolist(), Structure.WRITE_LOCATIONS, or_swapped(wrong, kinds)
+    had = {"as_before": None, "pool": "swa"}
+    report_wrong(scheduler, wrong, WRITE, site, structure, kinds, made, rows, shown, had)
 
 
 def _spans(made: Any) -> list[tuple[int, int]] | None:

@@ -18,6 +18,7 @@ class Seen:
         rows: By request slot: its stay there, the node of the prefix cache that it held, and its row's entries.
         evicted: By request slot: its stay there, and how many of its first tokens had left the sliding window.
         written: Where the target's forward before this one wrote.
+        swa_written: Where its sliding layers did, one slot for each token.
         lengths: What its kernels were told of each request slot.
         counts: By request slot: its stay there, and what it counted before its forward as committed, as allocated, and
             as gone from the sliding window; None for the last before a prefill, which may change it.
@@ -31,6 +32,7 @@ class Seen:
         self.rows: dict[int, tuple[tuple[Any, ...], Any, np.ndarray]] = {}
         self.evicted: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.written: set[int] = set()
+        self.swa_written = np.empty(0, np.int64)
         self.lengths: dict[int, int] = {}
         self.counts: dict[int, tuple[tuple[Any, ...], int, int, int | None]] = {}
         self.agreed: set[int] = set()

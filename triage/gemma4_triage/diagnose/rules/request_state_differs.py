@@ -18,8 +18,7 @@ _BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner")
 """Why an entry is wrong, where the dump has what it should be as well."""
 _TOKENS, _NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
-_RELEASED = "released"
-_PREFIX = "prefix"
+_RELEASED, _PREFIX = "released", "prefix"
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
 
@@ -36,7 +35,6 @@ def find(incident: Incident) -> Finding | None:
     of_tree = why == _PREFIX and elsewhere
     had = scalars.get("row_had")
     of_row = why == _PREFIX and isinstance(had, int) and had == expected
-    known = _is_known(dump)
     unsure = elsewhere or (why == _PREFIX and not of_row)
     # Dumps without `row_had` have the way in which the row would be wrong.
     way_is_told = not unsure or (of_tree and had is not None)
@@ -49,7 +47,7 @@ def find(incident: Incident) -> Finding | None:
         cause = f"A page of the running request in slot {slot} was {became}, by the ledger; its row is as it was."
     else:
         named = "an entry" if structure is None else f"the {structure.value}"
-        should = f" where {expected} belongs" if known else ""
+        should = f" where {expected} belongs" if _is_known(dump) else ""
         way = "" if defect is None else f" ({defect.value})"
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
     if why == _RELEASED:
@@ -81,6 +79,8 @@ def _evidence(dump: Dump) -> Iterator[Evidence]:
     yield said(dump, "scalars.expected", "what should, by the request; empty where only its shape or owner is wrong")
     yield said(dump, "scalars.why", "how it is known to be wrong")
     yield said(dump, "scalars.request_slot", "whose it is")
+    if dump.manifest.scalars.get("pool") is not None:
+        yield said(dump, "scalars.pool", "whose slots they are: what sliding layers write goes by the map")
     if dump.manifest.scalars.get("row_had") is not None:
         yield said(dump, "scalars.row_had", "what the row had there at the check before")
     if dump.manifest.scalars.get("page_event") is not None:
