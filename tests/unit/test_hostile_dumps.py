@@ -80,3 +80,13 @@ def test_of_a_crowd_of_damaged_dumps_there_is_a_count_and_an_example(cli, tmp_pa
         assert said[1] == f"damaged: {len(names) - 1} more dumps; --json has them all"
     if as_json:
         assert len(json.loads(out)["damaged"]) == len(names)
+
+
+def test_a_report_of_a_crowd_of_damaged_dumps_shows_an_example_and_counts_what_it_leaves_out(cli, tmp_path):
+    store = damaged_store(tmp_path / "store", 62)
+    code, out, _ = cli("report", "--limit", "0", "--dir", store.root, "-o", tmp_path / "page.html")
+    assert code == 4
+    said = [line for line in out.splitlines() if line.startswith("damaged: ")]
+    assert said[1:] == ["damaged: 59 more dumps; the written report lists them, and says how many it leaves out"]
+    assert f"left out: {len(store.names()) - 60} more damaged dumps" in out
+    assert (tmp_path / "page.html").read_text().count('<p class="damaged">damaged: ') == 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.report.diagnosis_document import MAY_NOT_BE_ALL, NOTHING_WRONG
+from gemma4_triage.report.diagnosis_document import MAY_NOT_BE_ALL, MOST_DAMAGED_SHOWN, NOTHING_WRONG
 from gemma4_triage.report.model.records import Finding, Incident, Log, Report, Run
 from gemma4_triage.report.model.run_part import part_name
 from gemma4_triage.sparkline import sparkline
@@ -18,8 +18,15 @@ _SPARK_WIDTH = 48
 
 def print_report(console: Console, report: Report) -> None:
     """Print the report: its verdict first, then a few lines of each part."""
-    for item in report.damaged:
+    few = report.damaged if len(report.damaged) <= MOST_DAMAGED_SHOWN else report.damaged[:1]
+    for item in few:
         print_line(console, item.problem, style="bold yellow")
+    if more := len(report.damaged) - len(few):
+        print_line(
+            console,
+            f"damaged: {number_of(more, 'more dump')}; the written report lists them, and says how many it leaves out",
+            style="bold yellow",
+        )
     print_line(console, report.title, style="bold")
     print_line(console, report.verdict.headline, style=_STYLES[report.verdict.status])
     for sentence in report.verdict.sentences:

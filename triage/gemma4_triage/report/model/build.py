@@ -94,7 +94,8 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
     older = sum(piece.material.hidden for piece in source.pieces)
     unread = Unread(len(unreadable), in_part(source.found.readings, logs), source.found.not_read, older)
     code = _exit_code(run, [one.diagnosis for one in diagnosed], read, unread)
-    left_out = (*source.notes, *left_incidents, *left_logs)
+    told, left_damaged = first(damaged, MAX_LINES, "damaged dump", "; gemma4-triage diagnose --json names them")
+    left_out = (*source.notes, *left_incidents, *left_logs, *left_damaged)
     left_out += (f"{number_of(older, 'older dump')}; --limit 0 reads all of them",) if older else ()
     return Report(
         title=_title(run, source, read),
@@ -107,7 +108,7 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
         environment=_environment(run, incidents),
         commands=_commands(run, incidents, read),
         unreadable=tuple(Problem(path=item.place, problem=item.problem) for item in unreadable[:MAX_LINES]),
-        damaged=tuple(Problem(path=dump.place, problem=damage_line(dump)) for dump in damaged[:MAX_LINES]),
+        damaged=tuple(Problem(path=dump.place, problem=damage_line(dump)) for dump in told),
         left_out=left_out,
         exit_code=code,
     )
