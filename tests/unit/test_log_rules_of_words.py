@@ -8,7 +8,7 @@ import pytest
 
 from gemma4_triage.known_issues.catalog import records_folder
 from gemma4_triage.logs import rules
-from made_logs import SRT, TRACEBACK, decode, died, ended, found_in, only, stamp, started, told
+from made_logs import SITE, SRT, TRACEBACK, decode, died, ended, found_in, only, stamp, started, told
 
 
 class TestWordsInPlaces:
@@ -288,14 +288,120 @@ def test_a_last_line_alone_names_a_weight():
     assert (finding.rule, "--is-embedding" in told(finding)) == ("weight-names", True)
 
 
+class TestKindsOfFaults:
+    """What no rule knows is of a kind, by its words or by the package that raised it."""
+
+    IN_PACKAGES = (
+        (
+            "h._x.OfflineModeIsEnabled: Cannot reach the hub: offline mode is enabled.",
+            "huggingface_hub/x.py",
+            "x",
+            "hf download",
+        ),
+        ("OSError: no such thing in the bucket", "modelscope/hub.py", "get", "hf download"),
+        ("ValueError: odd", "transformers/processing_utils.py", "from_pretrained", "transformers_version"),
+        (
+            "ValueError: chr() arg not in range(0x110000)",
+            "transformers/tokenization_utils_base.py",
+            "batch_decode",
+            "logit_bias",
+        ),
+        ("ValueError: odd", "tiktoken/core.py", "encode", "tokenizer files anew"),
+        ("ValueError: odd", "transformers/configuration_utils.py", "get_config_dict", "--trust-remote-code"),
+        ("ValueError: odd", "gguf/reader.py", "open", "git lfs"),
+        ("ValueError: odd", "torch/distributed/rendezvous.py", "x", "nc -vz"),
+        ("ValueError: odd", "torch_memory_saver/core.py", "resume", "--enable-memory-saver"),
+        ("ValueError: odd", "lmcache/engine.py", "retrieve", "--enable-lmcache"),
+        ("ray.exceptions.RayTaskError: odd", "ray/worker.py", "get", "ray logs"),
+        ("SystemError: odd", "triton/driver.py", "__call__", "~/.triton/cache"),
+        ("ValueError: odd", "interegular/fsm.py", "parse", "--grammar-backend"),
+        ("ValueError: odd", "soundfile/io.py", "read", "another format"),
+        ("ValueError: odd", "numpy/core.py", "array", "numpy of SGLang"),
+    )
+    BY_WORDS = (
+        ("RuntimeError: dictionary changed size during iteration", "managers/a.py", "step", "at once, a race"),
+        ("ValueError: list.remove(x): x not in list", "managers/a.py", "step", "no longer fit each other"),
+        (
+            "RuntimeError: setStorage: sizes [4], storage of size 0",
+            "model_executor/a.py",
+            "send",
+            "--enable-memory-saver",
+        ),
+        ("OSError: [Errno 12] Cannot allocate memory", "managers/a.py", "step", "--hicache-ratio"),
+        ("RuntimeError: cannot pin 'torch.cuda.LongTensor'", "managers/a.py", "step", "ulimit -l"),
+        ("torch.AcceleratorError: CUDA error: the launch timed out and was terminated", "a.py", "step", "Disp.A"),
+        (
+            "RuntimeError: CUDA error: operation failed due to a previous error during capture",
+            "a.py",
+            "x",
+            "graph cannot hold",
+        ),
+        ("RuntimeError: GET was unable to find an engine to execute this", "models/a.py", "forward", "cuDNN"),
+        ("RuntimeError: Kernel size can't be greater than actual input size", "models/a.py", "forward", "pad it"),
+        ("RuntimeError: CUDA error: unknown", "model_executor/a.py", "set_device", "--base-gpu-id"),
+        ("RuntimeError: CUDA driver error: odd", "managers/a.py", "step", "CUDA_LAUNCH_BLOCKING"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "managers/a.py", "step", "nothing listens"),
+        ("BrokenPipeError: [Errno 32] Broken pipe", "managers/a.py", "step", "closed the connection"),
+        ("OSError: [Errno 113] No route to host", "managers/a.py", "step", "getent hosts"),
+        ("TimeoutError: ", "managers/a.py", "step", "none came in time"),
+        ("FileNotFoundError: [Errno 2] No such file: '/m/a.json'", "managers/a.py", "step", "asked for: /m/a.json"),
+        ("OSError: [Errno 30] Read-only file system: '/m'", "managers/a.py", "step", "a local disk"),
+        ("ImportError: x was built otherwise", "layers/a.py", "<module>", "pip list"),
+        ("RuntimeError: compilation failed", "layers/a.py", "build", "nvcc --version"),
+        ("RuntimeError: PytorchStreamReader failed reading zip archive", "a.py", "load", "git lfs"),
+        ("ValueError: TorchMemorySaver is off", "a.py", "x", "LD_PRELOAD"),
+        ("p.ValidationError: 1 validation error for ServerArgs", "a.py", "x", "mend that field"),
+        ("json.JSONDecodeError: Extra data", "function_call/base_detector.py", "parse", "--tool-call-parser"),
+        ("json.JSONDecodeError: Extra data", "managers/a.py", "read", "no_proxy"),
+    )
+
+    @pytest.mark.parametrize(("last", "file", "function", "word"), IN_PACKAGES)
+    def test_by_the_package(self, last, file, function, word):
+        finding = only(
+            [decode(1), f"{stamp(3)} Scheduler hit an exception: {TRACEBACK}{SITE.format(file, function)}{last}\n"]
+        )
+        assert (finding.rule, word in told(finding)) == ("other-crash", True)
+
+    @pytest.mark.parametrize(("last", "file", "function", "word"), BY_WORDS)
+    def test_by_the_words(self, last, file, function, word):
+        finding = found_in([decode(1), died(last, (file, function, "x = f(y)"))])[0]
+        assert (finding.rule, word in told(finding)) == ("other-crash", True)
+
+    def test_every_one_has_its_line(self):
+        words = (records_folder() / "words" / "other_crash.toml").read_text(encoding="utf-8")
+        assert words.count("[[failure]]") == len(self.IN_PACKAGES) + len(self.BY_WORDS)
+
+    def test_what_none_fits_is_quoted(self):
+        finding = only(
+            [decode(1), died("RuntimeError: the third wheel came off", ("managers/a.py", "step", "x = f(y)"))]
+        )
+        assert "it says: the third wheel came off" in told(finding) or "says: the third wheel" in told(finding)
+
+    @pytest.mark.parametrize(
+        ("function", "word"),
+        [
+            ("load_model", "--load-format"),
+            ("init_torch_distributed", "--node-rank"),
+            ("init_memory_pool", "--max-total-tokens"),
+            ("init_attention_backend", "triton serves most"),
+            ("_unwrap_tensor", "parallelism that the trainer sends"),
+        ],
+    )
+    def test_what_runs_a_model_is_told_by_what_it_does(self, function, word):
+        last = died("ValueError: this is not as it should be", ("model_executor/model_runner.py", function, "raise x"))
+        assert word in told(only([last]))
+
+
 @pytest.mark.parametrize("file", sorted(file.name for file in (records_folder() / "words").iterdir()))
 def test_words_of_failures_have_their_form(file):
     """Every entry's expression compiles, and its sentences name no group that it has not."""
     entries = tomllib.loads((records_folder() / "words" / file).read_text(encoding="utf-8"))["failure"]
     for entry in entries:
-        assert entry.keys() <= {"words", "frames", "cause", "advice", "confidence"}
+        assert entry.keys() <= {"words", "frames", "cause", "advice", "confidence", "package", "first"}
         groups = dict.fromkeys(re.compile(entry["words"]).groupindex, "")
         if groups:
             assert (entry["cause"] + entry["advice"]).format_map(groups)
         re.compile(entry.get("frames", ""))
+        re.compile(entry.get("package", ""))
+        assert "package" in entry or entry["words"]
     assert (Path(rules.__path__[0]) / file.replace(".toml", ".py")).exists()

@@ -98,6 +98,8 @@ class Wording:
         advice: What to do about it.
         frames: One of the innermost frames has to match it, too; None if any will do.
         confidence: Where it is not the rule's.
+        package: The name of the package whose file raised it has to match it, too; None if any will do.
+        first: Whether it says more than the part of SGLang or the library whose file raised it.
     """
 
     words: re.Pattern[str]
@@ -105,10 +107,14 @@ class Wording:
     advice: str
     frames: re.Pattern[str] | None = None
     confidence: Confidence | None = None
+    package: re.Pattern[str] | None = None
+    first: bool = False
 
     def fits(self, death: Death) -> bool:
         """Say whether a failure is worded so, and stands where it has to."""
         if self.words.search(f"{death.type_name}: {death.message}") is None:
+            return False
+        if self.package is not None and self.package.fullmatch(death.package) is None:
             return False
         return self.frames is None or any(map(self.frames.match, death.frames[-_INNERMOST:]))
 
@@ -126,9 +132,21 @@ def written(file: str) -> tuple[Wording, ...]:
             entry["advice"],
             frames=pattern(entry["frames"]) if "frames" in entry else None,
             confidence=Confidence(entry["confidence"]) if "confidence" in entry else None,
+            package=pattern(entry["package"]) if "package" in entry else None,
+            first=entry.get("first", False),
         )
         for entry in words(file)
     )
+
+
+def of_kind(death: Death) -> Wording | None:
+    """Return what kind of fault a failure is that no rule knows more of; None if not even that can be told."""
+    return next((one for one in written("other_crash.toml") if one.fits(death)), None)
+
+
+def is_of_a_kind_first(death: Death) -> bool:
+    """Say whether its kind tells more of it than the file that raised it, such as a package that is missing."""
+    return (kind := of_kind(death)) is not None and kind.first
 
 
 def of_wordings(

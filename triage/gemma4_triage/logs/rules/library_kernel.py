@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rule import is_of_a_kind_first, of_death, of_failure, of_settings, pattern
 
 _PACKAGES = frozenset(
     {
@@ -103,7 +103,8 @@ def of_path(message: str) -> str:
 
 
 def _explains(death: Death) -> bool:
-    return death.package in _PACKAGES or _SAYS.search(death.message) is not None
+    of_one = death.package in _PACKAGES or _SAYS.search(death.message) is not None
+    return of_one and not is_of_a_kind_first(death)
 
 
 def part_of(death: Death) -> _Part | None:

@@ -8,13 +8,24 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, on_rank, pattern, probe_could_see, usage_text
+from gemma4_triage.logs.rule import (
+    Wording,
+    at,
+    exception_text,
+    of_kind,
+    on_rank,
+    pattern,
+    probe_could_see,
+    usage_text,
+)
 from gemma4_triage.logs.rules import collective_timeout
-from gemma4_triage.logs.rules.refused_by_check import CALL, part_of, part_of_file
+from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL, part_of, part_of_file
 from gemma4_triage.logs.suspects import NAMED, of_files, switched_on
+from gemma4_triage.logs.tracebacks import TORN
 
 ID = "other-crash"
 _INNER = 4  # frames
+_FEWEST_WORDS, _LONGEST = 3, 200  # words, characters of a message that is quoted
 
 TITLE = "a process died of something that no other rule knows"
 
@@ -43,17 +54,22 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             code = "another process, which it had started and waited for, ended before it was ready"
             code += _of_the_signal(death)
         handled = handling(death) if first else None
+        kind = None if waited else of_kind(death)
+        words = " ".join(death.message.split())
+        asked = ASKED.search(words)
         apart = switched_on(facts, death) if first else ()
         named = [one for one in apart if one.endswith(NAMED)]
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}; "
-            f"{code or _met(death) or 'no rule here knows its cause'}.{_stands_in(death)}"
+            f"{code or _of_kind(kind, death) or _met(death) or _said(words)}.{_stands_in(death)}"
             f"{handled.what if handled else ''}",
-            confidence=Confidence.LIKELY if code else Confidence.POSSIBLE,
+            confidence=Confidence.LIKELY if code or kind else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
+                *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+                *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
@@ -66,6 +82,23 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             ),
             next_commands=_commands(death),
         )
+
+
+def _of_kind(kind: Wording | None, death: Death) -> str:
+    """Return the kind's clause, with what its words name; "" if it has none."""
+    if kind is None:
+        return ""
+    found = kind.words.search(f"{death.type_name}: {death.message}")
+    return kind.cause.format_map(found.groupdict() if found else {})
+
+
+def _said(words: str) -> str:
+    """Return what the exception says of itself, or that this is not enough."""
+    if words == TORN:
+        return "its traceback is cut off before the line that says why"
+    if len(words.split()) < _FEWEST_WORDS:
+        return "no rule here knows its cause"
+    return f"it says: {words[:_LONGEST].rstrip('.')}{'…' if len(words) > _LONGEST else ''}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +130,7 @@ _HANDLED = (
         "release",
     ),
     Handled(
-        pattern(r"(?:init|destroy|update|receive|pull)_weights\w*|\w*weights_from_\w+$"),
+        pattern(r"(?:init|destroy|update|receive|pull)_weights\w*|(?!download)\w*weights_from_\w+$"),
         " It put new weights into the running server, as a trainer asks for.",
         "restart it with those weights on disk; names, shapes, dtype and parallelism that the trainer sends have to be "
         "the server's",

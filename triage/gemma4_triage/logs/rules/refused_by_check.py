@@ -13,7 +13,17 @@ from typing import NamedTuple
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.alarms import SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts, Place
-from gemma4_triage.logs.rule import Wording, at, exception_text, of_failure, of_settings, on_rank, pattern, written
+from gemma4_triage.logs.rule import (
+    Wording,
+    at,
+    exception_text,
+    is_of_a_kind_first,
+    of_failure,
+    of_settings,
+    on_rank,
+    pattern,
+    written,
+)
 from gemma4_triage.logs.suspects import NAMED, features, switched_on
 
 ID = "refused-by-check"
@@ -70,6 +80,47 @@ _LAID_OUT = pattern(r".* (?:__init__|_?create_\w*|_?init_\w*)$")
 _OF_THE_HOST = pattern(
     r".* \w*(?:hicache|load_back|write_back|writing_check|loading_check|backup|prefetch_from|host)\w*$"
 )
+_WEIGHTS = _part(
+    r"model_loader/",
+    "how the weights are loaded",
+    "--load-format and --quantization have to be the checkpoint's; see that all its files are there; once the "
+    "publisher's own checkpoint",
+)
+_RANKS = _part(
+    r"distributed/|layers/dp_attention|managers/data_parallel",
+    "how ranks are set up",
+    "--tp, --dp, --ep, --pp, --nnodes and --node-rank have to fit each other and the GPUs on every node",
+)
+_BACKEND = _part(
+    r"layers/attention/",
+    "the attention backend",
+    "another --attention-backend (triton serves most models and GPUs), or a later release",
+)
+_RUNS = pattern(r"model_executor/|managers/tp_worker")
+_STEPS = (
+    # What the code that runs a model is about to do, by the function that does it.
+    (pattern(r".* _?(?:load_model|load_weights\w*|get_model\w*|initialize_model)$"), _WEIGHTS),
+    (pattern(r".* _?(?:init_torch_distributed|init_distributed\w*|initialize_model_parallel)$"), _RANKS),
+    (
+        pattern(r".* _?(?:profile_max\w*|init_memory_pool\w*|init_pools?|\w*max_total_num_tokens|set_num_token\w*)$"),
+        _part(
+            r"$^",
+            "how much memory the KV pools get",
+            "--mem-fraction-static up by 0.05 if the weights leave too little, down if something else needs memory; "
+            "--max-total-tokens and --max-running-requests as they fit; nvidia-smi: what else lies on the GPU",
+        ),
+    ),
+    (pattern(r".* _?(?:init_attention_backend\w*|get_attention_backend\w*)$"), _BACKEND),
+    (
+        pattern(r".* \w*(?:update_weights|update_bucketed|unwrap_tensor|weights_update|weight_sync)\w*$"),
+        _part(
+            r"$^",
+            "new weights that a trainer puts into the running server",
+            "names, shapes, dtype, quantisation and parallelism that the trainer sends have to be the server's; both "
+            "of releases that fit each other (SGLang's, torch's and the trainer's); once with the weights on disk",
+        ),
+    ),
+)
 # The first whose files fit counts.
 _PARTS = (
     _part(
@@ -85,12 +136,7 @@ _PARTS = (
         "compare config.json with the publisher's; a release of SGLang (with its transformers) that knows this model; "
         "then what overrides it: --context-length, --dtype, --quantization, --json-model-override-args",
     ),
-    _part(
-        r"model_loader/",
-        "how the weights are loaded",
-        "--load-format and --quantization have to be the checkpoint's; see that all its files are there; once the "
-        "publisher's own checkpoint",
-    ),
+    _WEIGHTS,
     _part(
         r"layers/quantization/|.*(?:quant|fp[48]|awq|gptq|marlin)",
         "quantised layers",
@@ -101,11 +147,7 @@ _PARTS = (
         "the experts of a MoE model",
         "another --moe-runner-backend or --moe-a2a-backend, or a --tp and --ep that fit the number of experts",
     ),
-    _part(
-        r"layers/attention/",
-        "the attention backend",
-        "another --attention-backend (triton serves most models and GPUs), or a later release",
-    ),
+    _BACKEND,
     _part(
         r"disaggregation/encode",
         "the split of an image encoder from the language model",
@@ -149,11 +191,7 @@ _PARTS = (
         "structured output",
         "send that request's schema, regex or grammar alone; another --grammar-backend",
     ),
-    _part(
-        r"distributed/|layers/dp_attention|managers/data_parallel",
-        "how ranks are set up",
-        "--tp, --dp, --ep, --pp, --nnodes and --node-rank have to fit each other and the GPUs on every node",
-    ),
+    _RANKS,
     _part(
         r"sampling/", "the sampling parameters of a request", "mend the request: its client sent what its words name"
     ),
@@ -192,6 +230,18 @@ _PARTS = (
         "once with --disable-cuda-graph; then another --attention-backend, or a later release",
     ),
     _part(
+        r"(?:utils/)?hf_transformers|utils/tokenizer|tokenizer/",
+        "the checkpoint's configuration, tokenizer and processor",
+        "these files anew from the publisher's repository; the transformers of SGLang's pyproject, or a later release "
+        "of both; --trust-remote-code if the repository has code",
+    ),
+    _part(
+        r"managers/detokenizer",
+        "how tokens become text",
+        "the publisher's own tokenizer; once without --speculative-algorithm; fewer requests at once; then a later "
+        "release",
+    ),
+    _part(
         r"utils/|environ|configs",
         "what the server found around it: its ports, devices, packages and environment variables",
         "mend what its words name in the server's environment, then start again",
@@ -226,7 +276,7 @@ _TELLING = pattern(
 )
 _DTYPE = pattern(r"Supported dtypes: \[torch\.(\w+)")
 _FLAG = pattern(r"--[a-z][\w-]+[a-z0-9]")
-_ASKED = pattern(r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b[^.;]{8,160}")
+ASKED = pattern(r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b[^.;]{8,160}")
 _LONGEST = 220
 
 
@@ -253,6 +303,7 @@ def explains(death: Death) -> bool:
         and (death.type_name != "KeyError" or " " in said)
         and _NOT_ITS_OWN.search(death.message) is None
         and part_of(death) is not None
+        and not is_of_a_kind_first(death)
     )
 
 
@@ -433,7 +484,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     asks = tuple(f"--{name.replace('_', '-')}" for found in _ARGUMENT.findall(condition) for name in found if name)
     flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks, *(_arguments_in(said) if part is _PARTS[0] else ()))))
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
-    asked = _ASKED.search(said)
+    asked = ASKED.search(said)
     return Finding(
         rule=ID,
         cause=f"A check of SGLang's own, in {death.frame.partition(':')[0]}, {what}. It concerns {part.what}, and "
@@ -497,6 +548,8 @@ def part_of(death: Death) -> Part | None:
         return _ANSWER
     if _POOLS.files.match(death.path) and _LAID_OUT.match(death.frame):
         return _POOLS
+    if _RUNS.match(death.path) and (step := next((one for name, one in _STEPS if name.match(death.frame)), None)):
+        return step
     return part_of_file(death.path)
 
 
