@@ -66,6 +66,11 @@ def switched_on(patch: str) -> bool:
     return in_force is not None and patch in in_force.ids
 
 
+def owners_asked() -> str:
+    """Say, as `owners` of a dump, whether the leak ledger was asked who holds a page, and who asked for what."""
+    return "checked" if switched_on("leak-ledger") else "not checked: ledger off"
+
+
 def note_findings(patch: str, findings: list[dict[str, str]]) -> None:
     """Add what a probe found to its row of the guard manifest; an empty list says that it looked."""
     _note(patch, lambda row: row.update(findings=[*row.get("findings", ()), *findings]))

@@ -95,8 +95,8 @@ def test_with_the_ledger_a_row_of_this_step_is_held_against_what_its_request_was
     assert said.scalars["page_event"] == "cleared"
 
 
-def test_of_a_page_that_the_map_lost_the_ledger_says_whether_it_was_given_back(attach, monkeypatch):
-    server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
+def lost_by_the_map(server):
+    """Return the slots of a full page, its SWA page, and a build whose sliding table has the null page there."""
     world, slot = server.world, held(server.world.requests[0]).req_pool_idx
     slots = world.rows.req_to_token[slot, : world.page].long()
     peer = int(world.allocator.full_to_swa_index_mapping[slots[0]]) // world.page
@@ -105,12 +105,47 @@ def test_of_a_page_that_the_map_lost_the_ledger_says_whether_it_was_given_back(a
     build = SimpleNamespace(
         backend=SimpleNamespace(_gemma4_runner=lambda: runner), arrays=[table], array=lambda name: table
     )
-    use, bad = SimpleNamespace(array="swa_page_table"), (BadIndex(0, 0, 0, 1, 9),)
-    said = [peer_history(build, use, "null_page_live", bad)]
-    world.allocator.free_swa(slots)
-    said.append(peer_history(build, use, "null_page_live", bad))
+    return slots, peer, (build, SimpleNamespace(array="swa_page_table"))
+
+
+def test_of_a_page_that_the_map_lost_the_ledger_says_whether_it_was_given_back(attach, monkeypatch):
+    server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
+    slots, peer, place = lost_by_the_map(server)
+    bad = (BadIndex(0, 0, 0, 1, 9),)
+    said = [peer_history(*place, "null_page_live", bad)]
+    server.world.allocator.free_swa(slots)
+    said.append(peer_history(*place, "null_page_live", bad))
     assert [(one["peer"], one["peer_given_back"]) for one in said] == [(peer, False), (peer, True)]
-    assert peer_history(build, use, "out_of_range", bad) == {}
+    assert peer_history(*place, "out_of_range", bad) == {}
+
+
+def wrong_row(server):
+    """Return what the dump says of a row that names another's page."""
+    server.forward()
+    first, second = (held(request).req_pool_idx for request in server.world.requests[:2])
+    rows, page = server.world.rows.req_to_token, server.world.page
+    rows[first, page : 2 * page] = rows[second, page : 2 * page]
+    return trapped(server).scalars
+
+
+def null_page(server):
+    """Return what the dump says of a sliding table's null page."""
+    return peer_history(*lost_by_the_map(server)[2], "null_page_live", (BadIndex(0, 0, 0, 1, 9),))
+
+
+def second_free(server):
+    """Return what the dump says of a page that was given back twice."""
+    slots, _, _ = lost_by_the_map(server)
+    server.world.allocator.free(slots)
+    return trapped_by(server, lambda: server.world.allocator.free(slots)).scalars
+
+
+@pytest.mark.parametrize("ledger", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize("check", [wrong_row, null_page, second_free])
+def test_each_cross_check_that_needs_the_ledger_says_whether_it_was_asked(attach, monkeypatch, check, ledger):
+    more = ("leak-ledger",) if ledger else ()
+    server = Server(monkeypatch, attach("trap", "request-rows", "swa-allocator", "host-alloc-kernels", *more))
+    assert check(server)["owners"] == ("checked" if ledger else "not checked: ledger off")
 
 
 def test_rows_that_are_exchanged_after_a_draft_was_begun_are_found_before_it_looks_pages_up(server):

@@ -177,8 +177,11 @@ def _gather(buffer: torch.Tensor, pages: list[int], page_size: int, dtype: torch
 
 def peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, ...]) -> dict[str, Any]:
     """Say what the leak ledger saw of the SWA page that a full page had, where the map has nothing for it any more."""
-    if verdict != "null_page_live" or use.array != "swa_page_table" or not current.switched_on("leak-ledger"):
+    if verdict != "null_page_live" or use.array != "swa_page_table":
         return {}
+    asked = {"owners": current.owners_asked()}
+    if not current.switched_on("leak-ledger"):
+        return asked
     allocator = getattr(runner_of(build.backend), "token_to_kv_pool_allocator", None)
     names = [array.name for array in build.arrays]
     if allocator is None or not listed or "page_table" not in names:
@@ -193,4 +196,4 @@ def peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, .
     # Its next owner's hand-out came behind the free.
     given_back = int(swa.peer[peer]) != page or swa.last_event[peer] in (LastEvent.FREE_ASKED, LastEvent.FREED)
     site, step = Site(int(swa.free_site[peer])).name.lower(), int(swa.free_step[peer])
-    return {"peer": peer, "peer_given_back": given_back, "peer_free_site": site, "peer_free_step": step}
+    return {**asked, "peer": peer, "peer_given_back": given_back, "peer_free_site": site, "peer_free_step": step}

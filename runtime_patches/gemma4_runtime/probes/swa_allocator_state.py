@@ -255,6 +255,7 @@ def draft_of(
             "full_available": int(allocator.full_available_size()),
             "swa_available": int(allocator.swa_available_size()),
             "pending_frees": held_back(allocator),
+            "owners": current.owners_asked(),
             **past["scalars"],
         },
         tensors={name: payload(tensor) for name, tensor in {**tensors, **free}.items()} | past["tensors"],

@@ -80,7 +80,6 @@ def report_wrong(
         f"({first.why}; {len(wrong)} entries)"
     )
     mode = getattr(made, "forward_mode", None)
-    owners = "checked" if current.switched_on("leak-ledger") else "not checked: ledger off"
 
     def draft() -> DumpDraft:
         return DumpDraft(
@@ -102,7 +101,7 @@ def report_wrong(
                 "token": first.column,
                 "request_slot": slots[first.row],
                 **(had or {"as_before": None}),
-                "owners": owners,
+                "owners": current.owners_asked(),
             },
             offences=offences(listed, "rows" if verdict == ROW else structure.value, tuple(slots)),
             tensors=dict(tensors or {}),

@@ -63,6 +63,7 @@ def find(incident: Incident) -> Finding | None:
             ),
             *wrong.proof,
             *(_given_back(dump) if freed else ()),
+            *_asked(dump),
         ),
         advice=(
             "Compare the column with the row's length and window: inside, the request's attention is wrong.",
@@ -78,6 +79,11 @@ def _given_back(dump: Dump) -> tuple[Evidence, ...]:
         said(dump, "scalars.peer_free_site", "who gave that page back"),
         said(dump, "scalars.peer_free_step", "when"),
     )
+
+
+def _asked(dump: Dump) -> tuple[Evidence, ...]:
+    what = "whether the leak ledger was asked if the page that the place had was given back"
+    return () if dump.manifest.scalars.get("owners") is None else (said(dump, "scalars.owners", what),)
 
 
 def _had_ended(dump: Dump) -> bool | None:
