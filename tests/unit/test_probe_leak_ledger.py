@@ -1,5 +1,6 @@
 """The leak audit on SGLang's own pools: silent on what SGLang does, it names page, owner and site of a loss."""
 
+import json
 from types import SimpleNamespace
 from typing import get_args
 
@@ -462,6 +463,11 @@ def test_no_token_of_a_prompt_reaches_the_dump(swa, guard):
     assert lost.rid not in (entry.path / "manifest.json").read_text()
 
 
+def row_of(swa, request):
+    """Return the slots that a request's row has."""
+    return swa.rows.req_to_token[held(request).req_pool_idx, : held(request).kv_committed_len].long()
+
+
 class TestProvenance:
     def _dump_of_a_lost_free(self, swa, guard):
         """Return the dump of an audit after the prefix cache gave its pages back and the free list lost the first."""
@@ -543,3 +549,39 @@ class TestProvenance:
         ((pool_name, _), (life,)) = next(iter(lives(dump).items()))
         assert (pool_name, life.owner) == ("full", (slot, 1))
         assert "alloc_for_extend, step 0; given to the prefix cache, step 0; given back by" in life.text()
+
+    @pytest.mark.parametrize(
+        ("wrong", "verdict", "rule"),
+        [
+            (lambda swa, request: swa.requests.remove(request), "pool_leak", "finished-requests-not-released"),
+            (lambda swa, request: swa.allocator.free(row_of(swa, request)), "freed_in_use", "freed-while-held"),
+        ],
+        ids=["never released", "freed early"],
+    )
+    def test_a_pages_owners_are_all_named_not_the_newest_alone(self, swa, guard, cli, tmp_path, wrong, verdict, rule):
+        owners = []
+        for step in (1, 2, 3):
+            ledger_of(swa.allocator).step = step
+            request = swa.start(prompt(step, 40))
+            slot = held(request).req_pool_idx
+            owners.append((slot, generations_of(swa.rows)[slot]))
+            if step < 3:
+                swa.finish(request)
+                swa.tree.evict(EvictParams(num_tokens=64, swa_num_tokens=64))
+                swa.allocator.full_attn_allocator.merge_and_sort_free()
+        wrong(swa, request)
+        found = swa.audit()
+        report(found, found.findings, "idle", Leak.DUMP, guard)
+        path = next(e.path for e in DumpStore(guard.root).list() if read_dump(e.path).manifest.verdict == verdict)
+        html, texts = tmp_path / "report.html", [f"slot {slot}, generation {number}: " for slot, number in owners]
+        listed = json.loads(cli("audit", path, "--json")[1])["audits"][0]["lives"][0]["lives"]
+        assert [tuple(one["owner"].values()) for one in listed] == owners
+        cli("report", path, "-o", html)
+        for text in (cli("audit", path)[1], html.read_text()):
+            assert all(one in text for one in texts)
+        # The newest stands in the finding as what the rule says of it.
+        diagnosed = json.loads(cli("diagnose", path, "--json")[1])["incidents"][0]["findings"][0]
+        assert diagnosed["rule"] == rule
+        before = [piece for piece in diagnosed["evidence"] if " before: slot " in piece["meaning"]]
+        assert [piece["value"] for piece in before] == [slot for slot, _ in owners[:2]]
+        assert all(text in piece["meaning"] for text, piece in zip(texts, before, strict=False))

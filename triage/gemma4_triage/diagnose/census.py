@@ -6,16 +6,18 @@ What the ledger saw of the first says of which structure, and what the second is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from gemma4_dumps.audit_findings import Suspect, suspects
+from gemma4_dumps.audit_findings import LIVES, TABLE, Suspect, lives, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
-from gemma4_triage.diagnose.evidence import tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.finding import Evidence
 
 TREE = 0
 """The prefix cache among the holders of a page; others are request slots."""
@@ -31,6 +33,10 @@ _FREE = ("cleared", "freed")
 GIVEN = "given"
 """The last event of a page that the prefix cache was given."""
 _TAKEN = ("handed_out", "owned", GIVEN)
+
+
+_LAST_OWNER = re.compile(rf"(?:{TABLE}\[|offences\.)(\d+)(?:, 4\]|\.request_slot)")
+"""What names the last owner of an audit's page as evidence, and in which row of the table."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,26 @@ def first_census(incident: Incident) -> Census | None:
 def _audit_of(dump: Dump) -> tuple[object, ...]:
     host = dump.manifest.host
     return dump.manifest.step, dump.manifest.site, host.hostname, host.pid, host.rank
+
+
+def owners_before(piece: Evidence, dump: Dump) -> Iterator[Evidence]:
+    """Yield who had a page before the last owner that `piece` names, oldest first; nothing where it names none.
+
+    The last owner may be innocent of what became of the page.
+    """
+    named = _LAST_OWNER.fullmatch(piece.field)
+    table = tensor_or_none(dump, LIVES)
+    if named is None or dump.manifest.rule != LEAK or table is None:
+        return
+    try:
+        page, of_pages = suspects(dump)[int(named[1])], lives(dump)
+    except (DumpError, IndexError):
+        return
+    pool = str(dump.manifest.scalars["pools"]).split(",").index(page.pool)
+    rows = [row for row, entry in enumerate(table.tolist()) if entry[:2] == [page.page, pool]]
+    before = of_pages.get((page.pool, page.page), [])[:-1]
+    for row, life in zip(rows, before, strict=False):
+        yield cell(dump, LIVES, (row, 2), f"an owner of page {page.page} before: {life.text()}")
 
 
 def invalid_defect(page: int) -> Defect:

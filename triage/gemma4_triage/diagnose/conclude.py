@@ -11,8 +11,9 @@
 6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
 7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold.
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
-9. What was violated in an earlier step comes first, and of one step the most certain. What no dump shows comes before
-   what is less certain. How the server served comes after, and notes come last.
+9. What names the last owner of an audit's page names those before it too.
+10. What was violated in an earlier step comes first, and of one step the most certain. What no dump shows comes before
+    what is less certain. How the server served comes after, and notes come last.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose.catalog import RULES
+from gemma4_triage.diagnose.census import owners_before
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, is_guard, resting_on, said
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
 from gemma4_triage.diagnose.join_logs import faults_of, join_logs
@@ -47,7 +49,8 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
     every = _account_for_faults(join_logs(ranked(found), from_logs, incident))
     held = (_hold_against_fix(finding, incident) for finding in every)
     vouched = [_hold_against_damage(finding, incident) for finding in held]
-    return _in_order(hold_against_each_other(vouched, incident), incident)
+    named = (_with_all_owners(finding, incident) for finding in hold_against_each_other(vouched, incident))
+    return _in_order(named, incident)
 
 
 def _in_order(found: Iterable[Finding], incident: Incident) -> tuple[Finding, ...]:
@@ -194,6 +197,14 @@ def hold_against_each_other(found: list[Finding], incident: Incident) -> list[Fi
         return finding.model_copy(update={"confidence": at_most(finding.confidence, Confidence.LIKELY)})
 
     return [judged(finding) for finding in found]
+
+
+def _with_all_owners(finding: Finding, incident: Incident) -> Finding:
+    # What a damaged dump says of them would be one more thing that nothing vouches for.
+    whole = [piece for piece in finding.evidence if not rests_on_damage(piece, incident)]
+    dumps = ((piece, incident.dump(piece.source)) for piece in whole)
+    before = [one for piece, dump in dumps if dump is not None for one in owners_before(piece, dump)]
+    return finding.model_copy(update={"evidence": (*finding.evidence, *before)}) if before else finding
 
 
 def rests_on_damage(piece: Evidence, incident: Incident) -> bool:
