@@ -13,6 +13,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.included import peer_history
@@ -20,6 +21,9 @@ from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.counts import check_counters
 from gemma4_runtime.rows.seen import note_counts, seen_of
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Confidence
 from request_rows_server import MODES, PROMPT, Server, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -92,7 +96,22 @@ def test_with_the_ledger_a_row_of_this_step_is_held_against_what_its_request_was
     rows[slot, begin : begin + page] = torch.arange(stranger, stranger + page, dtype=rows.dtype)
     said = trapped_by(server, server.next_batch)
     assert (said.scalars["why"], said.scalars["expected"], said.scalars["defect"]) == ("owner", was, "stale")
-    assert said.scalars["page_event"] == "cleared"
+    assert (said.scalars["page_event"], said.scalars["page_was_own"]) == ("cleared", False)
+
+
+def test_a_page_that_was_given_back_before_its_row_was_looked_at_accuses_the_free(attach, monkeypatch):
+    server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
+    server.forward()
+    request = server.world.start(range(200, 240))
+    slot, begin = held(request).req_pool_idx, held(request).cache_protected_len
+    server.world.allocator.free(server.world.rows.req_to_token[slot, begin : held(request).kv_committed_len].long())
+    said = trapped_by(server, server.next_batch)
+    assert (said.scalars["why"], said.scalars["as_before"]) == ("owner", None)
+    assert (said.scalars["page_event"], said.scalars["page_was_own"]) == ("freed", True)
+    (finding,) = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))
+    assert (finding.structure, finding.defect) == (Structure.FREE_CALL, Defect.EARLY)
+    assert finding.confidence is Confidence.LIKELY
+    assert f"slot {slot} was given back, by the ledger; its row has it still" in finding.cause
 
 
 def lost_by_the_map(server):

@@ -285,7 +285,7 @@ def _check_rows(
         seen.rows = {}
         kinds = _row_defects(rows, wrong, allocator, page, end)
         slots = [row.slot for row in rows]
-        had = _had(wrong[0], rows) | _became(wrong[0], scheduler, page)
+        had = _had(wrong[0], rows) | _became(wrong[0], rows[wrong[0].row], scheduler, page)
         table = _table_of(rows)
         # What an insert wrote back into the row stands in its nodes as well, and came from there.
         of_node = wrong[0].why == "moved" and wrong[0].column < rows[wrong[0].row].protected
@@ -311,12 +311,23 @@ def _owners(scheduler: Any, requests: Sequence[Any]) -> Callable[[int], np.ndarr
     return of
 
 
-def _became(first: WrongEntry, scheduler: Any, page: int) -> dict[str, Any]:
-    """Return the last event of a page that the ledger says is not the request's; nothing of another kind of fault."""
-    if first.why != "owner":
+def _became(first: WrongEntry, row: Row, scheduler: Any, page: int) -> dict[str, Any]:
+    """Return the last event of a page that the ledger says is not the request's; nothing of another kind of fault.
+
+    `page_was_own`: the request had that page, in this life of its row, and has one page less than it has tokens for. A
+    stale entry would leave the page that belongs there among its own.
+    """
+    if first.why != "owner" or row.owners is None:
         return {}
-    pages = ledger_of(scheduler.token_to_kv_pool_allocator).pools["full"]
-    return {"page_event": LastEvent(pages.last_event[first.value // page]).name.lower()}
+    pages, number = ledger_of(scheduler.token_to_kv_pool_allocator).pools["full"], first.value // page
+    generation = generations_of(scheduler.req_to_token_pool)[row.slot]
+    own = (int(pages.owner[number]), int(pages.generation[number])) == (row.slot, generation)
+    wanted = 0 if row.allocated is None else -(-row.allocated // page) + -row.protected // page
+    lacks_one = np.count_nonzero(row.owners == row.slot) + 1 == wanted
+    return {
+        "page_event": LastEvent(pages.last_event[number]).name.lower(),
+        "page_was_own": bool(own and lacks_one),
+    }
 
 
 def _row_defects(

@@ -1,8 +1,6 @@
 """A batch goes by a row, a length or a write location that is not its request's."""
 
 from collections.abc import Callable, Iterator
-from enum import StrEnum
-from typing import TypeVar
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
@@ -12,7 +10,6 @@ from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
-_Words = TypeVar("_Words", bound=StrEnum)
 ID = "request-state-differs"
 _BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner")
 """Why an entry is wrong, where the dump has what it should be as well."""
@@ -21,6 +18,13 @@ _TOKENS, _NONE = "tokens", "none"
 _RELEASED, _PREFIX = "released", "prefix"
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
+_SOMETIMES = {
+    "pool": "whose slots they are: what sliding layers write goes by the map",
+    "row_had": "what the row had there at the check before",
+    "page_event": "what became of that page last, by the ledger",
+    "page_was_own": "whether that page was the request's, which has no other for the place",
+}
+
 
 def find(incident: Incident) -> Finding | None:
     """Return what the first such dump says; certain where it has both what stands there and what should."""
@@ -28,7 +32,7 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     scalars = dump.manifest.scalars
-    structure = _word(Structure, scalars.get("structure"))
+    structure = next((word for word in Structure if word == scalars.get("structure")), None)
     why, slot, expected = scalars.get("why"), scalars.get("request_slot"), scalars.get("expected")
     # A row that is as it was is not what changed: its page went to somebody else.
     elsewhere = scalars.get("as_before") is True
@@ -38,13 +42,15 @@ def find(incident: Incident) -> Finding | None:
     unsure = elsewhere or (why == _PREFIX and not of_row)
     # Dumps without `row_had` have the way in which the row would be wrong.
     way_is_told = not unsure or (of_tree and had is not None)
-    defect = _word(Defect, scalars.get("defect")) if way_is_told else None
-    given_back = elsewhere and scalars.get("page_event") in ("free_asked", "freed")
+    defect = next((word for word in Defect if way_is_told and word == scalars.get("defect")), None)
+    its_own = elsewhere or scalars.get("page_was_own") is True
+    given_back = its_own and scalars.get("page_event") in ("free_asked", "freed")
     if given_back:
         unsure, structure, defect = False, Structure.FREE_CALL, Defect.EARLY
-    if elsewhere:
+    if elsewhere or given_back:
         became = "given back" if given_back else "given back, or handed out again"
-        cause = f"A page of the running request in slot {slot} was {became}, by the ledger; its row is as it was."
+        kept = "its row is as it was" if elsewhere else "its row has it still, and it has no other for that place"
+        cause = f"A page of the running request in slot {slot} was {became}, by the ledger; {kept}."
     else:
         named = "an entry" if structure is None else f"the {structure.value}"
         should = f" where {expected} belongs" if _is_known(dump) else ""
@@ -79,19 +85,11 @@ def _evidence(dump: Dump) -> Iterator[Evidence]:
     yield said(dump, "scalars.expected", "what should, by the request; empty where only its shape or owner is wrong")
     yield said(dump, "scalars.why", "how it is known to be wrong")
     yield said(dump, "scalars.request_slot", "whose it is")
-    if dump.manifest.scalars.get("pool") is not None:
-        yield said(dump, "scalars.pool", "whose slots they are: what sliding layers write goes by the map")
-    if dump.manifest.scalars.get("row_had") is not None:
-        yield said(dump, "scalars.row_had", "what the row had there at the check before")
-    if dump.manifest.scalars.get("page_event") is not None:
-        yield said(dump, "scalars.page_event", "what became of that page last, by the ledger")
+    known = (name for name in _SOMETIMES if dump.manifest.scalars.get(name) is not None)
+    yield from (said(dump, f"scalars.{name}", _SOMETIMES[name]) for name in known)
     yield said(dump, "scalars.token", "which token of the request, or which column of the table")
     yield said(dump, "site", "where it was looked at, before SGLang indexed with it")
     yield said(dump, "scalars.owners", "whether the leak ledger was asked whose pages they are")
-
-
-def _word(words: type[_Words], value: object) -> _Words | None:
-    return next((word for word in words if word.value == value), None)
 
 
 def _is_known(dump: Dump) -> bool:
