@@ -256,6 +256,15 @@ class TestThresholds:
     def test_a_few_retractions_in_an_hour_are_no_thrash(self):
         assert found_in([prefill(0), *(retraction(600 * i) for i in range(6))]) == ()
 
+    def test_releases_before_0_4_7_retract_in_other_words(self):
+        line = "{} Decode out of memory happened. #retracted_reqs: 3, #new_token_ratio: 0.3000 -> 0.4000\n"
+        lines = [prefill(0), decode(1), line.format(stamp(2)), decode(3)]
+        assert found_in(lines) == ()
+        thrash = [prefill(0, full=0.99), *(line.format(stamp(10 + i)) for i in range(5))]
+        assert "retraction-thrash" in {finding.rule for finding in found_in(thrash)}
+        (finding,) = found_in([started(disaggregation_mode="decode"), *lines])
+        assert "does not take them up again" in finding.cause
+
     def test_retractions_of_all_ranks_of_a_group_are_one(self):
         """Every tensor-parallel rank prints them; only the first reports batches."""
         rows = [prefill(0, rank="TP0")]

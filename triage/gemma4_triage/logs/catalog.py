@@ -266,6 +266,11 @@ def _accounted_for(found: Iterable[Finding], facts: LogFacts) -> set[str]:
     if named:
         # What no work followed is of interest only where nothing else is told.
         kinds |= SURVIVABLE
+    # A probe ends what does not answer it.
+    if "health" in kinds and "killed" not in kinds:
+        asked = [alarm.place.line for alarm in facts.alarms if alarm.kind == "health"]
+        killed = [alarm.place.line for alarm in facts.alarms if alarm.kind == "killed"]
+        kinds |= {"killed"} if asked and killed and min(asked) < min(killed) else set()
     ends = [death.place.line for death in facts.deaths]
     ends += [alarm.place.line for alarm in facts.alarms if alarm.kind in kinds & FATAL]
     if not ends:

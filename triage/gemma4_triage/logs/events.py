@@ -11,7 +11,8 @@ import re
 from gemma4_dumps.directory_name import time_key
 from gemma4_triage.logs.facts import Death, GuardLine, LeakLine, Place, Pool, Process
 
-RETRACTION = b"KV cache pool is full. Retract requests."
+RETRACTIONS = (b"KV cache pool is full. Retract requests.", b"Decode out of memory happened. #retracted_reqs")
+"""How a release says that it retracted requests: later ones, and those before 0.4.7."""
 POOL_SIZES = b"Use sliding window memory pool"
 SERVER_ARGS = (b"server_args=ServerArgs(", b"server_args={'")
 """How a release prints its arguments: up to 0.5.13 as an object, 0.5.23 as a dict."""
@@ -94,7 +95,7 @@ _BEFORE = 100  # bytes before a mark in a long line
 
 
 def retracted_requests(line: bytes) -> int:
-    """Return how many requests a line with RETRACTION says were retracted, at least 1."""
+    """Return how many requests a line with one of RETRACTIONS says were retracted, at least 1."""
     found = _RETRACTED.search(line)
     return max(1, int(found[1])) if found else 1
 

@@ -29,7 +29,7 @@ MAX_NAMED = 512
 
 # In the order in which they are looked for; a line is of the first kind that it fits.
 _MARKS = (
-    (events.RETRACTION, "retraction"),
+    *((mark, "retraction") for mark in events.RETRACTIONS),
     (TRACEBACK, "traceback"),
     (events.GUARD_MARK, "guard"),
     *((mark, "leak") for mark in events.LEAK_MARKS),
@@ -315,6 +315,8 @@ class LogReading:
         elif kind == "retraction":
             if (rank := self._rank(stamp.rank)) is not None:
                 rank.retracted(events.retracted_requests(line), number, stamp)
+            if line.find(events.RETRACTIONS[1]) >= 0:
+                self._remarks["old_retraction"] = remarks.remark(line, stamp.rank, place)
         elif kind == "leak":
             # The watchdog prints the pools of a batch that runs: its tokens are in no term.
             if b"] total=" in line and number - self._watchdog <= _OF_THE_WATCHDOG:

@@ -370,7 +370,10 @@ class Feature:
 _LOOKED_AT, _NEAR = 300, 6  # characters, frames
 # What each is called in SGLang's code, where that is not a word of its name; and how to do without it.
 _FEATURES = {
-    "speculative_algorithm": (r"eagle|mtp|spec_|speculat|draft|verify|ngram|aux_hidden", ""),
+    "speculative_algorithm": (
+        r"eagle|mtp|spec_|speculat|draft|verify|ngram|aux_hidden|extend_\w*lens|seq_lens_cpu",
+        "",
+    ),
     "enable_hierarchical_cache": (r"hicache|hiradix|load_back|write_back|_host\b", ""),
     "enable_lora": (r"lora", ""),
     "enable_dp_attention": (r"dp_|data_parallel", ""),
@@ -387,6 +390,7 @@ _FEATURES = {
     "ep_size": (r"ep_moe|expert_parallel|\bep_|moe_ep", "with --ep-size 1 (--tp alone)"),
     "cpu_offload_gb": (r"offload", ""),
     "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|batch_get|hicache(?:file|eic|aibrix|simm)", ""),
+    "enable_forward_pass_metrics": (r"metrics_reporter|forward_pass_metrics", ""),
     "tokenizer_worker_num": (r"multi_?tokenizer|http_worker|ipc_name", "with --tokenizer-worker-num 1"),
 }
 # Of no use as a hint: they stand in half of all frames.

@@ -165,7 +165,11 @@ def _verdict(
         return cause, Confidence.LIKELY, ("without --pp-size (--tp, --ep or --dp instead), or another release", ask)
     alike = set(places.values())
     if len(places) > 1 and len(alike) == 1 and not alike.issubset(_WAITS) and (look := _ADVICE.get(*alike)):
-        return f"All ranks that were looked at stand in {alike.pop()}.", Confidence.LIKELY, (look, *switches)
+        return (
+            f"All ranks that were looked at stand in {alike.pop()}.",
+            Confidence.LIKELY,
+            (*switches[:1], look, *switches[1:]),
+        )
     if len(places) > 1 and len(odd) == 1:
         stands = where(odd[0])
         cause = f"The other ranks wait in communication for {odd[0].rank or 'one process'}, which stands in {stands}."
@@ -246,9 +250,19 @@ def _switches(facts: LogFacts) -> tuple[str, ...]:
     if asked.get("pp_size", "1") not in ("1", "None"):
         found.append("--max-running-requests at least twice --pp-size: a stage takes its share of them only")
         found.append("once without --pp-size")
+    waits = any(_COPIED.search(frame) for stack in facts.stacks for frame in stack.frames)
+    if waits and asked.get("disable_overlap_schedule", "None") != "True":
+        found.insert(
+            0,
+            "once with --disable-overlap-schedule: each waits for a step's results to be copied, and the step after it "
+            "was begun before (SGLang 26454)",
+        )
     return (*found, "another release; a longer --watchdog-timeout helps only where a compilation ran") if found else ()
 
 
+_COPIED = pattern(
+    r"\b(?:process_batch_result\w*|copy_done|event_loop_overlap\w*) |(?:process_batch_result\w*|copy_done)$"
+)
 _OF_HICACHE = pattern(
     r"\b(?:writing_check|loading_check|check_hicache_events|check_prefetch_progress|can_terminate_prefetch)\b"
 )

@@ -69,7 +69,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the same request alone, with --chunked-prefill-size -1, fails alike and has no placeholder in its text",
         ),
         advice=(
-            "send that request alone, then with one image; look for a literal image token in the text",
+            "send that request alone, then with one image, and with images or a video alone; look for a literal image "
+            "token in the text",
             "the processor counts the placeholders: install the transformers that SGLang asks for",
             "a prompt near the context length is cut: shorten it, or raise --context-length",
         ),

@@ -22,6 +22,11 @@ _ADVICE = (
     "these are tokens of a KV pool, not bytes: a larger pool (--mem-fraction-static, --kv-cache-dtype fp8_e5m2)",
     "or less at once: --max-running-requests, --chunked-prefill-size, a higher --schedule-conservativeness",
 )
+_PREALLOCATED = (
+    "a decode server sets tokens aside for requests that are still on their way (#prealloc-req, #transfer-req): fewer "
+    "requests at once (--max-running-requests), a larger --num-reserved-decode-tokens; later releases end such a "
+    "request alone"
+)
 _DRAFTS = pattern(r"\w*(?:eagle|mtp|spec_|ngram|dflash)\w*\.py:")
 _OF_DRAFTS = (
     "once without --speculative-algorithm, or with fewer --speculative-num-draft-tokens: each request needs slots for "
@@ -56,6 +61,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif counted is not None:
         cause = f"{cause.removesuffix('.')}: {sums}."
     retracted = any(rank.retractions.requests for rank in facts.ranks)
+    if facts.settings.get("disaggregation_mode") == "decode":
+        advice = (_PREALLOCATED, *advice)
     drafts = any(map(_DRAFTS.match, death.frames))
     if drafts:
         cause = cause.replace("A step found", "Drafts, or their verification, found").replace(

@@ -118,6 +118,13 @@ class Handled:
 
 _HANDLED = (
     Handled(
+        pattern(r"(?:retract_\w+|resume_retracted\w*|(?:off)?load_kv_cache|(?:get|load)_cpu_copy)$"),
+        " It retracted a request for want of room, or took one up again that it had retracted.",
+        "room enough that none is retracted: fewer requests at once (--max-running-requests), a larger "
+        "--mem-fraction-static, a higher --schedule-conservativeness, on a decode server a larger "
+        "--num-reserved-decode-tokens; then a later release: not every pool can copy its KV to the host and back",
+    ),
+    Handled(
         pattern(r"\w*abort\w*$"),
         " It took an abort, of a request that was no longer there or not yet whole.",
         "a later release: an abort can race with its request's end; until then clients that wait longer and give up "

@@ -13,7 +13,26 @@ WITHIN_S = 60
 WITHIN_BATCH_LINES = 100  # where the log has no times
 
 
+_OF_A_SPLIT = (
+    "a later release on both servers, which takes retracted requests up again (after 0.4.7)",
+    "until then room enough that none is retracted: fewer requests at once (--max-running-requests), a larger "
+    "--mem-fraction-static and --num-reserved-decode-tokens on the decode server",
+)
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
+    old = facts.remarks.get("old_retraction")
+    if old is not None and facts.settings.get("disaggregation_mode") == "decode":
+        yield Finding(
+            rule=RULE.id,
+            cause="A decode server of a split retracted requests, and this release does not take them up again: they, "
+            "and what waits behind them, stand for ever.",
+            confidence=Confidence.LIKELY,
+            evidence=(at(facts, old.place, old.text, "the last retraction"),),
+            advice=_OF_A_SPLIT,
+            upstream=("SGLang 6857",),
+        )
+        return
     thrashing = [rank for rank in facts.schedulers if _thrashes(rank.retractions.burst)]
     if not thrashing:
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
+from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_rank, pattern
 from gemma4_triage.logs.suspects import of_files, switched_on
 
@@ -186,6 +187,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*look, *(switched_on(facts) if facts.served else ()))
     if lead.kind == "health" and (silent := _silent_for(lead.text)) is not None:
         what, look = silent
+    if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
+        look = (tight, *look)
     if lead.kind == "health" and facts.settings.get("enable_hierarchical_cache") == "True":
         look = (*look, _COPIES)
     if busy is not None:
@@ -327,6 +330,22 @@ _OTHER_CPU = (
     "wheel from source; in a virtual machine let it see the host's CPU"
 )
 _LONG_SILENCE = 60
+
+
+def _as_long_as_the_pool(facts: LogFacts) -> str:
+    """Return what to do where one request may ask for the whole pool; "" if the pool holds more than a context."""
+    pools = facts.remarks.get("pools")
+    tokens = number_in(pools.text, "max_total_num_tokens") if pools else None
+    context = number_in(pools.text, "context_len") if pools else None
+    if tokens is None or context is None or tokens > context:
+        return ""
+    return (
+        f"the pool holds {tokens:.0f} tokens, and a request may ask for {context:.0f} with its max_new_tokens: such a "
+        "one is never taken in, nor what waits behind it (SGLang 28530). A smaller --context-length or max_new_tokens, "
+        "a larger pool, --page-size 1"
+    )
+
+
 _COPIES = (
     "once without --enable-hierarchical-cache, or with a smaller --hicache-size: evictions and copies to and from the "
     "host have held up the scheduler's loop for minutes (SGLang 30314)"

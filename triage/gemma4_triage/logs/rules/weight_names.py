@@ -206,11 +206,29 @@ _OF_A_LAYER = pattern(
 )
 
 
+_OF_THE_HEAD = pattern(r"lm_head\.weight_(?:scale|packed|global_scale)\w* not found in params_dict")
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     yield from _OF_DEATH.find(facts)
     # Layers of drafts, which come last, and unused buffers are left out by rights.
     first = facts.remarks.get("first_left_out")
-    if first is not None and _OF_A_LAYER.search(first.text):
+    last = facts.remarks.get("left_out")
+    if last is not None and (_OF_THE_HEAD.search(last.text) or (first is not None and _OF_THE_HEAD.search(first.text))):
+        yield Finding(
+            rule=RULE.id,
+            cause="The scale of a quantised output layer (lm_head) was left out, for this release keeps that layer "
+            "whole: the server starts, and its answers repeat themselves or are nonsense.",
+            confidence=Confidence.LIKELY,
+            evidence=(*remarked(facts, "left_out", "the last that was left out"), *of_settings(facts, "quantization")),
+            ruled_out_if=("answers at temperature 0 are those of transformers with the same checkpoint",),
+            advice=(
+                "a later release of SGLang, which takes that layer quantised; until then a copy whose lm_head is in "
+                "bfloat16, such as the publisher's",
+            ),
+            upstream=("SGLang 34895",),
+        )
+    elif first is not None and _OF_A_LAYER.search(first.text):
         yield Finding(
             rule=RULE.id,
             cause="Weights of the checkpoint were left out as it was loaded, for the model class of this release does "
