@@ -12,8 +12,8 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
 from gemma4_triage.logs.catalog import ENDINGS, FALLBACKS, LOADS, findings
 from gemma4_triage.logs.read import read_source
-from gemma4_triage.logs.rule import _LatePattern
-from gemma4_triage.logs.rules import known_issue, other_crash, refused_by_check, unexplained_line
+from gemma4_triage.logs.rule import Rule, _LatePattern
+from gemma4_triage.logs.rules import known_issue, other_crash, refused_by_check, told_by_words, unexplained_line
 from gemma4_triage.logs.source import Source
 from made_logs import (
     ASSERTION,
@@ -78,7 +78,12 @@ def test_every_rule_fires_somewhere_and_has_a_file_that_is_listed():
     }
     assert ids == {rule for found in FOUND.values() for rule in found} | set(MADE)
     files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
-    assert {id.replace("-", "_") for id in ids} == files
+    worded = {"expert_transport", "host_limits", "lora_refused", "start_refused", "weights_missing"}
+    assert {id.replace("-", "_") for id in ids} - worded == files
+    assert {name.lower() for name, rule in vars(told_by_words).items() if isinstance(rule, Rule)} == worded | {
+        "rule",
+        "_of_failures",
+    }
 
 
 class TestWhatIsNoCause:

@@ -230,6 +230,24 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(
+        "ngrams-and-prefixes",
+        "",
+        "drafts of n-grams have changed answers where prefixes come from the cache. Or without "
+        "--speculative-algorithm NGRAM",
+        ("SGLang 24175",),
+        on=lambda start: start.value("speculative_algorithm") == "NGRAM" and not start.on("disable_radix_cache"),
+        instead="with --disable-radix-cache",
+    ),
+    Part(
+        "expert-parallelism",
+        "",
+        "experts then lie whole on one GPU each, and not every backend is right there: nonsense from the first token, "
+        "on RTX cards",
+        ("SGLang 21132",),
+        on=lambda start: start.value("ep_size", "1") not in ("", "1"),
+        instead="with --ep-size 1 (--tp alone)",
+    ),
+    Part(
         "mixed-chunk",
         "--enable-mixed-chunk",
         "prefill and decode then share a batch, which answers may show only under load",
@@ -390,6 +408,7 @@ _FEATURES = {
     "ep_size": (r"ep_moe|expert_parallel|\bep_|moe_ep", "with --ep-size 1 (--tp alone)"),
     "cpu_offload_gb": (r"offload", ""),
     "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|batch_get|hicache(?:file|eic|aibrix|simm)", ""),
+    "enable_return_routed_experts": (r"experts_capturer|routed_expert", ""),
     "enable_forward_pass_metrics": (r"metrics_reporter|forward_pass_metrics", ""),
     "tokenizer_worker_num": (r"multi_?tokenizer|http_worker|ipc_name", "with --tokenizer-worker-num 1"),
 }

@@ -142,6 +142,8 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append("once with --speculative-moe-runner-backend triton: the draft's layers are of another type")
     if experts:
         found.append(f"once with another --moe-runner-backend than {moe}")
+    if experts and asked.get("ep_size", "1") not in ("1", "None"):
+        found.append("once with --ep-size 1 (--tp alone): each rank then has a share of every expert (SGLang 28170)")
     if death.package in _LAUNCHERS and (computes := library_kernel.part_of(death)) is not None:
         found.insert(0, f"{computes.look}: what was launched computes {computes.what}")
     if asked.get("enable_two_batch_overlap") == "True" and any(map(_TWO_BATCHES.match, death.frames)):

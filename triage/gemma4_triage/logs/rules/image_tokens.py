@@ -33,7 +33,10 @@ def _of_positions(death: Death) -> bool:
 
 
 _EMBEDS = pattern(r".* (?:_?get_chunked_\w*embedding\w*|get_embedding\w*|embed_mm_inputs|_?get_precomputed_embedding)$")
-_SPLIT = pattern(r"sum exactly to (?P<made>\d+).{0,60}split_sizes=\[(?P<text>\d+)\]|must match|out of (?:range|bounds)")
+_SPLIT = pattern(
+    r"sum exactly to (?P<made>\d+).{0,60}split_sizes=\[(?P<text>\d+)\]|must match|out of (?:range|bounds)|"
+    r"number of elements"
+)
 
 
 def _of_embeddings(death: Death) -> bool:
@@ -73,6 +76,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "token in the text",
             "the processor counts the placeholders: install the transformers that SGLang asks for",
             "a prompt near the context length is cut: shorten it, or raise --context-length",
+            "once with --disable-radix-cache: a prefix that ends inside a sound or an image was counted wrong (SGLang "
+            "8366)",
         ),
         next_commands=("gemma4-triage doctor",),
         upstream=("SGLang 40797",) if "Insufficient multimodal" in death.message else (),

@@ -64,6 +64,11 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
     """Return what to switch off once, what this server has first; each alone, since two changes tell nothing."""
     asked = facts.settings
     steps = []
+    if asked.get("enable_memory_saver") == "True":
+        steps.append(
+            "load the weights that a trainer sends from disk once (--enable-memory-saver is on): if those serve, the "
+            "trainer's conversion is at fault, of names, layout or dtype, or some were never sent"
+        )
     if Started(facts).is_float16:
         steps.append(
             "--dtype bfloat16 (float32 where the GPU has none): this server computes in float16, which ends at 65504; "

@@ -113,6 +113,7 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
             "GET /health of each worker from the router's host: if they answer, --cb-failure-threshold higher, "
             "--cb-timeout-duration-secs shorter, or --disable-circuit-breaker",
             "fewer requests at once, more workers, or --max-concurrent-requests and --queue-size of the router",
+            "one that answers and stays out (half_open): restart the router, or a later release of it (SGLang 31206)",
         )
     elif "consistent_hash" in alarm.text:
         cause = "The router's policy still names a worker that has gone, and selects nobody for its share of requests."

@@ -23,6 +23,29 @@ _ON_DISK = (
 )
 
 
+_LOST = "load_back failed for rid"
+
+
+def _of_a_request(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause="A request failed on a decode server: KV that was promised of the hierarchical cache or its storage did "
+        "not come back, mostly for its count was stale (pages given up, or a prefetch that was never begun).",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death, "what the cache said"),
+            *of_settings(facts, "hicache_storage_backend", "disaggregation_decode_enable_radix_cache"),
+        ),
+        ruled_out_if=("every request fails so",),
+        advice=(
+            "send it again; until a later release the decode server without --disaggregation-decode-enable-radix-cache "
+            "or without --hicache-storage-backend (SGLang 30322)",
+            "more room on the host (--hicache-size), and the store's own log",
+        ),
+        upstream=("SGLang 30322",),
+    )
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
     alarm = next((alarm for alarm in facts.alarms if alarm.kind == "storage"), None)
     many = [over(facts, "such lines", alarm.count, "of all ranks")] if alarm and alarm.count > 1 else []
@@ -36,6 +59,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         for error in facts.errors[-1:]
         if error.frame
     ]
+    if _LOST in death.message:
+        return _of_a_request(facts, death)
     draft = "draft" in death.message.lower()
     unread = _UNREAD.search(death.message) is not None
     what = "the KV of drafts" if draft else "KV"

@@ -1,7 +1,7 @@
-"""Failures whose words leave one cause, though neither they nor their place in the code say what to change.
+"""Failures whose words alone leave one cause: what SGLang, or a library that it calls, says.
 
-Each is an entry of known_issues/records/words/told_by_words.toml: what SGLang, or a library that it calls, says of
-packages, arguments, a checkpoint or a request.
+Each is an entry of a file in known_issues/records/words/: told_by_words.toml has what neither the words nor their place
+in the code say how to mend, of packages, arguments, a checkpoint or a request.
 """
 
 from __future__ import annotations
@@ -33,3 +33,46 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
 
 
 RULE = replace(_OF_FAILURES, find=_find)
+
+EXPERT_TRANSPORT = of_wordings(
+    "expert-transport",
+    "GPUs cannot reach each other, for experts or for sums",
+    "expert_transport.toml",
+    Confidence.LIKELY,
+    settings=("moe_a2a_backend", "ep_size", "tp_size", "nnodes"),
+    ruled_out_if=("it dies alike with --moe-a2a-backend none --disable-custom-all-reduce",),
+    alarms=("nvshmem", "device"),
+)
+HOST_LIMITS = of_wordings(
+    "host-limits",
+    "the host lets a process have no more files, threads or locked memory",
+    "host_limits.toml",
+    Confidence.LIKELY,
+    ruled_out_if=("cat /proc/PID/limits shows room while it happens",),
+)
+LORA_REFUSED = of_wordings(
+    "lora-refused",
+    "a LoRA adapter does not fit the server",
+    "lora_refused.toml",
+    Confidence.LIKELY,
+    settings=("max_lora_rank",),
+    ruled_out_if=("the same adapter loads with PEFT and its names are those of the server's modules",),
+    advice=("once without the adapter: the base model has to start",),
+    alarms=("adapter",),
+)
+START_REFUSED = of_wordings(
+    "start-refused",
+    "the server refused its arguments or its port",
+    "start_refused.toml",
+    Confidence.CERTAIN,
+    what="what the start said",
+    alarms=("no-start",),
+)
+WEIGHTS_MISSING = of_wordings(
+    "weights-missing",
+    "the checkpoint cannot be read",
+    "weights_missing.toml",
+    Confidence.LIKELY,
+    ruled_out_if=("another process of the same user reads the same path",),
+    alarms=("no-start", "panic"),
+)
