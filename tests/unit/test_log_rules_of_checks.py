@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gemma4_triage.finding import Confidence
-from made_logs import death, found_in, only, stamp, started, steady
+from gemma4_triage.logs.rules.refused_by_check import part_of_file
+from made_logs import SITE, TRACEBACK, death, died, found_in, only, stamp, started, steady, told
 from score_checks import judged, reports
 
 RULE = "refused-by-check"
@@ -31,10 +32,46 @@ def test_words_arguments_and_requests_of_the_check_are_repeated():
         ("srt/lora/lora_manager.py", "LoRA"),
         ("srt/models/gemma4_mm.py", "code of the model"),
         ("srt/layers/moe/topk.py", "experts"),
+        ("srt/observability/metrics_collector.py", "metrics"),
+        ("srt/compilation/backend.py", "compiled graphs"),
+        ("srt/weight_sync/tensor_bucket.py", "a trainer"),
+        ("srt/multiplex/pdmux_context.py", "shares of one GPU"),
+        ("multimodal_gen/runtime/loader/x.py", "parts of a diffusion pipeline"),
+        ("multimodal_gen/runtime/pipelines/x.py", "a diffusion pipeline"),
+        ("bench_serving.py", "a client and not the server"),
     ],
 )
 def test_the_file_names_the_part(frame, words):
     assert words in only([*steady(3), death(4, "RuntimeError: this case is not supported here", frame=frame)]).cause
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang's source is read")
+def test_every_folder_of_sglang_is_of_a_part():
+    found = importlib.util.find_spec("sglang")
+    (root,) = found.submodule_search_locations
+    files = [path.relative_to(root).as_posix() for path in Path(root).rglob("*.py") if path.name != "__init__.py"]
+    below = [path.removeprefix("srt/") for path in files if path.startswith("srt/") and path.count("/") > 1]
+    below += [path for path in files if path.startswith(("multimodal_gen/", "bench_", "lang/", "test/"))]
+    assert [path for path in below if part_of_file(path) is None] == []
+
+
+def test_what_images_need_is_of_no_request_as_a_server_starts():
+    at_start = died("ValueError: this processor is not known here", ("managers/mm_utils.py", "init", "raise x"))
+    assert "it is of no request" in told(only([at_start]))
+    assert "send that request alone" in told(only([*steady(3), at_start]))
+
+
+def test_arguments_are_named_by_the_function_that_looks_at_them():
+    frame = ("server_args.py", "_handle_hicache_compatibility", "if self.a > self.b:")
+    finding = only([died("TypeError: '>' not supported between instances of 'NoneType' and 'int'", frame)])
+    assert "the arguments of hicache" in told(finding)
+
+
+def test_a_library_of_kernels_of_another_release():
+    frame = SITE.format("aiter/rotary_embedding.py", "get_rope")
+    finding = only([f"{stamp(1)} Scheduler hit an exception: {TRACEBACK}{frame}KeyError: 'rope'\n"])
+    assert "SGLANG_USE_AITER=0" in told(finding)
+    assert "is of another release" in told(finding)
 
 
 @pytest.mark.parametrize(

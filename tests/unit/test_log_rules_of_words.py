@@ -328,6 +328,7 @@ class TestKindsOfFaults:
             "--enable-memory-saver",
         ),
         ("OSError: [Errno 12] Cannot allocate memory", "managers/a.py", "step", "--hicache-ratio"),
+        ("RuntimeError: Expected all tensors to be on the same device", "lora/a.py", "x", "--cpu-offload-gb"),
         ("RuntimeError: cannot pin 'torch.cuda.LongTensor'", "managers/a.py", "step", "ulimit -l"),
         ("torch.AcceleratorError: CUDA error: the launch timed out and was terminated", "a.py", "step", "Disp.A"),
         (

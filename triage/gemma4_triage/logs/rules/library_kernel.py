@@ -25,6 +25,11 @@ _PACKAGES = frozenset(
 _PINNED = "the releases of sglang-kernel and flashinfer that SGLang pins (pip list), for the CUDA that is installed"
 _OF_ITS_IMAGE = "the {0} of SGLang's image for this GPU: its kernels and its tuned tables have to be of one release"
 _OF_IMAGES = frozenset({"aiter", "vllm", "tilelang", "humming"})
+_OF_RELEASES = frozenset({"AttributeError", "KeyError", "TypeError", "NameError"})
+_MISFIT = (
+    "what it met is of another release than it knows: this library, transformers (whose config it reads) and SGLang of "
+    "the releases in SGLang's pyproject, or its image"
+)
 _SAYS = pattern(r"Error in function '(\w+)' at|csrc/[\w/.]+\.cuh?:\d+")
 _NOT_THIS_GPU = pattern(r"(?i)unsupported arch|architecture|compute capability|\bsm_?\d{2,3}|not supported on|cubin")
 
@@ -133,6 +138,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "attention_backend", "moe_runner_backend")),
         ruled_out_if=("the same call dies alike with another backend of that part",),
         advice=(
+            *((_MISFIT,) if death.type_name in _OF_RELEASES else ()),
+            *(("once with SGLANG_USE_AITER=0",) if death.package == "aiter" else ()),
             *((part.look,) if part else ("once with --disable-cuda-graph and another backend of the part it is of",)),
             _OF_ITS_IMAGE.format(death.package) if death.package in _OF_IMAGES else _PINNED,
             "then a later release of SGLang",

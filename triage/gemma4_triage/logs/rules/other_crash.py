@@ -62,7 +62,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
-            f"{', in ' + death.frame if death.frame else ''}; "
+            f"{', in ' + death.frame if death.frame else ''}{_of_package(death)}; "
             f"{code or _of_kind(kind, death) or _met(death) or _said(words)}.{_stands_in(death)}"
             f"{handled.what if handled else ''}",
             confidence=Confidence.LIKELY if code or kind else Confidence.POSSIBLE,
@@ -295,6 +295,12 @@ _OF_A_PACKAGE = (
 _NOT_AT_FAULT = frozenset({"", "torch", "sglang", "multiprocess", "uvloop", "starlette", "uvicorn", "fastapi", "zmq"})
 
 
+def _of_package(death: Death) -> str:
+    """Return whose code it was raised in, if that is a package of others; "" else."""
+    named = death.package not in _NOT_AT_FAULT and f"{death.package}." not in death.frame
+    return f" of the package {death.package}" if named else ""
+
+
 def _in_a_package(death: Death) -> bool:
     """Say whether it was raised in another's package that may be of a release that does not fit."""
     return death.package not in _NOT_AT_FAULT and death.type_name in _OF_CODE
@@ -377,8 +383,6 @@ def _met(death: Death) -> str:
         return (
             f"a check inside torch does not hold{captures}: this release calls torch in a way that its release forbids"
         )
-    if "on the same device" in death.message:
-        return "a tensor lies on the CPU or on another GPU than the rest: something was offloaded, or never moved"
     if death.type_name == "RecursionError":
         return "it called itself without an end"
     if death.type_name.endswith(_UNREACHED) and not death.caller:
@@ -412,11 +416,17 @@ def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     own = part_of(death) or part_of_file(death.caller)
     staged = facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
     stages = "once with --pp-size 1 (--tp for the other GPUs): code that knows no stages asks for what another one has"
+    looked_at = _LOOKS_AT.match(death.frame) if death.path.startswith("server_args") else None
+    these = looked_at[1].replace("_", " ") if looked_at else ""
     return (
+        *((f"the arguments of {these}: give all of them, as launch_server --help lists them",) if these else ()),
         *((stages,) if staged else ()),
         *((f"once without {part.without}: if it then does not happen, that is the part at fault",) if part else ()),
         *((own.look,) if own is not None and (part is None or "--hicache-storage-backend" in own.look) else ()),
     )
+
+
+_LOOKS_AT = pattern(r".* _?(?:handle|check|validate|set|adjust|init)_(\w+?)(?:_(?:args|compatibility|defaults))?$")
 
 
 def _stands_in(death: Death) -> str:

@@ -96,6 +96,10 @@ _BACKEND = _part(
     "the attention backend",
     "another --attention-backend (triton serves most models and GPUs), or a later release",
 )
+_SENT = (
+    "names, shapes, dtype, quantisation and parallelism that the trainer sends have to be the server's; both of "
+    "releases that fit each other (SGLang's, torch's and the trainer's); once with the weights on disk"
+)
 _RUNS = pattern(r"model_executor/|managers/tp_worker")
 _STEPS = (
     # What the code that runs a model is about to do, by the function that does it.
@@ -113,12 +117,7 @@ _STEPS = (
     (pattern(r".* _?(?:init_attention_backend\w*|get_attention_backend\w*)$"), _BACKEND),
     (
         pattern(r".* \w*(?:update_weights|update_bucketed|unwrap_tensor|weights_update|weight_sync)\w*$"),
-        _part(
-            r"$^",
-            "new weights that a trainer puts into the running server",
-            "names, shapes, dtype, quantisation and parallelism that the trainer sends have to be the server's; both "
-            "of releases that fit each other (SGLang's, torch's and the trainer's); once with the weights on disk",
-        ),
+        _part(r"$^", "new weights that a trainer puts into the running server", _SENT),
     ),
 )
 # The first whose files fit counts.
@@ -247,6 +246,89 @@ _PARTS = (
         "mend what its words name in the server's environment, then start again",
     ),
     _part(
+        r"observability/|metrics/|tracing/",
+        "metrics and traces of the server",
+        "once without --enable-metrics, --enable-trace, --enable-forward-pass-metrics and request logging; "
+        "PROMETHEUS_MULTIPROC_DIR of a folder of its own; then a later release",
+    ),
+    _part(
+        r"compilation/",
+        "compiled graphs of prefills, and torch.compile",
+        "--disable-piecewise-cuda-graph (--cuda-graph-backend-prefill disabled from 0.5.14), without "
+        "--enable-torch-compile; then a later release, with the torch that it pins",
+    ),
+    _part(
+        r"batch_overlap/|two_batch|operations",
+        "the overlap of two halves of a batch",
+        "without --enable-two-batch-overlap and --enable-single-batch-overlap; then a later release",
+    ),
+    _part(
+        r"connector/|weight_cache/",
+        "weights that are read from another machine or from a cache of them",
+        "once from a local folder with --load-format auto, and without --weight-cache-mode; the address, its rights "
+        "and the client's package (boto3, redis, azure)",
+    ),
+    _part(
+        r"weight_sync/|checkpoint_engine/",
+        "new weights that a trainer puts into the running server",
+        _SENT,
+    ),
+    _part(
+        r"dllm/",
+        "language models that write by diffusion",
+        "--dllm-algorithm has to be the model's; once with --disable-cuda-graph and --disable-radix-cache; a later "
+        "release",
+    ),
+    _part(r"multiplex/", "prefill and decode on shares of one GPU", "without --enable-pdmux; then a later release"),
+    _part(
+        r"state_capturer/",
+        "what a trainer asks to be returned of inner states (routed experts, indices)",
+        "without --enable-return-routed-experts and --enable-return-indexer-topk; then a later release",
+    ),
+    _part(r"beam_search/", "requests that search with beams", "once without beams; then a later release"),
+    _part(
+        r"session/",
+        "sessions of requests",
+        "once with requests without session_params, and without --enable-streaming-session; then a later release",
+    ),
+    _part(
+        r"platforms/|kernel_plugins/|plugins/|batch_invariant|rust_|kernels/|jit_kernel/",
+        "kernels and plug-ins for this device",
+        "another --attention-backend, --moe-runner-backend and --sampling-backend, without "
+        "--enable-deterministic-inference; kernels compiled here need nvcc of torch's CUDA, and "
+        "rm -r ~/.cache/tvm-ffi once; SGLang's image for this device",
+    ),
+    _part(r"ray/", "processes of the server that Ray starts", "once without --use-ray; ray status and ray logs"),
+    _part(
+        r"kv_canary/|debug_utils/",
+        "SGLang's own aids for debugging",
+        "once without --kv-canary and dumps: the aid itself may be at fault",
+    ),
+    _part(
+        r"multimodal_gen/.*(?:loader|weights)",
+        "how the parts of a diffusion pipeline are loaded",
+        "the publisher's own repository, whole, of a pipeline that this release lists; --quantization only if each "
+        "part is made with it; diffusers and transformers of SGLang's pyproject; then a later release",
+    ),
+    _part(
+        r"multimodal_gen/",
+        "a diffusion pipeline (images, video)",
+        "once without offload (--text-encoder-cpu-offload, --dit-cpu-offload, --dit-layerwise-offload, "
+        "--vae-cpu-offload: false), with --attention-backend torch_sdpa, with --num-gpus 1, and without "
+        "--enable-torch-compile; then a later release",
+    ),
+    _part(
+        r"bench_|benchmark/|test/",
+        "a benchmark or a test, which is a client and not the server",
+        "the server's own log at that time; its release and that of the benchmark the same; the files and the "
+        "tokenizer that the benchmark was given",
+    ),
+    _part(
+        r"lang/",
+        "SGLang's front-end language, which is a client and not the server",
+        "the server's own log at that time; the release of both the same",
+    ),
+    _part(
         r"managers/",
         "the scheduler's own bookkeeping",
         "once with --disable-overlap-schedule; send the last requests again, one at a time; then a later release",
@@ -268,7 +350,7 @@ _NOT_ITS_OWN = pattern(
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"
     r"invalid for input of size|must be Tensor, not|index k out of range|Expected reduction dim|INTERNAL ASSERT|"
     r"abstract class|is not defined|cannot unpack|unsupported operand|is not iterable|"
-    r"not subscriptable|expected str|invalid literal|values to unpack"
+    r"not subscriptable|consecutive errors|expected str|invalid literal|values to unpack"
 )
 _TELLING = pattern(
     r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"
@@ -497,12 +579,18 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((f"change or leave out {', '.join(flags)}",) if flags else ()),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
-            part.look,
+            _AT_START if part.look.startswith(_ALONE) and not facts.served and not facts.errors else part.look,
             *(one for one in switched_on(facts, death) if condition and not one.endswith(NAMED)),
         ),
     )
 
 
+_ALONE = "send that request alone: its media"
+_AT_START = (
+    "it is of no request, for none was served: lines above it that something was not imported (Ignore import error) "
+    "say why; transformers, torchvision and sglang-kernel of the releases in SGLang's pyproject, and the processor's "
+    "files of the publisher's repository"
+)
 _SNAKE = pattern(r"\b(?<!-)[a-z]+(?:_[a-z0-9]+)+\b(?!\()")
 _SPOKEN = (
     (pattern(r"(?i)\bdp[- ]attention"), "--enable-dp-attention"),
@@ -540,7 +628,11 @@ def part_of(death: Death) -> Part | None:
     """Return the part of SGLang whose file raised it; None if it is another's file."""
     if not death.path:
         return None
-    if death.path.startswith("mem_cache/") and any(map(_OF_THE_HOST.match, death.frames)):
+    if (
+        death.path.startswith("mem_cache/")
+        and not death.path.startswith("mem_cache/storage/")
+        and any(map(_OF_THE_HOST.match, death.frames))
+    ):
         return _HOST_CACHE
     if not _HOST_CACHE.files.match(death.path) and any(map(_OF_STATES.match, death.frames[-2:])):
         return _STATES

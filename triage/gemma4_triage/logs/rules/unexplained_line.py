@@ -170,6 +170,9 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if lead.kind == "answered-500" and (found := _REFUSED.search(lead.text)):
         what = f"{what}: {found[1].strip()[:_QUOTED]}"
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(found[1])) else ()), *look)
+    if lead.kind in ("no-start", "library") or kind is _LAST:
+        what = f"{what}: {_without_stamp(lead.text)[:_QUOTED].rstrip('.')}"
+        look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(lead.text)) else ()), *look)
     if lead.kind == "signalled" and "llegal instruction" in lead.text:
         look = (_OTHER_CPU, *look)
     if kind is _LAST and _OF_PIP.match(lead.text):
