@@ -16,6 +16,7 @@ LONGEST_FIRST = (
     "test_diff_live",
     "test_logit_faults_live",
     "test_repro_corpus",
+    "test_repro_mutations",
     "test_repro_mtp",
     "test_layer_ops_live",
     "test_swa_peak_live",
