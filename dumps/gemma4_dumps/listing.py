@@ -84,25 +84,37 @@ def dump_names(root: Path) -> list[str]:
 
     Symlinks are left out. Raises OSError if root is not a directory or must not be read.
     """
-    try:
-        with os.scandir(root) as found:
-            keys = [time_key(item.name) for item in found if item.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
-    return [name for _, name in sorted((key for key in keys if key is not None), reverse=True)]
+    return _newest_first(_directories(root)[0])
 
 
-def renamed_dumps(root: Path) -> list[str]:
-    """Return the names of directories in root that hold a dump's manifest under another name, sorted.
+def all_names(root: Path) -> tuple[list[str], list[str]]:
+    """Return the same, and the names of directories that hold a dump's manifest under another name, sorted.
 
-    Writers and retention know dumps by their own names, so these are only ever read. Raises like `dump_names`.
+    Writers and retention know dumps by their own names, so the latter are only ever read. Raises like `dump_names`.
     """
+    keys, others = _directories(root)
+    return _newest_first(keys), sorted(name for name in others if os.path.lexists(root / name / MANIFEST_NAME))
+
+
+def _directories(root: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the time keys of what has a dump's name in root, and the names of the other directories."""
+    keys, others = [], []
     try:
         with os.scandir(root) as found:
-            names = [item.name for item in found if item.is_dir(follow_symlinks=False) and not time_key(item.name)]
+            for item in found:
+                if item.is_dir(follow_symlinks=False):
+                    key = time_key(item.name)
+                    if key is None:
+                        others.append(item.name)
+                    else:
+                        keys.append(key)
     except FileNotFoundError:
-        return []
-    return sorted(name for name in names if os.path.lexists(root / name / MANIFEST_NAME))
+        pass
+    return keys, others
+
+
+def _newest_first(keys: list[tuple[str, str]]) -> list[str]:
+    return [name for _, name in sorted(keys, reverse=True)]
 
 
 def describe(root: Path, name: str) -> DumpEntry:
@@ -128,26 +140,34 @@ def show(root: Path, name: str) -> ListedDump:
 
 
 def show_renamed(root: Path, name: str) -> ListedDump:
-    """Read what a list shows of one of `renamed_dumps`; one that cannot be read has the time of its directory."""
+    """Read what a list shows of a renamed one of `all_names`; one that cannot be read has the time of its directory."""
     path = root / name
-    size_bytes, state, heading, problem = _load_listed(path)
+    size_bytes, state, heading, problem = _load_listed(str(path))
     created = heading.created_utc if heading else datetime.fromtimestamp(time.time() - _age_s(path), UTC)
     return ListedDump(root, name, created, size_bytes, state, heading, problem, renamed=True)
 
 
-def _load_listed(path: Path | str) -> tuple[int, State, Heading | None, str | None]:
+def _load_listed(path: str) -> tuple[int, State, Heading | None, str | None]:
     """Return a dump's size and what `_load` makes of its heading; torn if a file has not the size that it had.
 
-    No file but the manifest is read: whether its bytes are the ones that were written is for `verify` to say.
+    No file but the manifest is read: whether its bytes are the ones that were written is for `verify` to say. Those
+    that it names are the dump's size; what else lies there is counted only where it names none.
     """
-    sizes = _sizes(path)
-    state, heading, problem = _load(str(path), load_heading)
-    for name, record in heading.files.items() if heading else ():
-        if name not in sizes:
+    state, heading, problem = _load(path, load_heading)
+    if heading is None or not heading.files:
+        return _size_bytes(path), state, heading, problem
+    size_bytes = 0
+    for name in (MANIFEST_NAME, *heading.files):
+        try:
+            found = os.lstat(f"{path}/{name}").st_size
+        except OSError:
             state, problem = "torn", f"{name} is missing"
-        elif sizes[name] != record.size_bytes:
-            state, problem = "torn", f"{name}: {sizes[name]} bytes, the manifest says {record.size_bytes}"
-    return sum(sizes.values()), state, heading, problem
+            continue
+        size_bytes += found
+        wanted = found if name == MANIFEST_NAME else heading.files[name].size_bytes
+        if found != wanted:
+            state, problem = "torn", f"{name}: {found} bytes, the manifest says {wanted}"
+    return size_bytes, state, heading, problem
 
 
 def _load(path: Where, load: Callable[[Where], Loaded]) -> tuple[State, Loaded | None, str | None]:

@@ -12,7 +12,7 @@ from .caps import DEFAULT_CAPS, StoreCaps
 from .directory_name import LEAST_SHORT_ID, TEMPORARY_PREFIX, is_short_id, short_id
 from .drop_counters import load_counters
 from .errors import DumpNotFound, DumpUnreadable, StoreUnreadable
-from .listing import DumpEntry, ListedDump, describe, dump_names, renamed_dumps, show, show_renamed, survey
+from .listing import DumpEntry, ListedDump, all_names, describe, dump_names, show, show_renamed, survey
 from .lock import LOCK_TIMEOUT_S, store_lock
 from .manifest_file import MANIFEST_NAME
 from .removal import remove_dumps
@@ -87,15 +87,15 @@ class DumpStore:
         except OSError as error:
             raise StoreUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
 
-    def renamed(self) -> "list[str]":
-        """Return the names of dumps whose directory somebody has renamed, sorted. Raises DumpUnreadable."""
+    def all_names(self) -> "tuple[list[str], list[str]]":
+        """Return the same, and the names of dumps whose directory somebody has renamed, sorted. Raises likewise."""
         try:
-            return renamed_dumps(self.root)
+            return all_names(self.root)
         except OSError as error:
             raise StoreUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
 
     def each_renamed(self, names: "Iterable[str]") -> "Iterator[ListedDump]":
-        """Read dumps of `renamed()` one by one."""
+        """Read renamed dumps of `all_names()` one by one."""
         return (show_renamed(self.root, name) for name in names)
 
     def list(self, limit: int | None = None) -> "list[DumpEntry]":
@@ -127,7 +127,7 @@ class DumpStore:
         if ("/" in text or text in (".", "..")) and os.path.isdir(text):
             return Path(text)
         _refuse_what_may_not_be_entered(text)
-        names = self.names()
+        names, renamed = self.all_names()
         if text == "latest":
             # Opens no more than it has to, and takes none that a list calls torn.
             newest = next((one.dump_id for one in self.each(names) if one.state == "complete"), None)
@@ -138,13 +138,13 @@ class DumpStore:
             name for name in names if text and name.removeprefix(TEMPORARY_PREFIX).startswith(text)
         ]
         if not matches and is_short_id(text) and not os.path.lexists(text):
-            matches = [name for name in (*names, *self.renamed()) if short_id(name).startswith(text)]
+            matches = [name for name in (*names, *renamed) if short_id(name).startswith(text)]
         if len(matches) == 1:
             return self.root / matches[0]
         if matches:
             named = ", ".join(matches[:3]) + (", …" if len(matches) > 3 else "")
             raise _not_found(self.root, f"{text!r} is the beginning of {len(matches)} dumps in {self.root}: {named}")
-        if text in self.renamed():
+        if text in renamed:
             return self.root / text
         if os.path.isdir(text):
             return Path(text)

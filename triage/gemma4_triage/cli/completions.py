@@ -16,7 +16,7 @@ def complete_dump(context: typer.Context, incomplete: str) -> list[str]:
 
     try:
         store = open_store(context.params.get("directory"))
-        names = [*store.names(), *store.renamed()]
+        names = [name for found in store.all_names() for name in found]
         ids = map(short_id, names) if incomplete else ()
         return [name for name in ("latest", *names, *ids) if name.startswith(incomplete)]
     except UserError:

@@ -1,5 +1,6 @@
 """Tables of the `dumps` verbs on a terminal."""
 
+import sys
 from collections.abc import Iterable
 from itertools import islice
 
@@ -13,7 +14,6 @@ from gemma4_triage.terminal import (
     clean_text,
     is_brief,
     plain_table,
-    print_plain,
     printable,
     size_text,
     stdout_console,
@@ -23,8 +23,9 @@ _COLUMNS = ("id", "dump", "verdict", "where", "size")
 STATE_STYLES = {"torn": "red", "incompatible": "yellow", "writing": "cyan"}
 
 
-MOST_IN_A_TABLE = 1000
-"""A table's columns are as wide as its widest cells, so it is printed when all are known; lines beyond come at once."""
+MOST_IN_A_TABLE = 250
+"""A table's columns are as wide as its widest cells, so it is printed when all are known. A line beyond costs a tenth
+of a row, and so many are printed at a time."""
 
 
 def print_listing(entries: Iterable[ListedDump]) -> tuple[int, int]:
@@ -44,12 +45,15 @@ def print_listing(entries: Iterable[ListedDump]) -> tuple[int, int]:
     console.print(table)
     widths = [max(len(row[column]) for row, _ in rows) for column in range(len(_COLUMNS))]
     count, size_bytes = len(rows), sum(entry.size_bytes for _, entry in rows)
-    for entry in left:
-        cells = _words(entry, full)
-        if not "".join(cells).isprintable():
-            cells = tuple(map(printable, cells))
-        print_plain("  ".join(map(str.ljust, cells, widths)).rstrip())
-        count, size_bytes = count + 1, size_bytes + entry.size_bytes
+    while some := list(islice(left, MOST_IN_A_TABLE)):
+        lines = []
+        for entry in some:
+            cells = _words(entry, full)
+            if not "".join(cells).isprintable():
+                cells = tuple(map(printable, cells))
+            lines.append("  ".join(map(str.ljust, cells, widths)).rstrip() + "\n")
+        sys.stdout.write("".join(lines))
+        count, size_bytes = count + len(some), size_bytes + sum(entry.size_bytes for entry in some)
     return count, size_bytes
 
 

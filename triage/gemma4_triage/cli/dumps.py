@@ -55,7 +55,7 @@ def list_dumps(
     from gemma4_triage.cli import dump_documents, dump_table
 
     store = open_store(directory)
-    names, renamed, dropped = store.names(), store.renamed(), store.dropped_dumps()
+    (names, renamed), dropped = store.all_names(), store.dropped_dumps()
     shown = names[: limit or None]
     moved = renamed[: limit - len(shown)] if limit else renamed
     hidden = len(names) + len(renamed) - len(shown) - len(moved)
