@@ -354,6 +354,17 @@ class TestKindsOfFaults:
         ("p.ValidationError: 1 validation error for ServerArgs", "a.py", "x", "mend that field"),
         ("json.JSONDecodeError: Extra data", "function_call/base_detector.py", "parse", "--tool-call-parser"),
         ("json.JSONDecodeError: Extra data", "managers/a.py", "read", "no_proxy"),
+        (
+            "RuntimeError: The size of tensor a (96) must match the size of tensor b (90)",
+            "managers/a.py",
+            "step",
+            "the first that ends it names the part",
+        ),
+        ("RuntimeError: FP4 is not available on this device: odd", "managers/a.py", "step", "does not have"),
+        ("TypeError: Mismatched type on argument #2 when calling: `f(0: int)`", "managers/a.py", "step", "pip list"),
+        ("RuntimeError: [01:02:03] /p/cpp/ebnf_parser.cc:7: Check failed: x", "managers/a.py", "step", "xgrammar"),
+        ("ValueError: 151655 is not in list", "managers/a.py", "step", "one mark for each image"),
+        ("EOFError", "managers/a.py", "read", "gone, or a file is cut"),
     )
 
     @pytest.mark.parametrize(("last", "file", "function", "word"), IN_PACKAGES)
@@ -407,3 +418,34 @@ def test_words_of_failures_have_their_form(file):
         assert "package" in entry or entry["words"]
     read = [*Path(rules.__path__[0]).glob("*.py"), Path(rules.__path__[0]).parent / "rule.py"]
     assert any(f'"{file}"' in code.read_text(encoding="utf-8") for code in read)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/opt/sglang/python/sglang/srt/lora/x.py",
+        "sglang/srt/lora/x.py",
+        "python/sglang/srt/lora/x.py",
+        ".../srt/lora/x.py",
+        "srt/lora/x.py",
+        ".../lora/x.py",
+        "…/lora/x.py",
+    ],
+)
+def test_a_path_that_somebody_shortened_is_read(path):
+    lines = f'{stamp(3)} Scheduler hit an exception: {TRACEBACK}  File "{path}", line 7, in step\n    x = f(y)\n'
+    finding = only([decode(1), lines + "ValueError: this is not as it should be\n"])
+    assert "It concerns LoRA adapters" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("last", "what"),
+    [
+        ("AssertionError: the token bitmask of xgrammar is odd", "structured output"),
+        ("RuntimeError: odd draft tokens", "speculative decoding"),
+        ("RuntimeError: LRU list of odd nodes, lock_ref is 0", "the KV pools or the prefix cache"),
+        ("AssertionError: the adapter is odd indeed", "LoRA adapters"),
+    ],
+)
+def test_words_without_frames_are_of_a_part(last, what):
+    assert f"Its words are of {what}" in only([f"{last}\n"]).cause

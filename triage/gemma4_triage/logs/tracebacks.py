@@ -36,7 +36,14 @@ _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
 _WORDS = re.compile(
     r"[A-Z]+|(?!\w*(?:Error|Exception)$|gaierror$)[a-z]\w*"
 )  # "INFO: …" and "python: …" are no exceptions
-_OF_SGLANG = re.compile(rb'\s*File "[^"]*/sglang/(?:srt/)?([^"]+)"')
+# As it stands in a log, or shortened by whom it was quoted: "sglang/srt/x", ".../srt/x", ".../managers/x".
+_OF_SGLANG = re.compile(
+    rb'\s*File "(?:[^"]*/sglang/(?:srt/)?|(?:python/)?sglang/(?:srt/)?|[^"]*/srt/|srt/|'
+    rb"(?:(?:\.\.\.?|\xe2\x80\xa6)/)?(?=(?:managers|mem_cache|model_executor|model_loader|speculative|disaggregation)/)|"
+    rb"(?:\.\.\.?|\xe2\x80\xa6)/(?=(?:models|layers|entrypoints|constrained|lora|sampling|function_call|multimodal|"
+    rb"configs|eplb)/))"
+    rb'([^"]+)"'
+)
 _OF_PACKAGE = re.compile(rb'\s*File "[^"]*/(?:site|dist)-packages/(\w+)')
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".

@@ -19,7 +19,7 @@ from gemma4_triage.logs.rule import (
     usage_text,
 )
 from gemma4_triage.logs.rules import collective_timeout
-from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL, part_of, part_of_file
+from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL, part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.suspects import NAMED, of_files, switched_on
 from gemma4_triage.logs.tracebacks import TORN
 
@@ -413,7 +413,7 @@ def _next_step(death: Death, beginning: Death | None) -> str:
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
     part = of_files(death.frames[-_INNER:])
-    own = part_of(death) or part_of_file(death.caller)
+    own = part_of(death) or part_of_file(death.caller) or part_spoken_of(death)
     staged = facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
     stages = "once with --pp-size 1 (--tp for the other GPUs): code that knows no stages asks for what another one has"
     looked_at = _LOOKS_AT.match(death.frame) if death.path.startswith("server_args") else None
@@ -433,7 +433,9 @@ def _stands_in(death: Death) -> str:
     """Return in which part of SGLang its code stands; "" if it is another's code."""
     part = part_of(death)
     if part is None:
-        return f" SGLang called it for {called.what}." if (called := part_of_file(death.caller)) else ""
+        if (called := part_of_file(death.caller)) is not None:
+            return f" SGLang called it for {called.what}."
+        return f" Its words are of {spoken.what}." if (spoken := part_spoken_of(death)) else ""
     met = " A state that its code does not expect is a defect of the release." * (death.type_name == "AssertionError")
     return f" The code is SGLang's own, of {part.what}.{met}"
 

@@ -645,6 +645,33 @@ def part_of(death: Death) -> Part | None:
     return part_of_file(death.path)
 
 
+_SPEAKS_OF = (
+    # What an exception without its frames speaks of, and a file of that part.
+    (r"\bgrammar|xgrammar|json_schema|structural_tag|token bitmask", "constrained/"),
+    (r"\blora\b|\badapter", "lora/"),
+    (r"speculat|\bdraft|\beagle|\bmtp\b|spec_info|verif(?:y|ied)_", "speculative/"),
+    (r"mooncake store|hicache.?storage|\bhf3fs|storage backend", "mem_cache/storage/"),
+    (r"hicache|hierarchical|load_back|write_back|host (?:pool|memory pool|indices)", "mem_cache/hiradix_cache.py"),
+    (r"\bmamba|\bgdn\b|linear attention|conv_state", "mem_cache/mamba_radix_cache.py"),
+    (r"disaggregat|bootstrap|\bprefill (?:server|instance|worker)|kv transfer|nixl|mooncake", "disaggregation/"),
+    (r"\bimages?\b|\bvideo|\baudio|multimodal|pixel_values|\bmm_|vision", "multimodal/"),
+    (r"\bmoe\b|\bexperts?\b|deep_?ep|topk_|fused_moe", "layers/moe/"),
+    (r"quanti[sz]|\bfp[48]|nvfp4|\bawq|gptq|marlin|mat_[ab]\b|scaled_mm|_scale\b", "layers/quantization/"),
+    (r"attention|flash_?attn|flashinfer|\bmla\b|num_splits|head_dim|kv_indptr|qo_indptr", "layers/attention/"),
+    (r"\bradix|lru list|lock_ref|evict|unified ?(?:radix|tree)|\bswa\b|kv pool|token_to_kv", "mem_cache/"),
+    (r"tokenizer|chat template|\bvocab", "tokenizer/"),
+    (r"weights?\b|checkpoint|state_dict|safetensors", "model_loader/"),
+    (r"cuda ?graph|captur", "model_executor/"),
+)
+
+
+def part_spoken_of(death: Death) -> Part | None:
+    """Return the part of SGLang that an exception of which no frame is left speaks of; None if it names none."""
+    if death.frames:
+        return None
+    return next((part_of_file(path) for words, path in _SPEAKS_OF if re.search(f"(?i){words}", death.message)), None)
+
+
 def part_of_file(path: str) -> Part | None:
     """Return the part of SGLang that a file below its srt is of; None if there is no such file."""
     return next((part for part in _PARTS if part.files.match(path)), None) if path else None

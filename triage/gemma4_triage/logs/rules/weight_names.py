@@ -14,7 +14,11 @@ _NAME = pattern(
     r"'?[\w.]*(?:layers|blocks|experts)\.\d+\.[\w.]+'?|"
     r"'[\w.]+\.(?:weight|bias|qweight|qzeros|scales|g_idx|\w*_scale\w*|weight_\w+)'"
 )
-_ONLY_A_NAME = pattern(r"KeyError: '(?:model\.|language_model\.)*(?:layers|blocks)\.\d+\.[\w.]+'")
+_ONLY_A_NAME = pattern(
+    r"KeyError: '(?:[\w.]+\.)?(?:layers|blocks)\.\d+\.[\w.]+'|"
+    r"KeyError: '[\w.]+\.(?:weight|bias|qweight|qzeros|scales|g_idx|\w*_scale\w*|weight_\w+)'|"
+    r"AssertionError: Tried to load weights of size .*"
+)
 _CONFLICT = pattern(
     r"(?i)Quantization method .{0,80}does not match|Unknown quantization method|Invalid quantization method|"
     r"quantization method .{0,60}is not supported|Cannot find the config file for \w+"
