@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
 
@@ -131,6 +132,21 @@ class TestOutputs:
         assert list(tmp_path.iterdir()) == []
 
 
+@contextmanager
+def as_nobody(folder):
+    """Run as a user for whom the modes of files are no mere words, and who may enter the folder."""
+    somebody = os.geteuid()
+    if somebody == 0:
+        for one in (folder, *folder.parents[:-2]):
+            one.chmod(0o755)
+        os.seteuid(65534)
+    try:
+        assert os.listdir(folder)
+        yield
+    finally:
+        os.seteuid(somebody)
+
+
 @pytest.fixture
 def unreadable(tmp_path):
     """Yield a folder that this process may not enter, and the name of the dump in it."""
@@ -140,13 +156,18 @@ def unreadable(tmp_path):
     for words in (["diagnose"], ["report"], ["replay"], ["dumps", "show"], ["dumps", "verify"]):
         app.main([*words, str(tmp_path / "closed" / dump.name)])
     (tmp_path / "closed").chmod(0)
-    nobody, somebody = 65534, os.geteuid()
-    if somebody == 0:
-        tmp_path.chmod(0o755)
-        os.seteuid(nobody)
-    yield tmp_path / "closed", dump.name
-    os.seteuid(somebody)
+    with as_nobody(tmp_path):
+        yield tmp_path / "closed", dump.name
     (tmp_path / "closed").chmod(0o700)
+
+
+INSTEAD_OF_A_FOLDER = {
+    "closed": (lambda path: path.mkdir(mode=0), "Permission denied"),
+    "file": (lambda path: path.touch(), "Not a directory"),
+    "pipe": (os.mkfifo, "Not a directory"),
+    "link": (lambda path: path.symlink_to(path.parent), "it is a link, which is not followed"),
+    "loop": (lambda path: path.symlink_to(path), "it is a link, which is not followed"),
+}
 
 
 class TestPaths:
@@ -208,6 +229,21 @@ class TestPaths:
         store, dump = unreadable
         code, _, err = cli(*verb, store / dump if how == "dump" else store)
         assert (code, "Permission denied" in err) == (4, True)
+
+    @pytest.mark.parametrize("folder", ["guards", "audits"])
+    @pytest.mark.parametrize("how", INSTEAD_OF_A_FOLDER)
+    @pytest.mark.parametrize("verb", ["diagnose", "report"])
+    def test_what_is_no_folder_beside_dumps_is_said_and_nothing_is_certain(self, cli, tmp_path, verb, how, folder):
+        store, (make, why) = tmp_path / "store", INSTEAD_OF_A_FOLDER[how]
+        shutil.copytree(ROOT / DUMP, store / (ROOT / DUMP).name)
+        code, out, _ = cli(verb, store)
+        assert (code, "CERTAIN" in out) == (1, True)
+        make(store / folder)
+        with as_nobody(store):
+            code, out, err = cli(verb, store)
+        assert (code, "CERTAIN" in out, "LIKELY" in out) == (4, False, True)
+        said = [line for line in (err if verb == "diagnose" else out).splitlines() if line.startswith("not read: ")]
+        assert said == [f"not read: {store / folder}: {why}"]
 
     @pytest.mark.parametrize("verb", [("logs",), ("known", "check"), ("diagnose",)])
     def test_what_is_to_be_unpacked_comes_back_to_the_same_command(self, cli, tmp_path, verb):

@@ -47,8 +47,10 @@ class TestRenamed:
         torn = shutil.copytree(DUMPS / CPU, tmp_path / "b" / "torn")
         (torn / "manifest.json").write_text("{")
         code, found, document = rules(cli, tmp_path)
-        assert (code, found) == (1, [["draft-swa-state-stale"]])
+        assert (code, found) == (4, [["draft-swa-state-stale"]])
         assert document["unreadable"][0]["path"] == str(torn)
+        # It lies in a folder of its own, so that the other is as certain as it was.
+        assert document["summary"]["certain"] == 1
         assert rules(cli, torn)[0] == 4
 
     def test_a_zip_of_what_lies_in_a_dump_is_that_dump_wherever_it_lies(self, cli, tmp_path):
@@ -135,7 +137,7 @@ class TestZips:
         assert "outside of it" in document["message"]
         shutil.copytree(DUMPS / CPU, tmp_path / "whole")
         code, found, document = rules(cli, tmp_path)
-        assert (code, found) == (1, [["draft-swa-state-stale"]])
+        assert (code, found) == (4, [["draft-swa-state-stale"]])
         assert document["unreadable"][0]["path"] == str(tmp_path / "bad.zip")
         assert not (tmp_path.parent / "outside").exists()
 
@@ -425,7 +427,7 @@ class TestNamedFiles:
             "closed": (4, f"{tmp_path}/closed cannot be read: Permission denied"),
             "closed/a.log": (4, "closed cannot be read: Permission denied"),
             "closed.log": (2, "closed.log cannot be read: Permission denied"),
-            "half": (1, f"not read: {tmp_path}/half/closed: Permission denied"),
+            "half": (4, f"not read: {tmp_path}/half/closed: Permission denied"),
         }
         for name, (code, said) in expected.items():
             reads, writes = os.pipe()

@@ -420,7 +420,8 @@ class TestFlashInfer:
         (tmp_path / "1" / "inputs.pt").write_bytes(b"PK\x03\x04 no zip")
         code, found = document(cli, tmp_path)
         (finding,) = found["incidents"][0]["findings"]
-        assert (code, finding["evidence"][0]["value"]) == (1, "b")
+        # What has a zip's first bytes and is none cannot be read.
+        assert (code, finding["evidence"][0]["value"]) == (4, "b")
 
     def test_a_real_folder_of_dumps_is_one_reading_with_its_index_and_without(self, cli, tmp_path):
         for at, (call, states) in enumerate({"a": ["inputs_saved", "completed"], "b": ["inputs_saved"]}.items()):

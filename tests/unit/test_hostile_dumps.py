@@ -87,6 +87,22 @@ def test_a_report_of_a_crowd_of_damaged_dumps_shows_an_example_and_counts_what_i
     code, out, _ = cli("report", "--limit", "0", "--dir", store.root, "-o", tmp_path / "page.html")
     assert code == 4
     said = [line for line in out.splitlines() if line.startswith("damaged: ")]
-    assert said[1:] == ["damaged: 59 more dumps; the written report lists them, and says how many it leaves out"]
-    assert f"left out: {len(store.names()) - 60} more damaged dumps" in out
+    count = len(store.names())
+    assert said[1:] == [
+        f"damaged: {count - 1} more dumps; the written report lists them, and says how many it leaves out"
+    ]
+    assert f"left out: {count - 60} more damaged dumps" in out
     assert (tmp_path / "page.html").read_text().count('<p class="damaged">damaged: ') == 60
+
+
+def test_a_report_of_a_crowd_of_torn_dumps_counts_all_of_them(cli, tmp_path):
+    store = damaged_store(tmp_path / "store", 70)
+    for name in store.names()[1:]:
+        (store.root / name / "manifest.json").unlink()
+    code, out, _ = cli("report", "--limit", "0", "--dir", store.root, "-o", tmp_path / "page.html")
+    assert code == 4
+    torn = len(store.names()) - 1
+    said = [line for line in out.splitlines() if line.startswith("not read: ")]
+    assert (len(said), said[1].partition(";")[0]) == (2, f"not read: {torn - 1} more pieces")
+    assert f"left out: {torn - 60} more unreadable pieces; gemma4-triage diagnose --json names them" in out
+    assert (tmp_path / "page.html").read_text().count("not read: ") == 60

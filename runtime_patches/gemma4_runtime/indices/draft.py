@@ -1,4 +1,4 @@
-"""What a report about an index says: the place, the provenance, and what shows it."""
+"""What a report about an index says: place, provenance, and what shows it."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, An
         try:
             found[name] = payload(tensor)
         except RuntimeError as error:
-            # After a crash the device is gone; what the host knows is still worth a dump.
+            # After a crash the device is gone; what the host knows is worth a dump.
             logger.warning("gemma4-triage: %s is lost: %s", name, str(error).splitlines()[0])
     rows = _request_rows(build)
     if rows is not None:

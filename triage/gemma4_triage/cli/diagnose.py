@@ -56,8 +56,8 @@ def diagnose(
     stacks are evidence too if they name a dump or process of the incident, or agree with it; anything else is a run of
     its own. What this release is known for is a note, and no incident.
 
-    Exits 0 if nothing is wrong, notes aside, 1 for a cause, 4 if evidence cannot be read or was not read to its end
-    and nothing is found in the rest, or if a finding rests on damaged files, 5 if there was nothing to look at.
+    Exits 0 if nothing is wrong, notes aside, 1 for a cause, 4 if evidence is damaged or cannot be read, or was not
+    read to its end and nothing is found in the rest, 5 if there was nothing to look at.
     """
     from gemma4_triage.diagnose.unread import Unread, in_part
     from gemma4_triage.report.diagnosis_document import (
@@ -88,7 +88,7 @@ def diagnose(
     for remark in _remarks(evidence, others):
         say(remark)
     unread = Unread(len(material.unreadable), in_part(evidence.readings, logs), evidence.not_read, material.hidden)
-    code = exit_code(diagnoses, unread.is_a_lack)
+    code = exit_code(diagnoses, unread)
     if as_json:
         for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
             warn(line)

@@ -68,8 +68,8 @@ def report(
     written whatever the report says.
 
     Exits as what it reports did: for a run 0 if it was as expected, 1 if not, 5 if it checked nothing; for dumps and
-    logs 0 if nothing is wrong, notes aside, 1 for a cause. 4 if evidence cannot be read or was not read to its end and
-    nothing is found in the rest, or if a finding rests on damaged files, 5 if there was nothing to report.
+    logs 0 if nothing is wrong, notes aside, 1 for a cause. 4 if evidence is damaged or cannot be read, or was not read
+    to its end and nothing is found in the rest, 5 if there was nothing to report.
     """
     files = _files(out, markdown, junit, sarif)
     _refuse(files, force)

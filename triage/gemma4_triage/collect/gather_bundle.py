@@ -47,7 +47,6 @@ from gemma4_triage.collect.secrets import (
     clean_variables,
     without_value,
 )
-from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.material import Material, read_store
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.logs.source import Source, is_read_as_it_lies
@@ -315,7 +314,7 @@ class _Collector:
         launch = _launch_of(material, pids)
         if not launch and not pids and self._target.store is not None:
             # Without a process to tell it by, what the folder that was named has last.
-            launch = list(group(material.dumps, material.guards, material.ledgers)[:1])
+            launch = material.incidents[:1]
         room = MAX_DUMPS_BYTES
         for incident in launch:
             for dump in incident.dumps[-MAX_DUMPS:]:
@@ -360,7 +359,7 @@ class _Collector:
 
 def _launch_of(material: Material, pids: set[int]) -> list[Any]:
     """Return the incidents that one of these processes belongs to."""
-    found = group(material.dumps, material.guards, material.ledgers)
+    found = material.incidents
     here = socket.gethostname()
     return [
         one

@@ -8,7 +8,6 @@ from dataclasses import replace
 from gemma4_triage.diagnose.assign_logs import assign_logs
 from gemma4_triage.diagnose.assign_readings import assign_readings
 from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
 from gemma4_triage.diagnose.plan import completed
@@ -24,7 +23,7 @@ def incidents_of(material: Material, logs: Sequence[LogFacts], readings: Iterabl
 
     Logs in which nothing was understood are left out.
     """
-    found = group(material.dumps, material.guards, material.ledgers)
+    found = material.incidents
     given = list(readings)
     bundles = [reading.identity for reading in given if reading.identity.folder]
     return assign_readings(assign_logs(found, [one for one in logs if one.understood_lines], bundles), given)

@@ -1,4 +1,4 @@
-"""What a file or folder is, told by what is in it and not by what it is called."""
+"""What a file or folder is, told by its content and not by its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from gemma4_dumps.directory_name import time_key
 from gemma4_dumps.manifest_file import EVENTS_NAME, MANIFEST_NAME
 from gemma4_dumps.tensor_file import TENSORS_NAME
-from gemma4_triage.diagnose.material import GUARDS, LEDGERS
+from gemma4_triage.diagnose.incident import GUARDS, LEDGERS
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.logs.source import NotUnpacked, Source
 from gemma4_triage.own_document import is_guard_manifest, is_ledger
@@ -64,7 +64,7 @@ def is_dump(path: Path) -> bool:
 
 
 def _has_our_events(path: Path) -> bool:
-    """Return whether a file has lines of an allocator's calls or a leak audit; others have an events.jsonl too."""
+    """Return whether a file has lines of an allocator's calls or a leak audit."""
     try:
         head = head_of(path)
     except OSError:
@@ -73,12 +73,12 @@ def _has_our_events(path: Path) -> bool:
 
 
 def kind_of(head: bytes) -> str | None:
-    """Return GUARDS or LEDGERS for a guard manifest or a ledger that lies alone; None if the file is neither."""
+    """Return GUARDS for a guard manifest, LEDGERS for a ledger, None for neither."""
     return GUARDS if is_guard_manifest(head) else LEDGERS if is_ledger(head) else None
 
 
 def binary_of(head: bytes) -> tuple[str, str] | None:
-    """Return what a binary file is and what to do instead, with {} for its path; None for a file of no such kind."""
+    """Return what a binary file is and what to do instead, with {} for its path; None for others."""
     return next(((what, hint) for magic, what, hint in _BINARIES if head.startswith(magic)), None)
 
 

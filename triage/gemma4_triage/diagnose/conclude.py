@@ -9,7 +9,8 @@
 4. What logs say joins the cause that it is about; see join_logs.py.
 5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
 6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
-7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold.
+7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold. Beside
+   what cannot be read nothing is certain: that may show an earlier cause.
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
 9. What names the last owner of an audit's page names those before it too.
 10. What was violated in an earlier step comes first, and of one step the most certain. What no dump shows comes before
@@ -173,7 +174,7 @@ def _hold_against_fix(finding: Finding, incident: Incident) -> Finding:
 def _hold_against_damage(finding: Finding, incident: Incident) -> Finding:
     """Return nothing vouches for a manifest whose files are not what it says, and still less for such a file."""
     damaged = [piece for piece in finding.evidence if rests_on_damage(piece, incident)]
-    if not damaged:
+    if not damaged and not (incident.beside_unread and not finding.is_note):
         return finding
     cap = Confidence.POSSIBLE if any(in_a_file(piece) for piece in damaged) else Confidence.LIKELY
     return finding.model_copy(update={"confidence": at_most(finding.confidence, cap)})

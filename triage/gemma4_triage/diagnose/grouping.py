@@ -18,11 +18,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.guards import Guards
-from gemma4_triage.diagnose.incident import Incident, Ledger
+from gemma4_triage.diagnose.incident import GUARDS, LEDGERS, Incident, Ledger
 
 START_WINDOW_S = 120.0
 
@@ -46,8 +47,20 @@ class _Process:
     guards: Guards | None = None
 
 
-def group(dumps: Iterable[Dump], guards: Iterable[Guards] = (), ledgers: Iterable[Ledger] = ()) -> list[Incident]:
-    """Incidents, the newest first. guards: manifests that lie in files of their own."""
+def group(
+    dumps: Iterable[Dump],
+    guards: Iterable[Guards] = (),
+    ledgers: Iterable[Ledger] = (),
+    unread: Iterable[Path] = (),
+) -> list[Incident]:
+    """Return incidents, the newest first.
+
+    Args:
+        dumps: of any number of launches.
+        guards: manifests that lie in files of their own.
+        ledgers: likewise.
+        unread: what lay beside them and could not be read.
+    """
     launches: list[list[_Process]] = []
     processes = _processes(sorted(dumps, key=lambda dump: (dump.manifest.created_utc, dump.manifest.dump_id)), guards)
     # Those with a rank first: a process without one joins whatever launch is nearest.
@@ -57,8 +70,8 @@ def group(dumps: Iterable[Dump], guards: Iterable[Guards] = (), ledgers: Iterabl
             launches.append([process])
         else:
             launch.append(process)
-    named = list(ledgers)
-    incidents = [_incident(launch, named) for launch in launches]
+    named, folders = list(ledgers), {_folder_of(path) for path in unread}
+    incidents = [_incident(launch, named, folders) for launch in launches]
     return sorted(incidents, key=_newest, reverse=True)
 
 
@@ -104,13 +117,20 @@ def _fits(process: _Process, launch: list[_Process]) -> bool:
     )
 
 
-def _incident(launch: list[_Process], ledgers: list[Ledger]) -> Incident:
+def _folder_of(path: Path) -> Path:
+    """Return the folder of dumps in which something lies, itself or in its folder of guard manifests or ledgers."""
+    return path.parent.parent if path.parent.name in (GUARDS, LEDGERS) else path.parent
+
+
+def _incident(launch: list[_Process], ledgers: list[Ledger], unread: set[Path]) -> Incident:
     dumps = [dump for process in launch for dump in process.dumps]
     names = {f"{process.host}_p{process.pid}.json" for process in launch}
     return Incident(
         dumps=tuple(sorted(dumps, key=lambda dump: (dump.manifest.created_utc, dump.manifest.dump_id))),
         guards=tuple(process.guards for process in launch if process.guards is not None),
         ledgers=tuple(ledger for ledger in ledgers if ledger.source in names),
+        # Of manifests without a dump it is not known where they lay.
+        beside_unread=bool(unread & {dump.path.parent for dump in dumps} if dumps else unread),
     )
 
 

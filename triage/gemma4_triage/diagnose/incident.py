@@ -15,6 +15,8 @@ from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers.reading import Reading
 
 PAGE_TABLE, GEOMETRY, LEAK, SHAPES = "page-table-bounds", "geometry", "leak-audit", "batch-shapes"
+GUARDS, LEDGERS = "guards", "audits"
+"""The folders beside dumps that hold guard manifests and leak ledgers."""
 LOST_PAGES, PROCESS_END, REQUEST_ROWS = "swa-lost-pages", "process-end", "request-rows"
 
 
@@ -48,12 +50,12 @@ class LogLink:
 
     @property
     def is_evidence(self) -> bool:
-        """Return whether the log is that server's own, and so may be evidence of what went wrong with it."""
+        """Return whether the log is that server's own, and so evidence of what went wrong."""
         return self.relation in ("names", "agrees")
 
     @property
     def text(self) -> str:
-        """Return what to tell a reader, as one sentence; empty if there is nothing to tell."""
+        """Return it as one sentence; empty if there is nothing to tell."""
         why = "; ".join(self.reasons)
         match self.relation:
             case "names" | "agrees":
@@ -77,7 +79,8 @@ class Incident:
         logs: its serving logs.
         log_links: why each of the logs stands here.
         readings: what else it left: see readers/catalog.py.
-        reading_links: why each of the readings stands here.
+        reading_links: likewise.
+        beside_unread: whether something beside its dumps cannot be read.
     """
 
     dumps: tuple[Dump, ...] = ()
@@ -87,6 +90,7 @@ class Incident:
     log_links: tuple[LogLink, ...] = ()
     readings: tuple[Reading, ...] = ()
     reading_links: tuple[LogLink, ...] = ()
+    beside_unread: bool = False
 
     def of(self, **wanted: Any) -> Iterator[Dump]:
         """Return dumps whose manifest says so, by rule, verdict, role, table_space, buffer_space; a tuple: any of."""

@@ -17,10 +17,10 @@ from gemma4_dumps.safe_file import json_files, read_regular
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.unpacked import origin
 from gemma4_dumps.wording import number_of
+from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.guards import Guards
-from gemma4_triage.diagnose.incident import Ledger
+from gemma4_triage.diagnose.incident import GUARDS, LEDGERS, Incident, Ledger
 
-GUARDS, LEDGERS = "guards", "audits"
 MAX_PIECES = 1000
 """Pieces are held against each other, which takes the square of their number."""
 MAX_PARSED_BYTES = 32 * 1024**2
@@ -128,6 +128,11 @@ class Material:
     unreadable: tuple[Unreadable, ...] = ()
     hidden: int = 0
 
+    @property
+    def incidents(self) -> list[Incident]:
+        """Return what belongs together, the newest first, without what logs and other files say of it."""
+        return group(self.dumps, self.guards, self.ledgers, [one.path for one in self.unreadable])
+
 
 def read_store(store: DumpStore, limit: int | None, budget: Budget | None = None) -> Material:
     """Return the newest `limit` dumps below the store's root, or all, and what else is there, within a budget.
@@ -145,14 +150,28 @@ def read_store(store: DumpStore, limit: int | None, budget: Budget | None = None
         elif entry.state != "writing":
             unreadable.append(Unreadable(entry.path, entry.problem or entry.state))
     guards, ledgers = [], []
-    for path in filter(costs.admits, json_files(store.root / GUARDS)):
+    for path in filter(costs.admits, _files_of(store.root / GUARDS, unreadable)):
         fields = read_fields(path, unreadable)
         guards += [] if fields is None else [Guards(path.name, "", fields)]
-    for path in filter(costs.admits, json_files(store.root / LEDGERS)):
+    for path in filter(costs.admits, _files_of(store.root / LEDGERS, unreadable)):
         fields = read_fields(path, unreadable)
         ledgers += [] if fields is None else [Ledger(path.name, fields)]
     hidden = 0 if limit is None else max(0, len(names) - limit)
     return Material(tuple(dumps), tuple(guards), tuple(ledgers), tuple(unreadable), hidden)
+
+
+def _files_of(folder: Path, unreadable: list[Unreadable]) -> list[Path]:
+    """Return the JSON files of a folder beside dumps. One that is there and cannot be listed joins `unreadable`."""
+    if os.path.islink(folder):
+        unreadable.append(Unreadable(folder, "it is a link, which is not followed"))
+        return []
+    try:
+        os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        unreadable.append(Unreadable(folder, error.strerror or str(error)))
+    return json_files(folder)
 
 
 def read_fields(path: Path, unreadable: list[Unreadable]) -> dict | None:

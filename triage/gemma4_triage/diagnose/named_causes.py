@@ -10,7 +10,6 @@ from gemma4_dumps.store import DumpStore
 from gemma4_repro.mutations.score import Named
 from gemma4_triage.diagnose.assign_logs import assign_logs
 from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.material import read_store
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.catalog import findings
@@ -34,7 +33,7 @@ def named_causes(dumps: Path, log: Path) -> list[Named]:
     material = read_store(DumpStore(dumps), None)
     logs = [facts for facts in [read_source(Source(str(log)), 2)] if facts.understood_lines] if log.exists() else []
     named = []
-    for incident in assign_logs(group(material.dumps, material.guards, material.ledgers), logs):
+    for incident in assign_logs(material.incidents, logs):
         release = next((dump.manifest.versions.get("sglang") for dump in incident.dumps), None) or ""
         told = [facts if facts.release else replace(facts, release=release) for facts in incident.logs]
         found = conclude(incident, [one for facts in told for one in findings(facts)])

@@ -39,10 +39,8 @@ from gemma4_dumps.unpacked import inside, is_zip, origin, unpack
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.by_content import binary_of, is_dump, is_log, kind_of, text_of
 from gemma4_triage.diagnose.guards import Guards
-from gemma4_triage.diagnose.incident import Ledger
+from gemma4_triage.diagnose.incident import GUARDS, LEDGERS, Ledger
 from gemma4_triage.diagnose.material import (
-    GUARDS,
-    LEDGERS,
     Budget,
     Material,
     Unreadable,

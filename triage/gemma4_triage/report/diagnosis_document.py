@@ -67,14 +67,18 @@ class Diagnosis:
         )
 
 
-def exit_code(diagnoses: Sequence[Diagnosis], lacking: bool) -> ExitCode:
-    """Return what the command ends with. lacking: whether evidence could not be read, or not all of it was."""
-    if any(diagnosis.rests_on_damage for diagnosis in diagnoses):
+def is_damaged(diagnoses: Iterable[Diagnosis], unread: Unread) -> bool:
+    """Return whether any evidence is damaged or cannot be read, whatever is found in the rest."""
+    return bool(unread.unreadable) or any(one.damaged or one.rests_on_damage for one in diagnoses)
+
+
+def exit_code(diagnoses: Sequence[Diagnosis], unread: Unread) -> ExitCode:
+    """Return what the command ends with."""
+    if is_damaged(diagnoses, unread):
         return ExitCode.DUMP_UNREADABLE
     if any(diagnosis.causes for diagnosis in diagnoses):
         return ExitCode.VIOLATION
-    damaged = any(diagnosis.damaged for diagnosis in diagnoses)
-    return ExitCode.DUMP_UNREADABLE if lacking or damaged else ExitCode.OK
+    return ExitCode.DUMP_UNREADABLE if unread.is_a_lack else ExitCode.OK
 
 
 @dataclass(frozen=True)

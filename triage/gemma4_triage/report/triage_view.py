@@ -14,19 +14,21 @@ from gemma4_triage.terminal import add_row, plain_table, print_line
 _STYLES = {"ok": "bold green", "bad": "bold red", "unchecked": "bold yellow"}
 _LABELS = {"certain": "bold red", "likely": "bold yellow", "possible": "bold", "note": "bold cyan"}
 _SPARK_WIDTH = 48
+_LISTED = "the written report lists them, and says how many it leaves out"
 
 
 def print_report(console: Console, report: Report) -> None:
     """Print the report: its verdict first, then a few lines of each part."""
-    few = report.damaged if len(report.damaged) <= MOST_DAMAGED_SHOWN else report.damaged[:1]
+    few = report.damaged if report.damaged_count <= MOST_DAMAGED_SHOWN else report.damaged[:1]
     for item in few:
         print_line(console, item.problem, style="bold yellow")
-    if more := len(report.damaged) - len(few):
-        print_line(
-            console,
-            f"damaged: {number_of(more, 'more dump')}; the written report lists them, and says how many it leaves out",
-            style="bold yellow",
-        )
+    if more := report.damaged_count - len(few):
+        print_line(console, f"damaged: {number_of(more, 'more dump')}; {_LISTED}", style="bold yellow")
+    few = report.unreadable if report.unreadable_count <= MOST_DAMAGED_SHOWN else report.unreadable[:1]
+    for item in few:
+        print_line(console, f"not read: {item.path}: {item.problem}", style="bold yellow")
+    if more := report.unreadable_count - len(few):
+        print_line(console, f"not read: {number_of(more, 'more piece')}; {_LISTED}", style="bold yellow")
     print_line(console, report.title, style="bold")
     print_line(console, report.verdict.headline, style=_STYLES[report.verdict.status])
     for sentence in report.verdict.sentences:
@@ -41,8 +43,6 @@ def print_report(console: Console, report: Report) -> None:
         console.print()
         print_line(console, f"{number_of(len(report.commands), 'command')} to go on; the first:", style="bold")
         print_line(console, f"  {report.commands[0].line}")
-    for item in report.unreadable:
-        print_line(console, f"not read: {item.path}: {item.problem}", style="yellow")
     for line in report.left_out:
         print_line(console, f"left out: {line}", style="dim")
 

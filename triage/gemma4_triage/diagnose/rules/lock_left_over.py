@@ -1,4 +1,4 @@
-"""Nodes of the prefix cache stay locked although every request has given back what it held."""
+"""Nodes of the prefix cache stay locked although no request is left."""
 
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure

@@ -1,4 +1,4 @@
-"""An answer that cannot be text: an id that no vocabulary has, a forgotten request, a tokenizer that does not fit."""
+"""An answer that cannot be text: an id that no vocabulary has, a forgotten request, a wrong tokenizer."""
 
 from __future__ import annotations
 

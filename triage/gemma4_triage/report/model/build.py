@@ -11,7 +11,6 @@ from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
 from gemma4_triage.diagnose.commands import named
-from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident as DiagnosedIncident
 from gemma4_triage.diagnose.incident import LogLink
 from gemma4_triage.diagnose.plan import completed
@@ -27,6 +26,7 @@ from gemma4_triage.report.diagnosis_document import (
     Diagnosis,
     damage_line,
     exit_code,
+    is_damaged,
 )
 from gemma4_triage.report.model.comparison_part import comparison_part
 from gemma4_triage.report.model.environment import run_environment
@@ -95,7 +95,10 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
     unread = Unread(len(unreadable), in_part(source.found.readings, logs), source.found.not_read, older)
     code = _exit_code(run, [one.diagnosis for one in diagnosed], read, unread)
     told, left_damaged = first(damaged, MAX_LINES, "damaged dump", "; gemma4-triage diagnose --json names them")
-    left_out = (*source.notes, *left_incidents, *left_logs, *left_damaged)
+    unread_told, left_unread = first(
+        unreadable, MAX_LINES, "unreadable piece", "; gemma4-triage diagnose --json names them"
+    )
+    left_out = (*source.notes, *left_incidents, *left_logs, *left_damaged, *left_unread)
     left_out += (f"{number_of(older, 'older dump')}; --limit 0 reads all of them",) if older else ()
     return Report(
         title=_title(run, source, read),
@@ -107,8 +110,10 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
         logs=read,
         environment=_environment(run, incidents),
         commands=_commands(run, incidents, read),
-        unreadable=tuple(Problem(path=item.place, problem=item.problem) for item in unreadable[:MAX_LINES]),
+        unreadable=tuple(Problem(path=item.place, problem=item.problem) for item in unread_told),
+        unreadable_count=len(unreadable),
         damaged=tuple(Problem(path=dump.place, problem=damage_line(dump)) for dump in told),
+        damaged_count=len(damaged),
         left_out=left_out,
         exit_code=code,
     )
@@ -129,7 +134,7 @@ def _diagnose(source: Source, logs: Sequence[LogFacts]) -> tuple[list[_Labelled]
     links: dict[str, LogLink] = {}
     for piece in source.pieces:
         material = piece.material
-        incidents = group(material.dumps, material.guards, material.ledgers)
+        incidents = material.incidents
         # An arm has a log of its own, and its verdict has read it.
         if source.verdict is None:
             assigned = incidents_of(material, logs, source.found.readings)
@@ -188,14 +193,14 @@ def _read_arm(path: Path) -> LogFacts:
 
 
 def _exit_code(run: Run | None, diagnoses: Sequence[Diagnosis], logs: Sequence[Log], unread: Unread) -> int:
-    if any(diagnosis.rests_on_damage for diagnosis in diagnoses):
+    if is_damaged(diagnoses, unread):
         return ExitCode.DUMP_UNREADABLE
     if run is not None and run.exit_code:
         return run.exit_code
     if any(_causes(log.findings) for log in logs):
         return ExitCode.VIOLATION
     # Whether a run's dumps were meant is said by its own exit code.
-    return exit_code(diagnoses if run is None else (), unread.is_a_lack)
+    return exit_code(diagnoses if run is None else (), unread)
 
 
 def _causes(findings: Iterable[Finding]) -> list[Finding]:

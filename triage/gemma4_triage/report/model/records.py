@@ -275,7 +275,10 @@ class Report(Record):
     """Everything that a report shows. Equal input gives an equal report: it does not say when it was made.
 
     Attributes:
-        damaged: Dumps that were read although their files are not what they should be.
+        unreadable: The first of what could not be read.
+        unreadable_count: How much there is, what is left out included.
+        damaged: The first of the dumps that were read although their files are not what they should be.
+        damaged_count: How many there are, likewise.
         exit_code: Of the command.
     """
 
@@ -289,6 +292,8 @@ class Report(Record):
     environment: tuple[Group, ...]
     commands: tuple[Command, ...]
     unreadable: tuple[Problem, ...]
+    unreadable_count: int = 0
     damaged: tuple[Problem, ...] = ()
+    damaged_count: int = 0
     left_out: tuple[Text, ...]
     exit_code: int
