@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gemma4_kernels.small_m_linear.tuned import streamed_plans
 from gemma4_triage.cli.option_names import todays_line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,8 +17,14 @@ PAGE = ROOT / "docs" / "products.md"
 ROWS = ROOT / "kernels" / "bench" / "rows" / "small_m_linear_h200_2026-11-23.json"
 STEPS = [ROOT / "docs" / "bench" / f"step_products_h200_2026-11-23_{model}.json" for model in ("e4b", "e2b", "26b")]
 GATES = [ROOT / "docs" / "bench" / f"step_gates_h200_2026-11-25_{model}.json" for model in ("e4b", "e2b", "26b")]
+STREAMED = ROOT / "kernels" / "bench" / "rows" / "streamed_products_h200_2026-11-26.json"
+STREAMED_STEPS = [
+    ROOT / "docs" / "bench" / f"step_streamed_h200_2026-11-26_{model}.json" for model in ("e4b", "e2b", "26b")
+]
 PEERS = ROOT / "kernels" / "bench" / "rows" / "product_peers_h200_2026-11-26.json"
 SHOWN = (1, 8, 16)
+STREAMED_AT_ONE_ROW = ("e4b", "e2b")
+"""Models of which products of one row were streamed in the rows, and are not today."""
 LEFT_OUT = "lm-head"
 
 HEAD = """# Matrix products of a decode step
@@ -77,12 +84,98 @@ defaults, among them `decode-attention`, which the rows above are without; 768 t
 |---|---|---|---|---|---|
 {gates}
 
+{streamed}
 {peers}
 ## Each product
 
 | product | columns, depth | rows | cuBLAS | ours | limit | of limit |
 |---|---|---|---|---|---|---|
 """
+
+
+STREAMED_HEAD = """## Streamed weights
+
+Between two products of a step the memory is idle until the last multiprocessor is done, the norm has run and the first
+weights arrive. `streamed-products` is a kernel in CUDA C++
+([streamed.cu](../kernels/gemma4_kernels/small_m_linear/streamed.cu)), built on the spot by CUDA's compiler library. Its
+multiprocessors have equally many rows of the weight each, and a ring in shared memory that one warp fills by bulk
+copies before the inputs are there. No sum is shared, so a row's bits do not depend on what is beside it. It takes the
+products of its table, where it needs at most {gain:.0%} of the time of the kernel above and of cuBLAS. Norms ahead of
+it let it start before their own inputs are there; *norm first* is the kernel above behind such a norm.
+
+```
+{command}
+```
+
+Sums over the products of a step without the LM head, in milliseconds, another run:
+
+| model | rows | ours above | norm first | with streamed | products that are streamed |
+|---|---|---|---|---|---|
+"""
+STREAMED_STEP_HEAD = """
+Whole steps, all defaults with (*streamed*) and without it (*unstreamed*), 768 tokens of context:
+
+```
+{commands}
+```
+
+| model, batch | as shipped, ms | unstreamed, ms | streamed, ms | unstreamed / streamed | as shipped / streamed |
+|---|---|---|---|---|---|
+"""
+STREAMED_END = """
+One row of E4B and E2B is not streamed, since a step was not faster by it, nor are more than 8 of 26B, of which the
+products' sum was not smaller. In the rows of batch 1 of [E4B](bench/step_streamed_h200_2026-11-26_e4b.json) and
+[E2B](bench/step_streamed_h200_2026-11-26_e2b.json) it still was, x{slower[e4b]:.3f} and x{slower[e2b]:.3f} as fast as
+unstreamed; that step is the one of the table before. A server builds its kernels as it captures its graphs, once:
+Triton's cache folder keeps them.
+"""
+
+
+def streamed_sums(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line per model and number of rows: sums of the products, and how many of them are streamed."""
+    for model in ("e4b", "e2b", "26b"):
+        for count in SHOWN:
+            total, taken, kinds = [0.0, 0.0, 0.0], 0, 0
+            for row in (row for row in document["rows"] if row["rows"] == count):
+                us = {arm: times["median"] for arm, times in row["us"].items()}
+                above, first = (
+                    min(us[arm] for arm in ("cublas", name) if arm in us) for name in ("table", "table-first")
+                )
+                plans = streamed_plans(document["gpu"]["name"], document["dtype"], row["columns"], row["depth"])
+                streamed = plans is not None and plans[count] is not None
+                for often, name in (use.split(" x ") for use in row["uses"]):
+                    if name.startswith(f"{model}."):
+                        times = above, first, us["ours"] if streamed else above
+                        total = [before + int(often) * one / 1000 for before, one in zip(total, times, strict=True)]
+                        taken, kinds = taken + streamed, kinds + 1
+            yield f"| {model} | {count} | " + " | ".join(f"{ms:.2f}" for ms in total) + f" | {taken} of {kinds} |"
+
+
+def streamed_steps(documents: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line per model and batch of whole steps, of those whose products are streamed today."""
+    for document in documents:
+        us = {(row["batch"], row["arm"]): row["step_us"]["median"] / 1000 for row in document["rows"]}
+        (model,) = document["models"]
+        for batch in sorted({batch for batch, arm in us if arm == "all"}):
+            if not (batch == 1 and model in STREAMED_AT_ONE_ROW):
+                shipped, without, ours = (us[batch, arm] for arm in ("shipped", "all-unstreamed", "all"))
+                ratios = f"x{without / ours:.3f} | x{shipped / ours:.3f}"
+                yield f"| {model}, {batch} | {shipped:.2f} | {without:.2f} | {ours:.2f} | {ratios} |"
+
+
+def streamed(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    """Return the section on streamed weights."""
+    slower = {}
+    for step in steps:
+        us = {(row["batch"], row["arm"]): row["step_us"]["median"] for row in step["rows"]}
+        (model,) = step["models"]
+        slower[model] = us[1, "all-unstreamed"] / us[1, "all"]
+    text = STREAMED_HEAD.format(gain=document["gain"], command=document["command"])
+    text += "".join(f"{line}\n" for line in streamed_sums(document))
+    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
+    text += STREAMED_STEP_HEAD.format(commands="\n".join(commands))
+    text += "".join(f"{line}\n" for line in streamed_steps(steps))
+    return text + STREAMED_END.format(slower=slower)
 
 
 PEERS_HEAD = """## Beside other libraries
@@ -220,6 +313,8 @@ def markdown(
     steps: list[dict[str, Any]],
     gates: list[dict[str, Any]],
     others: dict[str, Any],
+    streams: dict[str, Any],
+    streamed_runs: list[dict[str, Any]],
 ) -> str:
     """Return the page."""
     rows = document["rows"]
@@ -246,6 +341,7 @@ def markdown(
         ),
         gates="\n".join(line for step in gates for line in gate_lines(step)),
         peers=peers(others),
+        streamed=streamed(streams, streamed_runs),
     )
     for row in (row for row in rows if row["rows"] in SHOWN):
         ours = row["us"]["ours"]["median"]
@@ -256,9 +352,11 @@ def markdown(
 
 
 def read_documents() -> tuple[Any, ...]:
-    """Return what `markdown` takes: the rows of products, of steps, and of products beside other libraries."""
+    """Return what `markdown` takes: the rows of products, steps, peers and streamed weights."""
     steps, gates = ([json.loads(path.read_text()) for path in paths] for paths in (STEPS, GATES))
-    return json.loads(ROWS.read_text()), steps, gates, json.loads(PEERS.read_text())
+    streams = [json.loads(path.read_text()) for path in STREAMED_STEPS]
+    products, others, streamed_rows = (json.loads(path.read_text()) for path in (ROWS, PEERS, STREAMED))
+    return products, steps, gates, others, streamed_rows, streams
 
 
 if __name__ == "__main__":

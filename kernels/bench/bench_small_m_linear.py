@@ -21,14 +21,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from bench_page_guard import origin, write
 
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.small_m_linear.launch import small_m_linear
-from gemma4_kernels.small_m_linear.spec import AXES, Plan
+from gemma4_kernels.small_m_linear.spec import AXES, Plan, StreamedPlan
 from gemma4_kernels.small_m_linear.tuned import FOLDER
 from gemma4_repro.bench.quantiles import spread
 from gemma4_repro.kernel_bench.replay_clock import ROTATED_BYTES, Recorded, capture, interleaved, replay_us
@@ -47,6 +47,7 @@ _MOST_ERROR = 5e-3
 # (columns, depth)
 Size = tuple[int, int]
 Product = Callable[[torch.Tensor], Any]
+P = TypeVar("P", Plan, StreamedPlan)
 
 
 class WrongAnswer(Exception):
@@ -242,7 +243,7 @@ class Products:
         """Return a graph of norm and product, as often as there are weights."""
         return capture(lambda number: self._behind_norm(product, self.weights[number % self.calls]), self.calls, 1)
 
-    def record_ours(self, plan: Plan) -> Recorded:
+    def record_ours(self, plan: Plan | StreamedPlan) -> Recorded:
         """Return a graph of our products."""
         return self.record(lambda weight: small_m_linear(self.normed, weight, plan, out=self.out))
 
@@ -250,7 +251,7 @@ class Products:
         """Return the product by torch's BLAS library, the one that is preferred."""
         return torch.mm(self.normed, weight.T, out=self.out)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan | StreamedPlan) -> None:
         """Raise WrongAnswer unless the plan's product is right up to rounding."""
         x, weight = self.x, self.weights[-1]
         expected = x.float() @ weight.float().T
@@ -272,7 +273,7 @@ def candidates_for(size: Size, block_m: int) -> list[Plan]:
     return [one for plan in plans if size[1] % plan.block_k == 0 for one in split(plan, size, multiprocessors)]
 
 
-def fastest(plans: list[Plan], products: Products) -> list[Plan]:
+def fastest(plans: list[P], products: Products) -> list[P]:
     """Return the FINALISTS plans whose graphs replayed fastest, each timed twice."""
     took = {}
     for plan in plans:
@@ -283,8 +284,7 @@ def fastest(plans: list[Plan], products: Products) -> list[Plan]:
 
 def with_limits(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the rows with limit_us, and the rate that it is of, in bytes per second."""
-    arms = ("cublas", "cublaslt", "ours")
-    rates = [row["weight_bytes"] / row["us"][arm]["median"] * 1e6 for row in rows for arm in arms]
+    rates = [row["weight_bytes"] / us["median"] * 1e6 for row in rows for arm, us in row["us"].items() if arm != "norm"]
     rate = max(rates, default=0.0)
     return {
         "read_bytes_per_s": round(rate),
@@ -305,10 +305,21 @@ def table_name(document: dict[str, Any]) -> str:
 
 def table_text(document: dict[str, Any], rows_file: Path) -> str:
     """Return the table of plans: of each size, by number of rows, the plan where it gains, else null for cuBLAS."""
+    return table_lines(document, rows_file, ("cublas", "cublaslt"))
+
+
+def table_lines(
+    document: dict[str, Any],
+    rows_file: Path,
+    others: tuple[str, ...],
+    left_out: Callable[[dict[str, Any]], bool] = lambda row: False,
+) -> str:
+    """Return the table of plans: the plan where it gains over the fastest of these other arms, else null."""
     entries: dict[Size, dict[str, Any]] = {}
     for row in document["rows"]:
         us = row["us"]
-        gains = us["ours"]["median"] <= document["gain"] * min(us["cublas"]["median"], us["cublaslt"]["median"])
+        other = min(us[arm]["median"] for arm in others if arm in us)
+        gains = us["ours"]["median"] <= document["gain"] * other and not left_out(row)
         plans = entries.setdefault((row["columns"], row["depth"]), {})
         plans[str(row["rows"])] = row["plan"] if gains else None
     about = {name: document[name] for name in ("gpu", "versions", "dtype", "date", "command")}

@@ -14,10 +14,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def inputs_are_there(EARLY_LAUNCH: tl.constexpr):
-    """Wait for the end of the kernel ahead, and let the one behind start.
+    """Wait for the end of the kernel ahead, and let the one behind start: behind the wait (1) or before it (2).
 
     It stands before the first access to what another kernel reads or writes.
     """
-    if EARLY_LAUNCH:
+    if EARLY_LAUNCH == 2:
+        gdc_launch_dependents()
+        gdc_wait()
+    elif EARLY_LAUNCH:
         gdc_wait()
         gdc_launch_dependents()

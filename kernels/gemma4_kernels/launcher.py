@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
 
 import torch
 
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS
+from gemma4_kernels.small_m_linear.tuned import streamed_plans, streamed_tables
+
 _MOST_KNOWN = 4096
+_lets_next_in: Callable[[], bool] = bool
 
 
 class KnownLaunch:
@@ -53,6 +57,14 @@ class KnownLaunch:
         return True
 
 
+class Repeatable(Protocol):
+    """A launch that can be made again on other tensors of the same shapes, strides and dtypes."""
+
+    def again(self, pointers: Sequence[torch.Tensor]) -> bool:
+        """Launch it again; say whether it could be."""
+        ...
+
+
 class KnownLaunches:
     """Launches of one op by what its checks look at: shapes, strides, dtypes, devices, numbers and modes.
 
@@ -60,18 +72,18 @@ class KnownLaunches:
     """
 
     def __init__(self) -> None:
-        self._launches: dict[Hashable, KnownLaunch] = {}
+        self._launches: dict[Hashable, Repeatable] = {}
 
-    def get(self, key: Hashable) -> KnownLaunch | None:
+    def get(self, key: Hashable) -> Repeatable | None:
         """Return the launch of a call like this one; None if there has been none."""
-        return self._launches.get(key)
+        return self._launches.get((_lets_next_in(), key))
 
-    def keep(self, key: Hashable, launch: KnownLaunch | None) -> None:
+    def keep(self, key: Hashable, launch: Repeatable | None) -> None:
         """Remember a launch, if it can be made again. Where prefills had very many lengths, it begins anew."""
         if launch is not None:
             if len(self._launches) >= _MOST_KNOWN:
                 self._launches.clear()
-            self._launches[key] = launch
+            self._launches[_lets_next_in(), key] = launch
 
 
 def facts(*tensors: torch.Tensor) -> tuple[Any, ...]:
@@ -82,8 +94,8 @@ def facts(*tensors: torch.Tensor) -> tuple[Any, ...]:
 class Launcher:
     """Launches a kernel whose parameters are: pointers, strides, numbers, compile-time constants, in this order.
 
-    The last constant is not the caller's: whether this launch may start before the kernel ahead of it has ended, see
-    early_launch.py.
+    The last constant is not the caller's: whether this launch may start before the kernel ahead of it has ended, and
+    lets the one behind it start before that, see early_launch.py.
 
     Triton's own launch binds, specialises and looks up the compiled kernel by a text each time, which costs a multiple
     of the launch itself. Where every address is a multiple of 16 bytes and every stride of 16 elements, one compiled
@@ -136,7 +148,8 @@ class Launcher:
         for number in (*addresses, *strides):
             bits |= number
         early = early and device >= 0 and can_launch_early(device)
-        constants = (*constants, early)
+        first = early and _lets_next_in() and _streams_behind(device, programs, pointers[0].shape[-1])
+        constants = (*constants, 0 if not early else 2 if first else 1)
         options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": fuse}
         if early:
             # Not among the interpreter's options.
@@ -159,3 +172,26 @@ class Launcher:
 def can_launch_early(device: int) -> bool:
     """Has this CUDA device griddepcontrol, as Hopper and what came after it have? ROCm calls its devices CUDA too."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def let_next_in_where(asked: Callable[[], bool]) -> None:
+    """Settle whether norms let the product behind them start before their own inputs are there.
+
+    It is a gain where that product is streamed: it then fills its ring while the kernel ahead of the norm still runs.
+    Other products take room from that one by it, and are slower.
+
+    Args:
+        asked: At each launch of a program for each row, if products of as many rows of this width are streamed here.
+    """
+    global _lets_next_in
+    _lets_next_in = asked
+
+
+@functools.cache
+def _streams_behind(device: int, rows: int, width: int) -> bool:
+    """Say whether products of so many rows of this width are streamed on this CUDA device."""
+    sizes = streamed_tables().get((torch.cuda.get_device_name(device), "bfloat16"), {})
+    plans = [
+        streamed_plans(torch.cuda.get_device_name(device), "bfloat16", *size) for size in sizes if size[1] == width
+    ]
+    return rows <= MAX_ROWS and any(found is not None and found[rows] is not None for found in plans)

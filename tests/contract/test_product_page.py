@@ -52,3 +52,24 @@ def test_what_the_manual_says_of_it_is_in_the_rows(page):
     cells = [(model, batch) for batch in (1, 8, 16) for model in ("e4b", "e2b", "26b")]
     assert words == [f"x{gain[cell]:.2f}" for cell in cells]
     assert all(abs(gain[model, 64] - 1) < 0.01 for model in ("e4b", "e2b", "26b"))
+
+
+def test_what_the_manual_says_of_streamed_products_is_in_the_rows(page):
+    *_, steps = page.read_documents()
+    us = {(row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in steps for row in d["rows"]}
+    gain = {key[:2]: us[(*key[:2], "all-unstreamed")] / us[(*key[:2], "all")] for key in us if key[2] == "all"}
+    said = (ROOT / "docs" / "patches.md").read_text()
+    (paragraph,) = [part for part in said.split("\n\n") if part.startswith("`streamed-products`")]
+    cells = [("e4b", 8), ("e2b", 8), ("26b", 8), ("e4b", 16), ("e2b", 16)]
+    assert re.findall(r"x\d\.\d\d", paragraph) == [f"x{gain[cell]:.2f}" for cell in cells]
+    assert all(document["wrong"] == document["lost"] == [] for document in steps)
+
+
+def test_a_step_of_streamed_products_is_never_slower_than_without(page):
+    *_, steps = page.read_documents()
+    for document in steps:
+        (model,) = document["models"]
+        us = {(row["batch"], row["arm"]): row["step_us"] for row in document["rows"]}
+        for batch in {batch for batch, arm in us if arm == "all"}:
+            if batch > 1 or model not in page.STREAMED_AT_ONE_ROW:
+                assert us[batch, "all"]["median"] <= us[batch, "all-unstreamed"]["median"]

@@ -28,11 +28,12 @@ OPS_OF_E4B = {
     "q-only-projection": SHARED,
     # A CPU has no table of plans.
     "small-m-linear": 0,
+    "streamed-products": 0,
     # Nor has it Triton's attention.
     "decode-attention": 0,
 }
 OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope"), LAYERS)
-OPS_OF_26B |= {"small-m-linear": 0, "decode-attention": 0}
+OPS_OF_26B |= {"small-m-linear": 0, "streamed-products": 0, "decode-attention": 0}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     assert dull < 1e-6 < 0.3 < drawn < 5
     # Before the plugin's optimisations are attached, and after, with none in force.
     assert found["shipped"]["bit_equal"]
-    assert list(found["arms"]) == ["none", "all-cublas", "all-sglang-attention", "all", *calls]
+    assert list(found["arms"]) == ["none", "all-cublas", "all-unstreamed", "all-sglang-attention", "all", *calls]
     assert found["arms"]["none"]["bit_equal"]
     assert all(answer["right"] for answer in found["arms"].values()), found["arms"]
     assert 0 < found["arms"]["none"]["tolerance"] < 0.1

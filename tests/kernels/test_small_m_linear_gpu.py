@@ -8,21 +8,30 @@ from gemma4_kernels import tickets
 from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_gelu_mul, small_m_linear
-from gemma4_kernels.small_m_linear.spec import AXES, Plan
-from gemma4_kernels.small_m_linear.tuned import tuned_plans
+from gemma4_kernels.small_m_linear.spec import AXES, Plan, StreamedPlan
+from gemma4_kernels.small_m_linear.tuned import streamed_plans, tuned_plans
 
 pytestmark = pytest.mark.gpu
 LAYERS = 40
+STREAMED = [
+    StreamedPlan(1280, 9, 3, 10, 1),
+    StreamedPlan(640, 8, 4, 8, 2),
+    StreamedPlan(256, 4, 4, 16, 2),
+    StreamedPlan(96, 2, 1, 4, 1),
+]
+SIZES = [(3072, 2560), (2560, 10240), (100, 2816), (2816, 2112), (2560, 256), (1, 32), (133, 96), (1536, 12288)]
 
 
 def matrices(*shape, seed=0):
     return draw(*shape, dtype=torch.bfloat16, seed=seed)
 
 
-@pytest.mark.parametrize("plan", [Plan(1, 4, 512, 1, 3, 4, True), Plan(8, 16, 128, 8, 4, 2, True)], ids=str)
+@pytest.mark.parametrize(
+    "plan", [Plan(1, 4, 512, 1, 3, 4, True), Plan(8, 16, 128, 8, 4, 2, True), *STREAMED[:3]], ids=str
+)
 def test_a_chain_of_early_launches_has_the_bits_of_one_that_waits(plan):
     """Norm, product, norm, product: each reads what the one ahead writes, and shares its memory with the next."""
-    rows = plan.block_m
+    rows = 8 if isinstance(plan, StreamedPlan) else plan.block_m
     weights = [matrices(1024, 1024, seed=seed) for seed in range(LAYERS)]
     ones, x = torch.ones(1024, device="cuda", dtype=torch.bfloat16), matrices(rows, 1024, seed=99)
 
@@ -122,3 +131,57 @@ def test_a_gate_of_every_plan_has_the_bits_of_two_launches(rows):
         )
         expected = gelu_tanh_mul(small_m_linear(x, weight, plan), factor)
         assert torch.equal(small_m_gelu_mul(x, weight, factor, plan), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16])
+@pytest.mark.parametrize("plan", STREAMED, ids=str)
+def test_a_streamed_product_is_the_product_of_any_size(plan, rows):
+    for columns, depth in SIZES:
+        wide, weight = matrices(rows, depth + 64), matrices(columns, depth, seed=1)
+        x = wide[:, :depth]
+        out = torch.full((rows, columns + 3), torch.nan, dtype=torch.bfloat16, device="cuda")[:, 2:-1]
+        small_m_linear(x, weight, plan, out=out)
+        assert_product(out, x, weight)
+        assert torch.equal(small_m_linear(x, weight, plan), out)
+
+
+@pytest.mark.parametrize("plan", STREAMED, ids=str)
+def test_a_streamed_row_has_the_same_bits_whatever_is_beside_it(plan):
+    for columns, depth in SIZES:
+        x, weight = matrices(16, depth), matrices(columns, depth, seed=1)
+        whole = small_m_linear(x, weight, plan)
+        for rows in (1, 2, 7, 8, 11):
+            assert torch.equal(small_m_linear(x[:rows], weight, plan), whole[:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 8, 13])
+@pytest.mark.parametrize("plan", STREAMED, ids=str)
+def test_a_gate_of_a_streamed_product_is_that_of_the_rounded_product(plan, rows):
+    for columns, depth in ((20480, 2560), (66, 96), (264, 1536)):
+        x, weight = matrices(rows, depth), matrices(columns, depth, seed=1) / depth**0.5
+        product = small_m_linear(x, weight, plan)
+        gate, partner = product.double().chunk(2, dim=1)
+        expected = torch.nn.functional.gelu(gate, approximate="tanh") * partner
+        torch.testing.assert_close(small_m_geglu(x, weight, plan).double(), expected, rtol=2**-7, atol=1e-6)
+        factor = matrices(rows, 3, columns)[:, 1]
+        expected = torch.nn.functional.gelu(product.double(), approximate="tanh") * factor.double()
+        torch.testing.assert_close(small_m_gelu_mul(x, weight, factor, plan).double(), expected, rtol=2**-7, atol=1e-6)
+
+
+def test_what_a_streamed_plan_cannot_read_is_refused():
+    plan, weight = STREAMED[0], matrices(64, 128)
+    for x in (matrices(4, 129)[:, 1:], matrices(4, 132)[:, :128], matrices(4, 128).float()):
+        with pytest.raises(ValueError, match=r"streamed plan takes bf16 rows|weight is"):
+            small_m_linear(x, weight, plan)
+
+
+@pytest.mark.parametrize("rows", AXES["rows"])
+def test_every_streamed_plan_of_this_gpus_table_computes_the_product(rows):
+    gpu = torch.cuda.get_device_name()
+    plans = {size: streamed_plans(gpu, "bfloat16", *size) for size in SIZES}
+    if not any(plans.values()):
+        pytest.skip(f"no table for {gpu}")
+    for (columns, depth), found in plans.items():
+        if found is not None and found[rows] is not None:
+            x, weight = matrices(rows, depth), matrices(columns, depth, seed=1)
+            assert_product(small_m_linear(x, weight, found[rows]), x, weight)

@@ -12,12 +12,12 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import get_global_server_args
 
 import vision_world
-from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan, StreamedPlan
 from gemma4_repro.toys.locate import toy_path
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.fusion import eligible, ops, small_linear
 from gemma4_runtime.fusion.paths import FUSED, PATHS
-from gemma4_runtime.fusion.small_linear import OP
+from gemma4_runtime.fusion.small_linear import OP, STREAMED
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
@@ -131,6 +131,45 @@ def test_other_rows_are_sglangs_own(layer, table, calls, start, x, why):
     assert torch.equal(layer(x)[0], plain)
     assert calls == []
     assert paths() == ({why: 1} if why else {})
+
+
+STREAM = StreamedPlan(64, 2, 1, 4, 1)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Yield a table of streamed plans of this CPU, of one size and up to 4 rows, as if it could run them."""
+    plans = (None, *[STREAM] * 4, *[None] * (MAX_ROWS - 4))
+    monkeypatch.setattr(small_linear, "unavailable", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "cpu")
+    monkeypatch.setattr(small_linear, "_streamed_plans", lambda gpu, dtype, n, k: plans if (n, k) == (96, 64) else None)
+    monkeypatch.setattr(small_linear, "fits", lambda x, weight: x.stride(0) % 8 == 0)
+
+
+def test_a_product_of_the_streamed_table_is_streamed_and_counted(layer, table, streams, calls, start):
+    start(OP, STREAMED)
+    layer(rows(4))
+    layer(rows(5))
+    layer(rows(4, DEPTH + 1)[:, :DEPTH])
+    assert [plan for _, _, plan in calls] == [STREAM, PLAN, PLAN]
+    assert paths() == {FUSED: 3}
+    assert PATHS.document()[STREAMED] == {
+        FUSED: 1,
+        "small-m-linear or cuBLAS is as fast, or nobody measured": 1,
+        "rows that are not bf16 at multiples of 16 bytes": 1,
+    }
+
+
+def test_without_the_patch_or_the_device_nothing_is_streamed(layer, table, calls, start, streams, monkeypatch):
+    session = start(OP, STREAMED)
+    session.in_force.ids = frozenset({OP})
+    layer(rows(4))
+    assert STREAMED not in PATHS.document()
+    session.in_force.ids = frozenset({OP, STREAMED})
+    monkeypatch.setattr(small_linear, "unavailable", lambda device: "cuda.bindings is not installed")
+    layer(rows(4))
+    assert PATHS.document()[STREAMED] == {"cuda.bindings is not installed": 1}
+    assert [plan for _, _, plan in calls] == [PLAN, PLAN]
 
 
 class OtherMethod(UnquantizedLinearMethod):

@@ -76,11 +76,11 @@ def test_sglangs_routing_is_not_ours():
 
 
 def test_our_kernels_are_those_that_there_are(request):
-    """Every Triton kernel that a launch.py of ours launches, by the name that a trace shows."""
+    """Every kernel that a launch.py of ours launches, by the name that a trace shows."""
     folder = request.config.rootpath / "kernels" / "gemma4_kernels"
     found = {}
-    for path in folder.glob("*/kernel.py"):
-        for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE):
+    for path in [*folder.glob("*/kernel.py"), *folder.glob("*/*.cu")]:
+        for name in re.findall(r"^(?:def )?(\w+_kernel)\(", path.read_text(), re.MULTILINE):
             found[name] = path.parent.name
     assert found == OUR_KERNELS
 

@@ -1,28 +1,29 @@
-"""Launch small_m_linear, alone or with a gate: on CUDA one kernel without synchronisation, elsewhere torch."""
+"""Launch small_m_linear, alone or with a gate: on CUDA one kernel without synchronisation, elsewhere torch.
+
+The kernel is Triton's (kernel.py), or with a StreamedPlan that of streamed.cu.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Literal
 
 import torch
 
 from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
-from gemma4_kernels.small_m_linear import reference
-from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
+from gemma4_kernels.small_m_linear import reference, streamed
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Gate, Plan, StreamedPlan
 from gemma4_kernels.tickets import MOST, tickets
 
 __all__ = ["any_plan", "small_m_geglu", "small_m_gelu_mul", "small_m_linear"]
 
-Gate = Literal["none", "halves", "factor"]
 _KNOWN = KnownLaunches()
 
 
 def small_m_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
-    plan: Plan | None = None,
+    plan: Plan | StreamedPlan | None = None,
     *,
     out: torch.Tensor | None = None,
     path: Path = "auto",
@@ -33,7 +34,8 @@ def small_m_linear(
     Args:
         x: [M, K] bf16, fp16 or fp32, M in 0..16; rows any distance apart, unit stride inside a row.
         weight: [N, K] in x's dtype, on its device; rows any distance apart, unit stride inside a row.
-        plan: How the product is cut. None: `any_plan`, which is right for every size and measured for none.
+        plan: How the product is cut. None: `any_plan`, which is right for every size and measured for none. A
+            StreamedPlan takes bf16 of a depth in blocks of 32 columns, and rows that begin at multiples of 16 bytes.
         out: [M, N] in x's dtype, new if None. It must not overlap x or weight.
         path: The kernel or torch; see `takes_kernel`.
         early: Whether it may start before the kernel ahead has ended, on a device that can. Then `weight` must not be
@@ -52,7 +54,7 @@ def small_m_linear(
 def small_m_geglu(
     x: torch.Tensor,
     weight: torch.Tensor,
-    plan: Plan | None = None,
+    plan: Plan | StreamedPlan | None = None,
     *,
     out: torch.Tensor | None = None,
     path: Path = "auto",
@@ -83,7 +85,7 @@ def small_m_gelu_mul(
     x: torch.Tensor,
     weight: torch.Tensor,
     factor: torch.Tensor,
-    plan: Plan | None = None,
+    plan: Plan | StreamedPlan | None = None,
     *,
     out: torch.Tensor | None = None,
     path: Path = "auto",
@@ -114,7 +116,7 @@ def small_m_gelu_mul(
 def _product(
     x: torch.Tensor,
     weight: torch.Tensor,
-    plan: Plan | None,
+    plan: Plan | StreamedPlan | None,
     out: torch.Tensor | None,
     path: Path,
     early: bool,
@@ -149,6 +151,11 @@ def _product(
     if not takes_kernel(x, path):
         return out.copy_(_reference(x, weight, gate, factor))
     plan = _plan(plan, x, out)
+    if isinstance(plan, StreamedPlan):
+        launch = _stream(plan, (x, weight, out, out if factor is None else factor), gate, early)
+        if key is not None:
+            _KNOWN.keep(key, launch)
+        return out
     tiles = _tiles(plan, columns, gate)
     _refuse_plan(plan, rows, depth, tiles)
     pointers = _pointers(x, weight, out, factor, plan, gate)
@@ -176,12 +183,28 @@ def _product(
     return out
 
 
+def _stream(
+    plan: StreamedPlan, pointers: tuple[torch.Tensor, ...], gate: Gate, early: bool
+) -> streamed.StreamedLaunch | None:
+    """Launch it once by streamed.cu; return what makes the same launch again on the current device."""
+    x, weight, *_ = pointers
+    if reason := streamed.unavailable(x.device):
+        raise ValueError(f"a streamed plan cannot run here: {reason}")
+    if not streamed.fits(x, weight):
+        have = f"{x.dtype} {list(x.shape)} with strides {x.stride()} and {weight.stride()}"
+        raise ValueError(f"a streamed plan takes bf16 rows at multiples of 16 bytes, of a depth in 32s, not {have}")
+    with torch.cuda.device(x.device):
+        launch = streamed.launch_of(plan, pointers, gate, early)
+        launch.again(pointers)
+    return launch
+
+
 def _output(x: torch.Tensor, weight: torch.Tensor, gate: Gate) -> torch.Tensor:
     columns = weight.shape[0] // 2 if gate == "halves" else weight.shape[0]
     return torch.empty((x.shape[0], columns), dtype=x.dtype, device=x.device)
 
 
-def _plan(given: Plan | None, x: torch.Tensor, out: torch.Tensor) -> Plan:
+def _plan(given: Plan | StreamedPlan | None, x: torch.Tensor, out: torch.Tensor) -> Plan | StreamedPlan:
     return given or any_plan(x.shape[0], out.shape[1], x.shape[1])
 
 
@@ -190,10 +213,17 @@ def _tiles(plan: Plan, columns: int, gate: Gate) -> int:
 
 
 def _pointers(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, factor: torch.Tensor | None, plan: Plan, gate: Gate
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    factor: torch.Tensor | None,
+    plan: Plan | StreamedPlan,
+    gate: Gate,
 ) -> tuple[torch.Tensor, ...]:
     """Return the kernel's tensors; those that it does not touch are its output."""
     partial = counters = out
+    if isinstance(plan, StreamedPlan):
+        return x, weight, out, out if factor is None else factor
     if plan.splits > 1:
         size = _tiles(plan, out.shape[1], gate) * plan.splits * plan.block_n * plan.block_m
         partial = torch.empty(size, dtype=torch.float32, device=x.device)

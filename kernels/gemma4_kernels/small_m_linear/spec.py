@@ -6,11 +6,13 @@ same bits each time. Another number of rows may have another plan and so another
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gemma4_kernels.rounding import Tolerance
 
 MAX_ROWS = 16
+Gate = Literal["none", "halves", "factor"]
+GATES: tuple[Gate, ...] = ("none", "halves", "factor")
 AXES = {"rows": (1, 2, 4, 8, 12, 16)}
 
 
@@ -34,6 +36,24 @@ class Plan(NamedTuple):
     stages: int
     num_warps: int
     ahead: bool
+
+
+class StreamedPlan(NamedTuple):
+    """How streamed.cu streams a weight: each multiprocessor's rows of it go through a ring in shared memory.
+
+    Args:
+        stage_depth: Columns of the weight in a stage of the ring, a multiple of 32.
+        stages: Of the ring, of 8 rows each.
+        in_flight: Stages that may be under way at a time.
+        num_warps: Warps that multiply; one more fills the ring.
+        co_resident: Blocks of which a multiprocessor has room, so that the next product's may fill its ring.
+    """
+
+    stage_depth: int
+    stages: int
+    in_flight: int
+    num_warps: int
+    co_resident: int
 
 
 class Case(NamedTuple):

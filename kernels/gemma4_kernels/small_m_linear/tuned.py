@@ -1,12 +1,17 @@
-"""Tables of plans that were measured faster than cuBLAS, by GPU. `kernels/bench/bench_small_m_linear.py` makes them."""
+"""Tables of measured plans by GPU: `tuned_*.json` of those faster than cuBLAS, `streamed_*.json` of those faster still.
+
+`kernels/bench/bench_small_m_linear.py` and `kernels/bench/measure_streamed_products.py` make them.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan, StreamedPlan
 
 FOLDER = Path(__file__).parent
 
@@ -26,7 +31,19 @@ def tuned_plans(gpu: str, dtype: str, columns: int, depth: int) -> tuple[Plan | 
     Returns:
         Of 0..MAX_ROWS rows, a plan, or None where cuBLAS was faster.
     """
-    measured = tables().get((gpu, dtype), {}).get((columns, depth))
+    return _by_rows(tables().get((gpu, dtype), {}).get((columns, depth)))
+
+
+@functools.cache
+def streamed_plans(gpu: str, dtype: str, columns: int, depth: int) -> tuple[StreamedPlan | None, ...] | None:
+    """Return the plans of streamed.cu by number of rows: those that were faster than `tuned_plans` and than cuBLAS.
+
+    The arguments are those of `tuned_plans`.
+    """
+    return _by_rows(streamed_tables().get((gpu, dtype), {}).get((columns, depth)))
+
+
+def _by_rows(measured: dict[int, Any] | None) -> tuple[Any, ...] | None:
     if measured is None:
         return None
     sizes = sorted(measured)
@@ -34,15 +51,24 @@ def tuned_plans(gpu: str, dtype: str, columns: int, depth: int) -> tuple[Plan | 
     return tuple(None if size is None or rows == 0 else measured[size] for rows, size in enumerate(above))
 
 
-@functools.cache
 def tables() -> dict[tuple[str, str], dict[tuple[int, int], dict[int, Plan | None]]]:
     """Return the plans by (GPU, dtype), (columns, depth) and number of rows."""
+    return _tables("tuned", Plan)
+
+
+def streamed_tables() -> dict[tuple[str, str], dict[tuple[int, int], dict[int, StreamedPlan | None]]]:
+    """Return the plans of streamed.cu by (GPU, dtype), (columns, depth) and number of rows."""
+    return _tables("streamed", StreamedPlan)
+
+
+@functools.cache
+def _tables(prefix: str, kind: Callable[..., Any]) -> dict[tuple[str, str], dict[tuple[int, int], dict[int, Any]]]:
     tables = {}
-    for file in sorted(FOLDER.glob("tuned_*.json")):
+    for file in sorted(FOLDER.glob(f"{prefix}_*.json")):
         document = json.loads(file.read_text(encoding="utf-8"))
         tables[document["gpu"]["name"], document["dtype"]] = {
             (entry["columns"], entry["depth"]): {
-                int(rows): None if plan is None else Plan(*plan) for rows, plan in entry["plans"].items()
+                int(rows): None if plan is None else kind(*plan) for rows, plan in entry["plans"].items()
             }
             for entry in document["entries"]
         }

@@ -10,15 +10,17 @@ from gemma4_repro.errors import ReproError
 from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
 from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
-NONE, SHIPPED, CUBLAS, ATTENTION, ALL = "none", "shipped", "all-cublas", "all-sglang-attention", "all"
-SEVERAL = (CUBLAS, ATTENTION, ALL)
-LEFT_OUT = {CUBLAS: "small-m-linear", ATTENTION: "decode-attention"}
+NONE, SHIPPED, CUBLAS, UNSTREAMED = "none", "shipped", "all-cublas", "all-unstreamed"
+ATTENTION, ALL = "all-sglang-attention", "all"
+SEVERAL = (CUBLAS, UNSTREAMED, ATTENTION, ALL)
+LEFT_OUT = {CUBLAS: "small-m-linear", UNSTREAMED: "streamed-products", ATTENTION: "decode-attention"}
 """Arms of several ops, of which one may take another's place."""
 OPS = tuple(patch.id for patch in LAYER_OPS)
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
     SHIPPED: "captured by SGLang before anything of ours was loaded",
     CUBLAS: "all ops in force but small-m-linear: cuBLAS computes every matrix product",
+    UNSTREAMED: "all ops in force but streamed-products: no weight is streamed",
     ATTENTION: "all ops in force but decode-attention: SGLang's own kernels compute the attention",
     ALL: "all ops in force",
 } | {patch.id: patch.title for patch in LAYER_OPS}
@@ -49,7 +51,10 @@ def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
         return size.has_ple
     if op == "q-only-projection":
         return size.shared_layers(size.layers if layers is None else layers) > 0
-    return op in ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "decode-attention") or not size.has_experts
+    return (
+        op in ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "streamed-products", "decode-attention")
+        or not size.has_experts
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from gemma4_runtime.patch import About, Edit, Hook, How, Kind, Patch
 _AT = "gemma4_runtime.optimisations"
 _LAYER = Hook("gemma4.layer_forward", How.AROUND, f"{_AT}.layer_forward:around_layer_forward")
 
+_PRODUCT = Hook("linear.unquantized_apply", How.AROUND, f"{_AT}.small_m_linear:around_apply")
+
 _PROJECTION = """
 qkv, _ = self.qkv_proj(hidden_states)
 q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
@@ -185,7 +187,7 @@ LAYER_OPS: tuple[Patch, ...] = (
         origin="a kernel of this project; SGLang 38168 has one for Gemma-4 E2B on SM120, with dependent launch too",
         upstream="open up to 0.5.23",
         default=True,
-        attachments=(Hook("linear.unquantized_apply", How.AROUND, f"{_AT}.small_m_linear:around_apply"), PATHS),
+        attachments=(_PRODUCT, PATHS),
         own_paths=("fused",),
         about=About(
             why="A decode step is bound by reading its weights, and cuBLAS reads a layer's at about half of the "
@@ -203,6 +205,32 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "docs/bench/step_products_h200_2026-11-23_e4b.json::all-cublas",
                 "docs/bench/step_gates_h200_2026-11-25_e4b.json::all",
                 "docs/bench/serving_decode_e4b_h200_2026-11-23.json::products",
+            ),
+        ),
+    ),
+    Patch(
+        id="streamed-products",
+        kind=Kind.OPTIMISATION,
+        title="products of small-m-linear by a CUDA C++ kernel that streams weights, where a table has it faster still",
+        origin="a kernel of this project, built on the spot by CUDA's compiler library",
+        upstream="open up to 0.5.23",
+        default=True,
+        attachments=(_PRODUCT, PATHS),
+        own_paths=("fused",),
+        about=About(
+            why="Between two products of a decode step the memory is idle until the last multiprocessor is done, the "
+            "norm has run and the first weights arrive. Here each multiprocessor has a ring in its shared "
+            "memory that fills with the next weights in the meantime; norms of up to 16 rows let the product behind "
+            "them start at once.",
+            eligibility="Products that small-m-linear takes, of bf16 with rows at multiples of 16 bytes, of a size, "
+            "number of rows and GPU that the table has, with cuda.bindings installed.",
+            fallback="Another product is small-m-linear's, or cuBLAS's, as without this.",
+            proof=(
+                "tests/kernels/test_small_m_linear_streamed.py",
+                "tests/unit/test_few_row_products.py",
+                "tests/kernels/test_small_m_linear_gpu.py",
+                "kernels/bench/rows/streamed_products_h200_2026-11-26.json::streamed_products",
+                "docs/bench/step_streamed_h200_2026-11-26_e4b.json::all-unstreamed",
             ),
         ),
     ),

@@ -3,7 +3,8 @@
 A decode step reads all weights once and computes little with them. The kernel is launched while the one ahead still
 runs and cuts the product so that all multiprocessors read; which cut is fastest for a size and a number of rows was
 measured (`gemma4_kernels.small_m_linear.tuned`). Whatever is not in the table stays with cuBLAS. Where a gate follows
-the product, and nothing else reads it, the gate is computed in the same launch.
+the product, and nothing else reads it, the gate is computed in the same launch. With `streamed-products` the kernel of
+streamed.cu takes the products of which its table has it faster still.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemma4_kernels.launcher import let_next_in_where
 from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_gelu_mul, small_m_linear
-from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
-from gemma4_kernels.small_m_linear.tuned import tables, tuned_plans
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan, StreamedPlan
+from gemma4_kernels.small_m_linear.streamed import fits, unavailable
+from gemma4_kernels.small_m_linear.tuned import streamed_plans, tables, tuned_plans
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.eligible import rows_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
@@ -29,6 +32,10 @@ from gemma4_runtime.release import (
 )
 
 OP = "small-m-linear"
+STREAMED = "streamed-products"
+"""The op whose kernel takes the place of OP's where it is faster still."""
+
+let_next_in_where(lambda: switched_on(STREAMED))
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor | None:
@@ -39,7 +46,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor | None:
     plan = _plan(x, weight)
     if plan is None:
         return None
-    PATHS.took(OP)
+    _took(plan)
     return small_m_linear(x, weight, plan)
 
 
@@ -53,7 +60,7 @@ def gated_mlp_input(mlp: Any, x: Tensor) -> Tensor | None:
     plan = _plan(x, linear.weight) if _plain(linear) else None
     if plan is None:
         return None
-    PATHS.took(OP)
+    _took(plan)
     return small_m_geglu(x, linear.weight, plan)
 
 
@@ -65,8 +72,14 @@ def gelu_mul(linear: Any, x: Tensor, factor: Tensor) -> Tensor | None:
     plan = _plan(x, linear.weight) if fits and factor.dtype is x.dtype and factor.device == x.device else None
     if plan is None:
         return None
-    PATHS.took(OP)
+    _took(plan)
     return small_m_gelu_mul(x, linear.weight, factor, plan)
+
+
+def _took(plan: Plan | StreamedPlan) -> None:
+    PATHS.took(OP)
+    if isinstance(plan, StreamedPlan):
+        PATHS.took(STREAMED)
 
 
 def _plain(linear: Any) -> bool:
@@ -83,7 +96,7 @@ def _watched(*modules: torch.nn.Module) -> bool:
     return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
-def _plan(x: Tensor, weight: Tensor) -> Plan | None:
+def _plan(x: Tensor, weight: Tensor) -> Plan | StreamedPlan | None:
     """Return the plan of a product, or None where SGLang's own has to compute it, and record why."""
     if torch.compiler.is_compiling() or x.dim() != 2 or not 1 <= x.shape[0] <= MAX_ROWS or not switched_on(OP):
         return None
@@ -94,7 +107,7 @@ def _plan(x: Tensor, weight: Tensor) -> Plan | None:
     return found
 
 
-def _plan_or_reason(x: Tensor, weight: Tensor) -> Plan | str:
+def _plan_or_reason(x: Tensor, weight: Tensor) -> Plan | StreamedPlan | str:
     """Return the plan of a product of 1 to MAX_ROWS rows, or why there is none."""
     if reason := server_reason() or rows_reason(x):
         return reason
@@ -104,7 +117,14 @@ def _plan_or_reason(x: Tensor, weight: Tensor) -> Plan | str:
     if weight.dim() != 2 or weight.stride(1) != 1 or weight.dtype is not x.dtype or weight.device != x.device:
         return "a weight that is no matrix of the rows' dtype and device with unit stride"
     plans = _plans_or_reason(x.device, x.dtype, *weight.shape)
-    return plans if isinstance(plans, str) else plans[x.shape[0]] or "cuBLAS is as fast"
+    if isinstance(plans, str):
+        return plans
+    if switched_on(STREAMED):
+        streamed = _streamed_plan_or_reason(x, weight)
+        if not isinstance(streamed, str):
+            return streamed
+        PATHS.took(STREAMED, streamed)
+    return plans[x.shape[0]] or "cuBLAS is as fast"
 
 
 @functools.cache
@@ -117,3 +137,19 @@ def _plans_or_reason(
     if (gpu, name) not in tables():
         return f"no plan was measured on {gpu} with {name}"
     return tuned_plans(gpu, name, columns, depth) or f"no plan was measured for a weight of [{columns}, {depth}]"
+
+
+def _streamed_plan_or_reason(x: Tensor, weight: Tensor) -> StreamedPlan | str:
+    """Return the plan of the streaming kernel, or why there is none."""
+    if reason := unavailable(x.device):
+        return reason
+    plans = _streamed_plans(torch.cuda.get_device_name(x.device), x.dtype, *weight.shape)
+    plan = plans[x.shape[0]] if plans else None
+    if plan is None:
+        return "small-m-linear or cuBLAS is as fast, or nobody measured"
+    return plan if fits(x, weight) else "rows that are not bf16 at multiples of 16 bytes"
+
+
+@functools.cache
+def _streamed_plans(gpu: str, dtype: torch.dtype, columns: int, depth: int) -> tuple[StreamedPlan | None, ...] | None:
+    return streamed_plans(gpu, str(dtype).removeprefix("torch."), columns, depth)

@@ -23,6 +23,7 @@ OUR_KERNELS = {
     "cross_layer_norm_kernel": "cross_layer_norm",
     "qk_norm_rope_kernel": "qk_norm_rope",
     "small_m_linear_kernel": "small_m_linear",
+    "streamed_product_kernel": "small_m_linear",
     "decode_attention_kernel": "decode_attention",
     "page_guard_kernel": "page_guard",
     "window_lists_kernel": "window_lists",
