@@ -440,6 +440,11 @@ BEATS = "tic start time: 00:05:09. last_heartbeat time: 00:00:01"
 SILENT = f"Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. {BEATS}\n"
 SPLIT = "RuntimeError: split_with_sizes expects split_sizes to sum exactly to 8 (input tensor's size at dimension 0)"
 LEAK = "ValueError: pool memory leak detected! available_size=90, protected_size=0, max_total_num_tokens=100\n"
+NANS = "probability tensor contains either `inf`, `nan` or element < 0"
+NOT_ALIVE = (
+    f"{stamp(2)} Prefill transfer failed for request rank=0 req.rid='a' req.bootstrap_room=1 with exception "
+    "KVTransferError(bootstrap_room=1): Decode instance could be dead, remote mooncake session a:1 is not alive\n"
+)
 OOM_OF_TWO = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
     "of which 1.00 GiB is free. Process 11 has 60.00 GiB memory in use. Process 12 has 9.50 GiB memory in use."
@@ -525,6 +530,64 @@ TOLD = {
             f"{stamp(309)} {SILENT}",
         ],
         "SGLang 23006",
+    ),
+    "a kernel that is loaded where others wait": (
+        [decode(1), hung("cuModuleLoadData (libcuda.so.580)", "run (triton/runtime/jit.py:700)", ranks=1)],
+        "CUDA_MODULE_LOADING=EAGER",
+    ),
+    "a check of the cache that does not end": (
+        [decode(1), hung("sanity_check (sglang/srt/mem_cache/mamba_radix_cache.py:9)", ranks=1)],
+        "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK",
+    ),
+    "a step that stands in a part of SGLang": (
+        [decode(1), hung("fetch_new_loras (sglang/srt/lora/lora_manager.py:9)", ranks=1)],
+        "it is in LoRA adapters",
+    ),
+    "pools that a watchdog counts in the middle of a step": (
+        [
+            started(enable_hierarchical_cache=True),
+            *(decode(1), f"{stamp(400)} [full] total=100, available=30, evictable=60, protected=6\n", WATCHDOG),
+        ],
+        "until its watchdog fired",
+    ),
+    "a scheduler that stood still while one request ran": (
+        [started(enable_hierarchical_cache=True), decode(1, running=1, queue=2), f"{stamp(309)} {SILENT}"],
+        "it hung, or was idle",
+    ),
+    "ranks that may have dropped a request by their own clocks": (
+        [started(tp_size=4), decode(1), f"{stamp(309)} {SILENT}".replace("00:05:09", "00:00:30")],
+        "SGLANG_REQ_WAITING_TIMEOUT",
+    ),
+    "a session that was marked as dead": (
+        [started(disaggregation_mode="prefill"), prefill(1), NOT_ALIVE],
+        "restart this prefill server",
+    ),
+    "a draft's call that a library refuses": (
+        [
+            started(speculative_algorithm="EAGLE", enable_dp_attention=True, dp_size=2, tp_size=8),
+            decode(1),
+            died(
+                *("speculative/eagle_worker_v2.py draft", "layers/attention/dsa_backend.py forward"),
+                *("/opt/site-packages/sgl_kernel/flash_attn.py fwd",),
+                last="RuntimeError: batch_size must be equal to batch_size_k",
+            ),
+        ],
+        "--dp-size as large as --tp-size",
+    ),
+    "a stage's call that a library refuses": (
+        [
+            started(pp_size=2),
+            decode(1),
+            died(
+                *("layers/attention/dsa_backend.py forward", "/opt/site-packages/sgl_kernel/flash_attn.py fwd"),
+                last="RuntimeError: batch_size must be equal to batch_size_k",
+            ),
+        ],
+        "once with --pp-size 1",
+    ),
+    "NaN of experts by another library": (
+        [started(moe_runner_backend="flashinfer_trtllm"), decode(1), died("x.py f", last=f"RuntimeError: {NANS}")],
+        "another --moe-runner-backend than flashinfer_trtllm",
     ),
     "copies to the host that hold up the loop": (
         [started(enable_hierarchical_cache=True), decode(1), f"{stamp(309)} {SILENT}"],

@@ -364,6 +364,8 @@ class TestKindsOfFaults:
         ("TypeError: Mismatched type on argument #2 when calling: `f(0: int)`", "managers/a.py", "step", "pip list"),
         ("RuntimeError: [01:02:03] /p/cpp/ebnf_parser.cc:7: Check failed: x", "managers/a.py", "step", "xgrammar"),
         ("ValueError: 151655 is not in list", "managers/a.py", "step", "one mark for each image"),
+        ("RuntimeError: \"f_cpu\" not implemented for 'Half'", "managers/a.py", "f", "--dtype bfloat16"),
+        ("AssertionError: segment at 8 shares a page with the one ending at 8", "mem_cache/a.py", "f", "give up"),
         ("EOFError", "managers/a.py", "read", "gone, or a file is cut"),
     )
 
@@ -449,3 +451,14 @@ def test_a_path_that_somebody_shortened_is_read(path):
 )
 def test_words_without_frames_are_of_a_part(last, what):
     assert f"Its words are of {what}" in only([f"{last}\n"]).cause
+
+
+def test_a_line_that_no_rule_knows_is_of_a_kind_by_its_words():
+    failed = "RuntimeError: Rank 0 scheduler died during initialization: [Errno 30] Read-only file system: '/m'\n"
+    finding = only([f"{stamp(1)} Load weight begin. avail mem=78.00 GB\n", failed])
+    assert ("Unknown cause" in finding.cause, "a local disk" in finding.advice[0]) == (True, True)
+
+
+def test_what_a_release_does_not_serve_may_be_served_by_a_later_one():
+    last = died("ValueError: this model does not support that yet", ("model_loader/a.py", "load", "raise x"))
+    assert "else a later release, which may serve it" in told(only([last]))

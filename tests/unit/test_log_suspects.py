@@ -45,6 +45,8 @@ def test_a_plain_server_of_gemma_4_has_none():
         ("model_path='google/gemma-3n-E4B-it'", ["gemma3n-shared-layers"]),
         ("model_path='openai/gpt-oss-120b', enable_dp_attention=True", ["dp-attention-of-gpt-oss"]),
         ("model_path='deepseek-ai/DeepSeek-V4-Flash', enable_dp_attention=True", ["dp-attention-of-deepseek-v4"]),
+        ("model_path='x/Gemma-4-26B-A4B-it-NVFP4', attention_backend='trtllm_mha'", ["trtllm-attention-of-gemma-4"]),
+        ("model_path='x/Gemma-4-26B-A4B-it-NVFP4', attention_backend='triton'", []),
         (f"{GEMMA}, disable_radix_cache=True", ["windows-without-prefix-cache"]),
         (f"{GEMMA}, enable_memory_saver=True", ["memory-saver"]),
         (f"{GEMMA}, enable_lora=True", ["adapters-in-graphs"]),

@@ -118,6 +118,11 @@ class Wording:
             return False
         return self.frames is None or any(map(self.frames.match, death.frames[-_INNERMOST:]))
 
+    def clause(self, said: str) -> str:
+        """Return the cause, with what the words name in this text."""
+        found = self.words.search(said)
+        return self.cause.format_map(found.groupdict() if found else {})
+
 
 @cache
 def written(file: str) -> tuple[Wording, ...]:
@@ -142,6 +147,12 @@ def written(file: str) -> tuple[Wording, ...]:
 def of_kind(death: Death) -> Wording | None:
     """Return what kind of fault a failure is that no rule knows more of; None if not even that can be told."""
     return next((one for one in written("other_crash.toml") if one.fits(death)), None)
+
+
+def kind_by_words(text: str) -> Wording | None:
+    """Return what kind of fault a line's words alone tell of; None if they tell of none."""
+    alone = (one for one in written("other_crash.toml") if one.package is None and one.frames is None)
+    return next((one for one in alone if one.words.search(text)), None)
 
 
 def is_of_a_kind_first(death: Death) -> bool:

@@ -121,6 +121,18 @@ PARTS: tuple[Part, ...] = (
         on=lambda start: start.on("enable_dp_attention") and start.of("deepseek-v4", "deepseekv4"),
     ),
     Part(
+        "trtllm-attention-of-gemma-4",
+        "",
+        "with trtllm_mha a Gemma-4 MoE in NVFP4 has answered nonsense, and well with triton",
+        ("SGLang 26791",),
+        on=lambda start: (
+            start.value("attention_backend", "") == "trtllm_mha"
+            and start.of("gemma-4-26b", "gemma-4-moe")
+            and start.of("nvfp4")
+        ),
+        instead="with --attention-backend triton",
+    ),
+    Part(
         "drafts-of-states",
         "",
         "as the cache of states fills, drafts begin from another state than the model: token id 0 for ever, loops",

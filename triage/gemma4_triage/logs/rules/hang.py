@@ -8,6 +8,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
 from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
+from gemma4_triage.logs.rules.refused_by_check import part_of_file
 
 _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
 _SHOWN = 8
@@ -20,6 +21,7 @@ _PLACES = (
     ),
     ("the launch of a CUDA graph", pattern(r"\bcu(?:da)?GraphLaunch\b")),
     ("a receive from another process", pattern(r"recv|zmq|queue\.py")),
+    ("the loading of a kernel", pattern(r"cuModuleLoad|cuLibraryLoad|loadBinary|load_binary")),
     ("a compilation", pattern(r"ninja|nvcc|inductor|triton/compiler|\bjit\.py|jit/(?!kernel\.py)|load_jit|compile")),
     ("host or storage I/O", pattern(r"cache_controller|hicache|mooncake|nixl|storage|hiradix")),
     ("a lock", pattern(r"acquire|threading\.py|lock")),
@@ -31,6 +33,9 @@ _ADVICE = {
     "over nodes NCCL and its network then (NCCL_DEBUG=INFO), or another release of NCCL (SGLang 29548)",
     "the meeting of symmetric memory": "once with --enforce-disable-flashinfer-allreduce-fusion (SGLang 29073) and "
     "without --enable-symm-mem, --enable-torch-symm-mem: GPUs that are not all visible, or fabric that is not up",
+    "the loading of a kernel": "a kernel's first use loads it, which waits for the GPU, while other ranks are in a "
+    "collective: CUDA_MODULE_LOADING=EAGER (of releases that do not overwrite it: SGLang 35711), and requests of all "
+    "kinds as a warm-up before traffic",
     "a compilation": "wait for it or compile before serving: a first shape took longer than --watchdog-timeout",
     "host or storage I/O": "once without --enable-hierarchical-cache or the storage backend: it waits for the host",
     "a wait for the GPU": "a kernel does not end: CUDA_LAUNCH_BLOCKING=1 names it; then another --attention-backend",
@@ -57,8 +62,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence.append(at(facts, death.usage.place, usage, "the last sign of life, and its pool usage"))
     places = {index: where(stack) for index, stack in enumerate(facts.stacks)}
     odd = [facts.stacks[index] for index, place in places.items() if place not in _WAITS]
-    switches = _switches(facts)
-    cause, confidence, advice = _verdict(facts.stacks, odd, places, switches)
+    once = switches(facts)
+    cause, confidence, advice = _verdict(facts.stacks, odd, places, once)
     missing = [] if places else remarked(facts, "no_pyspy", "why the log has no stacks")
     lacks = (_NO_PYSPY,) if missing else ()
     if not places and (busy := _compiles(facts, death)) is not None:
@@ -88,7 +93,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=confidence,
         evidence=(*evidence, *missing, *_stacks(facts, places)),
         ruled_out_if=("another rank died before: look for its exception",),
-        advice=tuple(dict.fromkeys((*advice, *lacks, *switches))),
+        advice=tuple(dict.fromkeys((*advice, *lacks, *once))),
         next_commands=(COLLECT,),
     )
 
@@ -193,7 +198,23 @@ def _verdict(
         return cause, Confidence.POSSIBLE, ("look at the other ranks and nodes at that time", ask)
     stands = where(odd[0])
     cause = f"A scheduler made no progress: it stands in {stands}."
-    return cause, Confidence.POSSIBLE, (_ADVICE.get(stands, ask),)
+    return cause, Confidence.POSSIBLE, ((_ADVICE[stands],) if stands in _ADVICE else (*_of_its_part(stands), ask))
+
+
+_FILE = pattern(r"(?:\S*/)?sglang/(?:srt/)?(\S+?\.py)\S* ")
+_CHECKS = (
+    "it looks through its own cache, over and over, which takes longer the larger that is (SGLang 26796): a later "
+    "release; until then unset SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK, a smaller cache, or --disable-radix-cache"
+)
+
+
+def _of_its_part(frame: str) -> tuple[str, ...]:
+    """Return what to do about the part of SGLang that a frame of a stack is of; empty if it is another's."""
+    found = _FILE.match(frame)
+    part = part_of_file(found[1]) if found else None
+    if frame.endswith("sanity_check"):
+        return (_CHECKS,)
+    return () if part is None else (f"it is in {part.what}: {part.look}",)
 
 
 _TORCH = pattern(r"(?:\S*/)?(?:torch/|distributed_c10d|parallel_state|communication_op|c10d_logger)")
@@ -219,7 +240,7 @@ def judge(stacks: Sequence[Stack]) -> tuple[str, tuple[str, ...]] | None:
     return (cause, advice) if confidence is Confidence.LIKELY else None
 
 
-def _switches(facts: LogFacts) -> tuple[str, ...]:
+def switches(facts: LogFacts) -> tuple[str, ...]:
     """Return what this server has that may hold up a step, each to be left out once, alone."""
     asked = facts.settings
     found = []

@@ -146,6 +146,16 @@ _SAME_SPLIT = (
     "the same --tp on both servers: this log says that they differ, which models without MLA bear badly under load"
 )
 _GONE = pattern(r"Los(?:t|ing) connection with (prefill|decode) instance")
+_MARKED = pattern(r"remote mooncake session \S+ is not alive")
+_MARKED_SO = (
+    "the prefill server holds the other's session for dead since one transfer failed, and refuses all that follow, "
+    "whether or not the decode server lives"
+)
+_MARKED_LOOK = (
+    "look whether the decode server lives; if it does, restart this prefill server: releases of that time never take "
+    "the mark back (SGLang 13054); then a later release",
+    "the first transfer that failed is the cause: its line, and the network at that time",
+)
 _NIXL_ONCE = "once with --disaggregation-transfer-backend nixl on both servers: if it then holds, Mooncake is at fault"
 _OTHER = (
     "the other server's log at the same time says why: it died, has no room, or its network does not answer",
@@ -178,6 +188,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         shown = remarked(facts, name, "what the transport said")
     elif (address := _NO_BOOTSTRAP.search(said)) is not None:
         why, confidence, advice = _BOOTSTRAP.format(address[1] or "its address"), Confidence.LIKELY, _REACH
+    elif _MARKED.search(said) is not None:
+        why, advice = _MARKED_SO, (*_MARKED_LOOK, *advice)
     elif (gone := _GONE.search(said)) is not None:
         why, confidence = _peer_gone(facts, gone[1]), Confidence.LIKELY
         advice = (

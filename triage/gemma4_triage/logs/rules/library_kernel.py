@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Finding
@@ -124,6 +125,20 @@ def part_named(kernel: str) -> _Part | None:
     return next((one for one in _PARTS if one.words.search(kernel)), None)
 
 
+_OF_DRAFTS = pattern(r"\w*(?:eagle|nextn|mtp|dflash|dspark|spec_)\w*\.py:|.* \w*draft\w*$")
+
+
+def _around(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what made the call beside plain serving: sizes that a library refuses are mostly its bookkeeping."""
+    asked = facts.settings
+    if any(map(_OF_DRAFTS.match, death.frames)):
+        yield "once without --speculative-algorithm: the call is a draft's, or verifies drafts"
+        if asked.get("enable_dp_attention") == "True" and asked.get("dp_size") != asked.get("tp_size"):
+            yield "once with --dp-size as large as --tp-size: attention over several ranks that drafts do not count on"
+    if death.rank.startswith("PP") or asked.get("pp_size", "1") not in ("1", "None"):
+        yield "once with --pp-size 1 (--tp for the other GPUs): a stage may lack what another one has computed"
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
     function = match[1] if (match := _SAYS.search(death.message)) and match[1] else death.frame.rpartition(" ")[2]
     part = part_of(death)
@@ -141,6 +156,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *((_MISFIT,) if death.type_name in _OF_RELEASES else ()),
             *(("once with SGLANG_USE_AITER=0",) if death.package == "aiter" else ()),
             *((part.look,) if part else ("once with --disable-cuda-graph and another backend of the part it is of",)),
+            *_around(facts, death),
             _OF_ITS_IMAGE.format(death.package) if death.package in _OF_IMAGES else _PINNED,
             "then a later release of SGLang",
         ),

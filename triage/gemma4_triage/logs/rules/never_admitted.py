@@ -12,7 +12,9 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts, Place, RankFacts
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import Rule, at, on_rank, over, remarked
+from gemma4_triage.logs.rules.unexplained_line import silence
 
+_STILL = 60  # seconds
 _LONG_PREFILL = 8192  # tokens in one batch line
 _AGAIN = "SGLANG_HEALTH_CHECK_TIMEOUT above the longest step; /health instead of /health_generate for liveness"
 
@@ -27,6 +29,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     for rank in facts.schedulers:
         last = _last_row(rank, alarm)
         if last is None:
+            continue
+        # What runs gives answers; where none came for so long, the scheduler itself stood still.
+        if last["running_max"] and silence(alarm.text) > _STILL:
             continue
         if last["queued_max"] and (last["running_max"] or 0) <= 1:
             yield _waits(facts, rank, last, alarm)

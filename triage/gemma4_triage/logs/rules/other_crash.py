@@ -86,10 +86,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
 
 def _of_kind(kind: Wording | None, death: Death) -> str:
     """Return the kind's clause, with what its words name; "" if it has none."""
-    if kind is None:
-        return ""
-    found = kind.words.search(f"{death.type_name}: {death.message}")
-    return kind.cause.format_map(found.groupdict() if found else {})
+    return "" if kind is None else kind.clause(f"{death.type_name}: {death.message}")
 
 
 def _said(words: str) -> str:

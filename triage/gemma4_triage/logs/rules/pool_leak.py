@@ -16,9 +16,20 @@ def _explains(death: Death) -> bool:
     return "leak detected!" in death.message.lower()
 
 
+_NEAR = 8  # lines
+
+
+def _as_it_hung(facts: LogFacts, leak: LeakLine) -> bool:
+    """Say whether the watchdog printed it, in the middle of a step, in which pages are on their way."""
+    fired = [death.place.line for death in facts.deaths if "atchdog timeout" in death.message]
+    return not leak.negative and any(0 <= line - leak.place.line <= _NEAR for line in fired)
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     first: dict[str, LeakLine] = {}
     for leak in facts.leaks:
+        if _as_it_hung(facts, leak):
+            continue
         first.setdefault(leak.pool, leak)
     drafts = facts.settings.get("speculative_algorithm", "None") != "None"
     if not first:

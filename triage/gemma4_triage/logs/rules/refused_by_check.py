@@ -578,6 +578,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
             *((f"change or leave out {', '.join(flags)}",) if flags else ()),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
+            *((_NOT_YET,) if _LACKING.search(said) and part is not _PARTS[0] else ()),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
             _AT_START if part.look.startswith(_ALONE) and not facts.served and not facts.errors else part.look,
             *(one for one in switched_on(facts, death) if condition and not one.endswith(NAMED)),
@@ -585,6 +586,10 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     )
 
 
+_LACKING = pattern(
+    r"(?i)(?:\bnot|n't|\bun|only)[\s-]?(?:yet |been |currently |been yet )?(?:support|implement|available|compatible)"
+)
+_NOT_YET = "leave out what its words name, or have it otherwise, as they say; else a later release, which may serve it"
 _ALONE = "send that request alone: its media"
 _AT_START = (
     "it is of no request, for none was served: lines above it that something was not imported (Ignore import error) "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_rank, pattern
+from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
+from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 ID = "unexplained-line"
@@ -173,6 +174,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if lead.kind in ("no-start", "library") or kind is _LAST:
         what = f"{what}: {_without_stamp(lead.text)[:_QUOTED].rstrip('.')}"
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(lead.text)) else ()), *look)
+    if (lead.kind in ("no-start", "library", "device") or kind is _LAST) and (told := kind_by_words(lead.text)):
+        what, look = f"{what}; by its words {told.clause(lead.text)}", (told.advice, *look)
     if lead.kind == "signalled" and "llegal instruction" in lead.text:
         look = (_OTHER_CPU, *look)
     if kind is _LAST and _OF_PIP.match(lead.text):
@@ -188,7 +191,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (f"once without {stands.without}: its file stands in the stack of the crash", *look)
     if lead.kind == "signalled":
         look = (*look, *(switched_on(facts) if facts.served else ()))
-    if lead.kind == "health" and (silent := _silent_for(lead.text)) is not None:
+    if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
         what, look = silent
     if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
         look = (tight, *look)
@@ -304,27 +307,39 @@ def native_looks(facts: LogFacts, lead: Alarm) -> tuple[str, ...]:
 _HEARTBEAT = pattern(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")
 
 
-def _silent_for(text: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return what SGLang's own line says of how long no answer had come, and what to do; None if it says nothing."""
+def silence(text: str) -> int:
+    """Return for how many seconds no answer had come; 0 if it does not say."""
     found = _HEARTBEAT.search(text)
     if found is None:
-        return None
+        return 0
     hours = [int(part) for part in found.groups()]
     asked, heard = (60 * (60 * hour + minute) + second for hour, minute, second in (hours[:3], hours[3:]))
-    silent = (asked - heard) % 86400
+    return (asked - heard) % 86400
+
+
+def _silent_for(facts: LogFacts, text: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return what SGLang's own line says of how long no answer had come, and what to do; None if nothing."""
+    if not (silent := silence(text)):
+        return None
     what = (
         f"the server did not answer its health check, and when that was asked its scheduler had said nothing "
         f"for {silent} s"
     )
     if silent > _LONG_SILENCE:
-        return what, ("it hung, or was idle, before it was asked: look at its last line of work", _STACKS)
+        hung = "it hung, or was idle, before it was asked: look at its last line of work"
+        return what, (hung, *hang.switches(facts)[:-1], _STACKS)
     return what, (
         "it worked until then: look for a long prefill, a compilation, or a request that waits for room",
         "a prefill of many long prompts says nothing until it ends: SGLANG_HEALTH_CHECK_TIMEOUT above its time",
+        *(() if facts.settings.get("tp_size", "1") == "1" else (_CLOCKS,)),
         _STACKS,
     )
 
 
+_CLOCKS = (
+    "unset SGLANG_REQ_WAITING_TIMEOUT and SGLANG_REQ_RUNNING_TIMEOUT: each rank read its own clock, and left the "
+    "others' batch (SGLang 37143)"
+)
 _REFUSED = pattern(r"Error in request: (.{12,})")
 _ASKED = pattern(r"(?:[Pp]lease|Use|Set|Add|Enable)\b[^.;]{8,160}")
 _QUOTED = 160
