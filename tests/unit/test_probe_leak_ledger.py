@@ -8,17 +8,20 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sglang.srt.mem_cache.allocator import paged
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from gemma4_dumps.audit_findings import EventKind, lives
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.checks.page_events import Kind
 from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.guard import Guard
+from gemma4_runtime.host import alloc_kernels
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.patch import ATTACH_ORDER
@@ -29,6 +32,7 @@ from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Leak, Mode, read_settings
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.finding import Confidence
 from gemma4_triage.replay.leak_replay import replay_leak
 from pool_world import PoolWorld
 
@@ -585,3 +589,38 @@ class TestProvenance:
         before = [piece for piece in diagnosed["evidence"] if " before: slot " in piece["meaning"]]
         assert [piece["value"] for piece in before] == [slot for slot, _ in owners[:2]]
         assert all(text in piece["meaning"] for text, piece in zip(texts, before, strict=False))
+
+    @pytest.mark.parametrize("by_call", [True, False], ids=["hand-out", "free list"])
+    def test_of_a_free_page_in_anothers_place_the_lists_before_the_call_tell_what_is_wrong(
+        self, swa, guard, monkeypatch, by_call
+    ):
+        pool = swa.allocator.swa_attn_allocator
+        # It sees the pools from here on.
+        ledger_of(swa.allocator)
+        first, other = int(pool.free_pages[0]), int(pool.free_pages[-1])
+        count, kernel = pool.free_pages.numel(), alloc_kernels.alloc_extend_kernel
+        # On a CPU 0.5.23 has a form of its own of what the kernel does.
+        of_release = not getattr(pool, "use_triton_kernels", True)
+        right = paged.alloc_extend_naive if of_release else kernel[()]
+
+        def gives_another(prefix_lens, seq_lens, last_loc, free_pages, out_indices, *sizes):
+            right(prefix_lens, seq_lens, last_loc, free_pages, out_indices, *sizes)
+            if free_pages.numel() == count:
+                out_indices[out_indices // 16 == first] += (other - first) * 16
+
+        if by_call:
+            place = (paged, "alloc_extend_naive") if of_release else (kernel, "_function")
+            monkeypatch.setattr(*place, gives_another)
+        else:
+            pool.free_pages = torch.where(pool.free_pages == first, other, pool.free_pages)
+        swa.start(prompt(1, 40))
+        found = swa.audit()
+        report(found, found.findings, "step", Leak.DUMP, guard)
+        dumps = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
+        assert {dump.manifest.scalars["swa_lost_in"] for dump in dumps} == {"hand-out" if by_call else "free list"}
+        (incident,) = group(dumps)
+        finding = conclude(incident)[0]
+        assert (finding.rule, finding.confidence) == ("free-list-entry-wrong", Confidence.CERTAIN)
+        wanted = (Structure.ALLOCATION, Defect.STALE) if by_call else (Structure.SWA_FREE_LIST, Defect.FOREIGN)
+        assert (finding.structure, finding.defect) == wanted
+        assert ("the call is wrong, and not the list" in finding.cause) is by_call

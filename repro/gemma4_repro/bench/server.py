@@ -32,7 +32,7 @@ _PORTS = range(22000, 32000, 40)
 
 
 class ServerLost(Exception):
-    """The server ended, does not answer, or answers with an error: what and where, with the end of its log.
+    """The server ended, does not answer, or answers with an error: with the end of its log.
 
     `brief` says it in one line: what its processes died of, or else the log's last line.
     """
@@ -110,7 +110,7 @@ class ServerProcess:
         return True
 
     def members(self) -> list[int]:
-        """Return the ids of its processes, as they were when it last answered."""
+        """Return its processes' ids, as of its last answer."""
         return list(self._members)
 
     def ask(self, path: str, body: Any = None, timeout_s: float = 60) -> Any:

@@ -1,4 +1,4 @@
-"""Torch forms of the paged allocator's Triton kernels, which the interpreter runs element by element.
+"""Torch forms of the paged allocator's Triton kernels, which the interpreter runs slowly.
 
 Same arguments and results as `sglang.srt.mem_cache.triton_ops.allocator`; launched the same way, `kernel[grid](...)`.
 A request's new slots are: the rest of its last page, then whole free pages, then the start of one more free page.
@@ -12,7 +12,7 @@ import torch
 
 
 class _Launchable:
-    """Lets a torch function be called as `kernel[grid](...)`."""
+    """Is called as `kernel[grid](...)`."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""The ledger of one allocator: a `PageLedger` per pool, request slot generations, and how events become history."""
+"""The ledger of an allocator: a `PageLedger` per pool, slots' generations, and how events become history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,15 @@ class Anomaly:
     fault: Fault
     pool: str
     page: int
+
+
+class HandOut(NamedTuple):
+    """A hand-out by reference: the pool's free lists before and after, and the slots given."""
+
+    pool: int
+    before: tuple[torch.Tensor, ...]
+    after: tuple[torch.Tensor, ...]
+    slots: torch.Tensor
 
 
 class Generations(defaultdict[int, int]):
@@ -81,6 +90,8 @@ class LeakLedger:
         self.anomalies: dict[Anomaly, None] = {}
         self.tree = TreeMemory()
         self.log = EventLog(self._fold, self.page_size)
+        # Of both pools, of a prefill and of what follows it in its step.
+        self.hand_outs: deque[HandOut] = deque(maxlen=6)
         self.latest_hand_out: torch.Tensor | None = None
         self.latest_swa_hand_out: torch.Tensor | None = None
         self._by_number = list(self.pools.items())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_runtime.checks.page_census import Fault, Finding
-from gemma4_runtime.checks.page_ledger import LastEvent, Site
+from gemma4_runtime.checks.page_ledger import LastEvent, PageLedger, Site
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.evidence import offences
 from gemma4_runtime.guard import Guard
@@ -84,6 +85,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         page_size=ledger.page_size,
         extents={f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()},
         scalars=_scalars(audit)
+        | _lost_in(audit)
         | {
             "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
             "evicted": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.evicted.items())),
@@ -137,6 +139,41 @@ def _scalars(audit: Audit) -> dict[str, Any]:
         by_code = {word.value: word.name.lower() for word in words}
         scalars[name] = ",".join(by_code.get(code, "none") for code in range(max(by_code) + 1))
     return scalars
+
+
+def _lost_in(audit: Audit) -> dict[str, str]:
+    """Return how a pool lost the only free page that is nowhere, where a page that is held is free as well.
+
+    hand-out: a call took it off the free list, and gave another. free list: no such call took it, and the list named
+    the other one twice as that was given, or still had the lost one then.
+    """
+    found = {}
+    for number, (name, history) in enumerate(audit.ledger.pools.items()):
+        of_pool = [finding for finding in audit.findings if finding.pool == name]
+        nowhere = [finding.pages for finding in of_pool if finding.fault is Fault.NOWHERE]
+        lost = [page for page in np.concatenate(nowhere).tolist() if _was_free(history, page)] if nowhere else []
+        held = [page for one in of_pool if one.fault is Fault.FREE_AND_HELD for page in one.pages.tolist()]
+        if len(lost) != 1 or len(held) != 1:
+            continue
+        for call in (call for call in reversed(audit.ledger.hand_outs) if call.pool == number):
+            given = _on_host((call.slots,)) // audit.ledger.page_size
+            before, after = _on_host(call.before), _on_host(call.after)
+            if lost[0] in before and lost[0] not in (*after, *given):
+                found[f"{name}_lost_in"] = "hand-out"
+                break
+            if held[0] in given:
+                if (before == held[0]).sum() > 1 or (lost[0] in after and held[0] not in after):
+                    found[f"{name}_lost_in"] = "free list"
+                break
+    return found
+
+
+def _was_free(history: PageLedger, page: int) -> bool:
+    return 0 < page <= history.pages and history.last_event[page] in (LastEvent.CLEARED, LastEvent.FREED)
+
+
+def _on_host(parts: Sequence[torch.Tensor]) -> np.ndarray:
+    return np.concatenate([part.to("cpu", torch.int64).reshape(-1).numpy() for part in parts])
 
 
 def _site(code: int) -> str:

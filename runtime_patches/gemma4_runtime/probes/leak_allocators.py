@@ -23,16 +23,18 @@ from typing import Any
 import torch
 
 from gemma4_runtime.checks.page_events import FULL
-from gemma4_runtime.leak.ledger import ledger_of, pool_of
-from gemma4_runtime.release.allocators import in_free_group
+from gemma4_runtime.leak.ledger import HandOut, ledger_of, pool_of
+from gemma4_runtime.release.allocators import free_page_parts, in_free_group
 
 
 def around_inner_alloc(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
     """Run around every `alloc…` of a paged or token allocator -> [n] slots or None."""
+    before = free_page_parts(allocator)
     slots = original(allocator, *args, **kwargs)
     if slots is not None:
         ledger, pool = pool_of(allocator)
         ledger.handed_out(pool, slots)
+        ledger.hand_outs.append(HandOut(pool, before, free_page_parts(allocator), slots))
     return slots
 
 

@@ -20,11 +20,19 @@ def free_page_lists(inner: Any) -> tuple[torch.Tensor, torch.Tensor]:
     Args:
         inner: The allocator of one pool.
     """
-    if not _STAGED:
-        return inner.free_pages, inner.release_pages
-    staged = getattr(inner, "staged_pages", None)
-    waiting = torch.cat(staged) if staged else _NOTHING if staged is not None else inner.release_pages
-    return inner.free_pages, waiting.to(inner.free_pages.device)
+    free, *parts = free_page_parts(inner)
+    waiting = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else _NOTHING
+    return free, waiting if waiting.device == free.device else waiting.to(free.device)
+
+
+def free_page_parts(inner: Any) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors that `free_page_lists` puts together, as they are.
+
+    Args:
+        inner: The allocator of one pool.
+    """
+    staged = getattr(inner, "staged_pages", None) if _STAGED else None
+    return (inner.free_pages, *staged) if staged is not None else (inner.free_pages, inner.release_pages)
 
 
 def in_free_group(allocator: Any) -> bool:

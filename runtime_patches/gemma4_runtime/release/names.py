@@ -1,7 +1,7 @@
 """Where SGLang has what the runtime reads of it, by release.
 
 `_BASE` has every name for the release that the patches were written for, `_DELTAS` what differs in later ones: another
-place, or None where a release has nothing that could be read in its stead.
+place, or None where a release has nothing to read.
 """
 
 from __future__ import annotations

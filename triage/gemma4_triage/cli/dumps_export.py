@@ -1,4 +1,4 @@
-"""`gemma4-triage dumps export`: one zip, with its own README, to hand to somebody else."""
+"""`gemma4-triage dumps export`: a zip, with its README, to hand on."""
 
 import hashlib
 from itertools import pairwise

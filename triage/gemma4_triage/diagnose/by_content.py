@@ -50,7 +50,7 @@ _TEXTS = (
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a folder's manifest.json is a dump's, whole or torn, or another file says that it lost one."""
+    """Return whether a folder's manifest.json is a dump's, or another file says that it lost one."""
     manifest = path / MANIFEST_NAME
     if not os.path.lexists(manifest):
         return os.path.lexists(path / TENSORS_NAME) or _has_our_events(path / EVENTS_NAME)
@@ -64,7 +64,7 @@ def is_dump(path: Path) -> bool:
 
 
 def _has_our_events(path: Path) -> bool:
-    """Return whether a file has lines of an allocator's calls or a leak audit."""
+    """Return whether it has lines of an allocator's calls or an audit."""
     try:
         head = head_of(path)
     except OSError:
@@ -78,12 +78,12 @@ def kind_of(head: bytes) -> str | None:
 
 
 def binary_of(head: bytes) -> tuple[str, str] | None:
-    """Return what a binary file is and what to do instead, with {} for its path; None for others."""
+    """Return what a binary is and what to do instead, with {} for its path; None for others."""
     return next(((what, hint) for magic, what, hint in _BINARIES if head.startswith(magic)), None)
 
 
 def text_of(head: bytes) -> tuple[str, str] | None:
-    """Return what a tool's text is and what to do instead; None if a log has such lines in it, or it is no such text.
+    """Return what a tool's text is and what to do instead; None if a log has such lines, or it is no such text.
 
     A reader that takes it has been asked before.
     """

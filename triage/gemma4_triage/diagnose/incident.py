@@ -22,7 +22,7 @@ LOST_PAGES, PROCESS_END, REQUEST_ROWS = "swa-lost-pages", "process-end", "reques
 
 @dataclass(frozen=True)
 class Ledger:
-    """What the leak audit of one process wrote down at its end, in a file named `source`."""
+    """What the leak audit of one process wrote at its end, in file `source`."""
 
     source: str
     fields: Mapping[str, Any]
@@ -34,7 +34,7 @@ Relation = Literal["names", "agrees", "guess", "apart", "alone"]
 
 @dataclass(frozen=True)
 class LogLink:
-    """Why a log, or another file, stands where it stands.
+    """Why a log, or another file, stands there.
 
     Args:
         log: the name of the log or file.

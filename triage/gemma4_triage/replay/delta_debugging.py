@@ -1,4 +1,4 @@
-"""Delta debugging: the smallest part of a list that still fails (Zeller and Hildebrandt's ddmin)."""
+"""The smallest part of a list that fails (Zeller and Hildebrandt's ddmin)."""
 
 from __future__ import annotations
 

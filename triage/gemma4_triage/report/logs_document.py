@@ -1,4 +1,4 @@
-"""What serving logs say, as the JSON document of `logs --json`."""
+"""What serving logs say, as the document of `logs --json`."""
 
 from __future__ import annotations
 

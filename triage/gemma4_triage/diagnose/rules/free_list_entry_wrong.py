@@ -1,7 +1,7 @@
-"""One entry of a free list is not the page that the ledger knows to be free: it was replaced, or taken away."""
+"""One entry of a free list is not the page that the ledger knows to be free: replaced, taken away, or given wrongly."""
 
 from gemma4_dumps.audit_findings import TABLE
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import (
     FREE_AND_HELD,
@@ -26,6 +26,12 @@ _STALE = "stale_mapping"
 _OF_A_HAND_OUT = (
     "A page that was free is no longer on the free list of the {pool} pool, and another was handed out in its place: "
     "the list named another page, or the call that hands out returned one. Which of them cannot be told from this."
+)
+
+
+_BY_THE_CALL = (
+    "A call that hands out pages of the {pool} pool took a page off its free list and gave another, which was free and "
+    "still is on the list: the call is wrong, and not the list."
 )
 
 
@@ -55,14 +61,17 @@ def _unasked(one: Listed) -> bool:
 
 def _finding(incident: Incident, census: Census, pool: str, missing: Listed, strange: Listed | None) -> Finding:
     # Handed out in this very step, the stranger may also be what a hand-out was turned into.
-    now = strange is not None and census.given_now(strange)
+    given_now = strange is not None and census.given_now(strange)
+    lost_in = f"{pool}_lost_in"
+    told = missing.dump.manifest.scalars.get(lost_in) if given_now else None
+    now, by_call = given_now and told is None, told == "hand-out"
     other = () if strange is None else (cell(strange.dump, TABLE, (strange.row, _PAGE), "what the list has instead"),)
     return Finding(
         rule=ID,
-        structure=None if now else free_list_of_pool(pool),
-        defect=Defect.LOST if strange is None else _defect(missing, strange),
-        cause=_OF_A_HAND_OUT.format(pool=pool)
-        if now
+        structure=None if now else Structure.ALLOCATION if by_call else free_list_of_pool(pool),
+        defect=Defect.LOST if strange is None else _defect(missing, strange, by_call),
+        cause=(_BY_THE_CALL if by_call else _OF_A_HAND_OUT).format(pool=pool)
+        if now or by_call
         else (
             f"One entry of the free list of the {pool} pool is "
             + ("gone" if strange is None else "another than it was")
@@ -73,6 +82,7 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
             cell(missing.dump, TABLE, (missing.row, _PAGE), "the page that is nowhere"),
             cell(missing.dump, TABLE, (missing.row, _LAST_EVENT), f"its last event: {missing.suspect.last_event}"),
             *other,
+            *(() if told is None else (said(missing.dump, f"scalars.{lost_in}", "what lost it, by the lists"),)),
             said(missing.dump, "step", "the step of the audit that saw it first"),
             *(said(one, "verdict", "it leads to that page") for one in census.dumps if one.manifest.verdict == _STALE),
         ),
@@ -87,11 +97,13 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
     )
 
 
-def _defect(missing: Listed, strange: Listed) -> Defect:
+def _defect(missing: Listed, strange: Listed, by_call: bool) -> Defect:
     if strange.suspect.fault == OUT_OF_RANGE:
         return invalid_defect(strange.page)
     if abs(strange.page - missing.page) == 1:
         return Defect.OFF_BY_ONE
+    if by_call:
+        return Defect.STALE
     return Defect.DUPLICATE if strange.suspect.fault == TWICE_FREE else Defect.FOREIGN
 
 

@@ -1,4 +1,4 @@
-"""Plain torch, on CUDA if there is any: gathers the visible keys, then softmax in fp32. Its gather checks bounds."""
+"""Plain torch, on CUDA if there is any: gathers visible keys, softmax in fp32. Its gather checks bounds."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ _DOT = 4
 
 
 def percent(value: float, begin: float, end: float) -> str:
-    """Say where `value` lies between begin and end, for an SVG attribute: 0 to 100%."""
+    """Say where `value` lies between begin and end: 0 to 100%."""
     share = (value - begin) / (end - begin) if end > begin else 0.0
     return f"{round(100 * min(max(share, 0.0), 1.0), 2):g}%"
 
 
 def share(part: float, whole: float) -> str:
-    """Return a width: at least so much that it can be seen."""
+    """Return a width that can be seen."""
     return percent(max(part, whole / 200) if part > 0 else 0.0, 0.0, whole)
 
 

@@ -1,4 +1,4 @@
-"""verdict.json of `diff backends` or `diff patches` as the run of a report: a side is an arm, a prompt is a check."""
+"""verdict.json of `diff backends` or `diff patches` as the run of a report: a side is an arm, a prompt a check."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _arm(side: SideRecord, dumps: dict[str, int], record: ComparisonRun) -> Arm:
 
 
 def _checks(side: SideRecord, dumps: dict[str, int], record: ComparisonRun) -> Iterator[Check]:
-    """Return the checks. A failed one stands for exit code 1: a base is the measure, whatever becomes of it."""
+    """Return the checks. A failed one stands for exit code 1: a base is the measure."""
     ended, exit_code, wanted = side.completed, record.exit_code, record.load.swa_peak_above
     if side.is_base:
         yield Check(expected="the measure", observed=_ending(side), status="ok" if ended else "not checked")
@@ -152,7 +152,7 @@ def _environment(side: SideRecord) -> Iterator[tuple[str, str]]:
 
 
 def _repeat(record: ComparisonRun) -> str:
-    """Return the command, as far as the sides tell it."""
+    """Return the command that the sides tell."""
     first, last = record.sides[0], record.sides[-1]
     words = ["gemma4-triage", *record.kind.split("-")]
     words += [record.scenario] if record.scenario != "e4b" else []

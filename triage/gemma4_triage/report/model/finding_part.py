@@ -1,4 +1,4 @@
-"""Findings of `diagnose` and `logs` as records of the report."""
+"""Findings of `diagnose` and `logs` as records of a report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def finding_part(found: diagnosed.Finding, dumps: Mapping[str, reader.Dump], num
 
 
 def _fingerprint(found: diagnosed.Finding, dumps: Mapping[str, reader.Dump]) -> str:
-    """Digest the rule and the kinds of dumps that it rests on; no time, path, host or page number is in it."""
+    """Digest the rule and the kinds of dumps that it rests on; no time, path, host or page is in it."""
     kinds = set()
     for piece in found.evidence:
         dump = dumps.get(piece.source)
