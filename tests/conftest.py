@@ -133,36 +133,8 @@ def cli(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-_HOLDERS = {"sglang", "gemma4_triage", "gemma4_runtime", "gemma4_kernels", "gemma4_repro", "gemma4_dumps"}
-
-
 @pytest.fixture
-def quick_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have HookRegistry rebind names in SGLang, in this project and in its tests alone.
-
-    For every target it looks through each module of the process, and 6,000 of torch's and of other libraries cannot
-    hold a name of SGLang. That was most of the time of every test that attaches a patch.
-    """
-    from sglang.srt.plugins import hook_registry
-
-    def can_hold(name: str, module: object) -> bool:
-        return name.partition(".")[0] in _HOLDERS or str(vars(module).get("__file__")).startswith(str(ROOT / "tests"))
-
-    class Holders:
-        imported, holding = 0, {}
-
-        @property
-        def modules(self) -> dict[str, object]:
-            if len(sys.modules) != self.imported:
-                self.imported = len(sys.modules)
-                self.holding = {name: module for name, module in list(sys.modules.items()) if can_hold(name, module)}
-            return self.holding
-
-    monkeypatch.setattr(hook_registry, "sys", Holders())
-
-
-@pytest.fixture
-def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick_hooks: None):
+def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return what attaches catalog entries to this process's SGLang: a mode first, then their ids.
 
     It returns the folder where dumps go. A second call replaces the first; everything is taken off after the test.

@@ -16,7 +16,7 @@ import torch
 
 from gemma4_dumps.store import default_root
 from gemma4_runtime import announcement, current, host_environment, versions
-from gemma4_runtime.attachment import Attachment
+from gemma4_runtime.attachment import Attachment, one_walk
 from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.manifest import build_manifest, write_manifest
@@ -208,7 +208,8 @@ def _call_after_hooks_applied(callback: Callable[[], None]) -> Callable[[], None
 
     def apply_then_call(cls: type[HookRegistry]) -> None:
         HookRegistry.apply_hooks = original
-        cls.apply_hooks()
+        with one_walk():
+            cls.apply_hooks()
         callback()
 
     waiting = classmethod(apply_then_call)

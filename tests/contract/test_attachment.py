@@ -4,6 +4,7 @@ import json
 import pkgutil
 import sys
 from importlib.metadata import entry_points
+from types import FunctionType, ModuleType
 
 import pytest
 from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
@@ -66,7 +67,7 @@ def patch(*attachments, id="test-patch", **more):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(quick_hooks):
+def nothing_left_behind():
     importers()
     before, names, hooks = snapshot(), importers(), dict(HookRegistry._hooks)
     yield
@@ -118,6 +119,37 @@ def test_everything_attaches_verifies_and_comes_off_again(monkeypatch, tmp_path)
     whole.stop()
     whole.stop()
     assert same(before, snapshot()) == []
+
+
+def test_whoever_holds_a_hooked_function_is_found_in_one_walk_over_all_modules(monkeypatch, tmp_path):
+    class Counted(ModuleType):
+        looked = 0
+
+        @property
+        def __dict__(self):
+            Counted.looked += 1
+            return super().__dict__
+
+    holder = ModuleType("holder")
+    shipped = {id(raw): path for path, (raw, _) in snapshot().items() if raw is not MISSING}
+    for number, (raw, _) in enumerate(snapshot().values()):
+        if isinstance(raw, FunctionType):
+            setattr(holder, f"by_another_name_{number}", raw)
+    monkeypatch.setitem(sys.modules, "holder", holder)
+    monkeypatch.setitem(sys.modules, "counted", Counted("counted"))
+    whole = attach_everything(monkeypatch, tmp_path)
+    whole.start()
+    HookRegistry.apply_hooks()
+    walks = Counted.looked
+    kept = [value for name, value in vars(holder).items() if name.startswith("by_another_name")]
+    still = {shipped[id(value)] for value in kept if id(value) in shipped}
+    whole.stop()
+    assert walks == 1
+    hooked = {
+        TARGETS[RELEASE][one.target] for patch in EVERYTHING for one in patch.attachments_in(RELEASE) if type(one) is Hook
+    }
+    assert still.isdisjoint(hooked)
+    assert len(kept) > len(still)
 
 
 def test_stopping_before_sglang_applied_the_hooks_writes_nothing(monkeypatch, tmp_path):

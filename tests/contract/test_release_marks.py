@@ -21,7 +21,7 @@ DEFAULT = re.findall(r"^DEFAULT := (.*)$", MAKEFILE, re.MULTILINE)[0]
 MODULES = {path.stem: path for path in TESTS.rglob("*.py") if path not in FILES}
 """What tests import of each other's set-up, by the name under which they do."""
 
-FIXTURES = {"attach", "engine_forks", "quick_hooks", "run_engine", "swa_allocator", "vision_model", "vision_toy"}
+FIXTURES = {"attach", "engine_forks", "run_engine", "swa_allocator", "vision_model", "vision_toy"}
 """Of the conftest files, what imports SGLang or starts it."""
 
 

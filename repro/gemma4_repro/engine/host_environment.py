@@ -24,6 +24,8 @@ REQUIRED: Mapping[str, str] = {
     # dumps. There is no GPU here, and the traceback is in the log before that.
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
     "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+    # Of trtllm_mha's kernels, 512 MB that are zeroed at start; the stand-ins of those kernels need none.
+    "SGLANG_FLASHINFER_WORKSPACE_SIZE": str(1 << 20),
 }
 _SCRUBBED = ("GEMMA4_", "SGLANG_", "SGL_", "TRITON_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "FLASHINFER_")
 _FORCE = "force"

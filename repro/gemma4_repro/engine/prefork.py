@@ -9,6 +9,7 @@ everything is killed and this process ends.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -79,8 +80,15 @@ def _import_sglang() -> dict[str, Any]:
     import sglang.srt.models.registry
     import torch
     from sglang.srt.managers.multimodal_processor import import_processors
+    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
 
     import_processors("sglang.srt.multimodal.processors")
+    # Reading a toy's processor imports every one of them, in each process of each arm.
+    list(VIDEO_PROCESSOR_MAPPING.values())
+    # What is here stays, in each arm too: no collection in an arm has to walk through it, and so SGLang's at start and
+    # at each flush of its cache take no second.
+    gc.collect()
+    gc.freeze()
 
     return {
         "sglang_version": sglang.__version__,
