@@ -106,7 +106,7 @@ def _row(row: Row) -> tuple[str, ...]:
         str(mutation.number),
         mutation.structure.value,
         mutation.defect.value,
-        mutation.phase.value + ("" if mutation.mtp else ", no MTP"),
+        mutation.when,
         row.cause.value if row.state is State.ACTED else row.state.value,
         f"{named[0].confidence} `{named[0].rule}`" if named else "",
         "" if row.steps_late is None else str(row.steps_late),

@@ -46,6 +46,12 @@ class Structure(StrEnum):
     """What a request says of itself: tokens committed, allocated, protected by the cache, evicted from the window."""
     DRAFT_BINDING = "draft binding"
     """Which of the target's layers a draft layer reads, and how wide its window is."""
+    FREE_GROUP = "free group"
+    """What the calls of a group have given back, until the group ends; an entry is one page."""
+    POOL_SIZE = "pool size"
+    """How many pages an allocator believes its pool to have."""
+    KV_SCALE = "kv scale"
+    """By what a layer multiplies the keys or the values that it reads."""
 
 
 class Defect(StrEnum):

@@ -122,6 +122,23 @@ def slots_to_hand_out(allocator: Any) -> dict[str, int]:
     return slots
 
 
+def sizes_said(allocator: Any) -> dict[str, tuple[int, ...]]:
+    """Say what a pool pair's allocator, and the one of each pool, believe to be its size; empty for any other kind.
+
+    What shards a pool over ranks has a size of its own in each of these words.
+    """
+    from gemma4_runtime.release import SWATokenToKVPoolAllocator
+
+    if type(allocator) is not SWATokenToKVPoolAllocator or getattr(allocator, "dcp_size", 1) > 1:
+        return {}
+    sides = {"full": allocator.full_attn_allocator, "sliding": allocator.swa_attn_allocator}
+    said = {"full": int(allocator.size_full), "sliding": int(allocator.size_swa)}
+    return {
+        name: (said[name], int(pool.size), int(getattr(pool, "num_pages", pool.size // pool.page_size)) * pool.page_size)
+        for name, pool in sides.items()
+    }
+
+
 def backend_nodes(backend: Any, site: str) -> Iterator[Node]:
     """Yield every node of a backend that holds a pool, as it stands now, each once.
 

@@ -476,6 +476,19 @@ def test_what_has_left_the_window_does_not_come_back(server):
     assert (said.scalars["why"], said.scalars["defect"], said.scalars["expected"]) == ("fell", "off by one", 32)
 
 
+def test_with_overlap_a_page_too_many_is_found_after_a_decode_whose_forward_before_was_no_prefill(server):
+    server.scheduler.enable_overlap = True
+    request = server.world.requests[0]
+    server.world.left_the_window(request, 32)
+    server.forward()
+    server.next_batch()
+    server.forward()
+    server.world.left_the_window(request, 48)
+    said = trapped_by(server, server.next_batch)
+    assert (said.scalars["why"], said.scalars["defect"], said.scalars["expected"]) == ("changed", "off by one", 32)
+    assert said.scalars["structure"] == "request counters"
+
+
 @pytest.mark.parametrize("in_the_forward", [True, False])
 def test_a_page_too_many_that_counts_as_gone_from_the_window_after_a_forward(server, in_the_forward):
     request, other = server.world.requests[:2]
@@ -492,7 +505,11 @@ def test_a_page_too_many_that_counts_as_gone_from_the_window_after_a_forward(ser
 @pytest.mark.parametrize("when", ["prepared", "prefilled", "overlap"])
 def test_what_leaves_the_window_while_a_decode_is_prepared_or_a_prefill_cached_is_no_fault(server, when):
     server.scheduler.enable_overlap = when == "overlap"
-    server.forward(mode=ForwardMode.EXTEND if when == "prefilled" else ForwardMode.DECODE)
+    server.forward(mode=ForwardMode.DECODE if when == "prepared" else ForwardMode.EXTEND)
+    if when == "overlap":
+        # The prefill's results are looked at, and its tokens cached, after the decode behind it was launched.
+        server.next_batch()
+        server.forward()
     if when == "prepared":
         server.next_batch()
     server.world.left_the_window(server.world.requests[0], 16)

@@ -9,8 +9,15 @@ from itertools import islice
 from pydantic import BaseModel, ConfigDict
 
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_repro.mutations.grid import Cell, Phase, cells, structures_of
+from gemma4_repro.mutations.grid import Cell, Phase, Server, cells, servers_of, structures_of
 
+OLDER_SEEDS = frozenset({2411, 2412, 2413, 2414, 2415, 2417, 2420, 2421, 2701, 2702, 2801, 2802, 2803, 2900})
+"""Their rows were committed while every server ran step by step with a prefix cache, and before grid.ADDED_LATER.
+
+They draw what they drew then.
+"""
+_HYBRID_SHARE = 0.04
+"""Under Triton's interpreter such a load takes 40 s and not 5."""
 _MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 3, Phase.IDLE: 0}
 _MOST_SKIPPED_ELSEWHERE = 12
 _MOST_FREES_SKIPPED = 3
@@ -26,6 +33,7 @@ class Mutation(BaseModel):
         defect: In which way.
         phase: When.
         mtp: Whether the server has MTP.
+        server: How else it is started.
         skipped: How many opportunities pass before it acts, so that it strikes early in one run and late in another.
         entry_seed: Chooses the entry and the value.
     """
@@ -39,11 +47,23 @@ class Mutation(BaseModel):
     mtp: bool
     skipped: int
     entry_seed: int
+    server: Server = Server.STEPWISE
 
     @property
     def cell(self) -> Cell:
         """The cell is the kind of mutation that it is."""
         return Cell(self.structure, self.defect, self.phase)
+
+    @property
+    def how_started(self) -> str:
+        """How its server is started, in words."""
+        return f"{self.server}, {'MTP' if self.mtp else 'no MTP'}"
+
+    @property
+    def when(self) -> str:
+        """In which phase it acts, and what is not usual in its server."""
+        unusual = ("",) if self.server is Server.STEPWISE else ("", self.server.value)
+        return self.phase.value + ", ".join(unusual) + ("" if self.mtp else ", no MTP")
 
     @property
     def name(self) -> str:
@@ -65,7 +85,7 @@ def draw(seed: int, count: int, release: str) -> tuple[Mutation, ...]:
     if count < 1:
         raise ValueError(f"a draw has at least one mutation, not {count}")
     return tuple(
-        _mutation(random.Random(f"{seed}/{number}"), number, cell)
+        _mutation(random.Random(f"{seed}/{number}"), number, cell, None if seed in OLDER_SEEDS else release)
         for number, cell in enumerate(islice(_in_turn(seed, release), count), start=1)
     )
 
@@ -73,7 +93,7 @@ def draw(seed: int, count: int, release: str) -> tuple[Mutation, ...]:
 def _in_turn(seed: int, release: str) -> Iterator[Cell]:
     """Yield cells without end: one of each structure, then the next of each; a structure's begin again when used up."""
     order = random.Random(f"{seed}/order")
-    left: dict[Structure, list[Cell]] = {structure: [] for structure in structures_of(release)}
+    left: dict[Structure, list[Cell]] = {one: [] for one in structures_of(release, seed in OLDER_SEEDS)}
     while True:
         turn = list(left)
         order.shuffle(turn)
@@ -84,17 +104,26 @@ def _in_turn(seed: int, release: str) -> Iterator[Cell]:
             yield left[structure].pop()
 
 
-def _mutation(chance: random.Random, number: int, cell: Cell) -> Mutation:
+def _mutation(chance: random.Random, number: int, cell: Cell, release: str | None) -> Mutation:
+    """Draw one. release: whose servers there are to choose from; None for the one that there was first."""
     either = chance.random() < 0.5
     most = _MOST_SKIPPED.get(cell.phase, _MOST_SKIPPED_ELSEWHERE)
     if cell.structure is Structure.FREE_CALL:
         most = _MOST_FREES_SKIPPED
+    mtp = either if cell.mtp is None else cell.mtp
     return Mutation(
         number=number,
         structure=cell.structure,
         defect=cell.defect,
         phase=cell.phase,
-        mtp=either if cell.mtp is None else cell.mtp,
+        mtp=mtp,
         skipped=chance.randint(0, most),
         entry_seed=chance.getrandbits(32),
+        server=Server.STEPWISE if release is None else _server(chance, servers_of(release, cell, mtp)),
     )
+
+
+def _server(chance: random.Random, servers: tuple[Server, ...]) -> Server:
+    quick = [server for server in servers if server is not Server.HYBRID]
+    seldom = chance.random() < _HYBRID_SHARE and Server.HYBRID in servers
+    return Server.HYBRID if seldom else chance.choice(quick)

@@ -27,6 +27,17 @@ class Phase(StrEnum):
     IDLE = "idle"
 
 
+class Server(StrEnum):
+    """How the server of a mutation differs from one that runs step by step with a prefix cache."""
+
+    STEPWISE = "step by step"
+    OVERLAPPED = "overlap"
+    """A step is launched before the results of the one before it are looked at."""
+    UNCACHED = "no prefix cache"
+    HYBRID = "hybrid backends"
+    """Triton's attention reads prompts, and trtllm_mha decodes and verifies."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One kind of mutation."""
@@ -61,6 +72,7 @@ _NO_REQUEST = "no request is there"
 _MADE_PER_FORWARD = "it is made anew for each forward"
 _FIXED_SIZE = "it has a place for every entry, so that one that is lost is zero"
 _NOT_GIVEN_BACK = "nothing is given back by it"
+_SET_ONCE = "it is set at start, and in range it stays as it is"
 _NO_ID = "it holds no ids of a pool"
 _AS_FOREIGN = "such a value is another request's or past the end, and these are cells of their own"
 _VALUES = (_D.OFF_BY_ONE, _D.STALE, _D.FOREIGN, _D.OTHER_SPACE, _D.ZERO, _D.NEGATIVE, _D.PAST_END, _D.DUPLICATE)
@@ -247,16 +259,58 @@ GRID: Mapping[Structure, Room] = {
             _D.LOST: "an unbound layer has no layer id that the pool knows, which is PAST_END",
             _D.EARLY: _NOT_GIVEN_BACK,
         },
-        dict.fromkeys((*_RUNNING, _P.IDLE), "it is set at start, and in range it stays as it is"),
+        dict.fromkeys((*_RUNNING, _P.IDLE), _SET_ONCE),
+    ),
+    _S.FREE_GROUP: Room(
+        (_D.OFF_BY_ONE, _D.ZERO, _D.NEGATIVE, _D.PAST_END, _D.DUPLICATE, _D.LOST),
+        (_P.BETWEEN,),
+        {
+            _D.STALE: "a page that is free already is FREE_CALL, DUPLICATE",
+            _D.FOREIGN: "a page that another request uses is FREE_CALL, EARLY",
+            _D.OTHER_SPACE: _AS_FOREIGN,
+            _D.SWAPPED: "its order means nothing",
+            _D.EARLY: "a page that another request uses is FREE_CALL, EARLY",
+        },
+        {
+            **dict.fromkeys((_P.START, *_IN_A_FORWARD), "no group is open then"),
+            _P.IDLE: "no group is open then",
+        },
+    ),
+    _S.POOL_SIZE: Room(
+        (_D.OFF_BY_ONE, _D.OTHER_SPACE),
+        (_P.START,),
+        {
+            _D.ZERO: "a pool without pages serves nothing",
+            _D.NEGATIVE: "a pool without pages serves nothing",
+            _D.PAST_END: "a page too many is OFF_BY_ONE",
+            _D.EARLY: _NOT_GIVEN_BACK,
+            **dict.fromkeys(
+                (_D.STALE, _D.FOREIGN, _D.DUPLICATE, _D.LOST, _D.SWAPPED),
+                "there are two of them, and each is set once: another one is the other pool's, OTHER_SPACE",
+            ),
+        },
+        dict.fromkeys((*_RUNNING, _P.IDLE), _SET_ONCE),
+    ),
+    _S.KV_SCALE: Room(
+        (_D.OFF_BY_ONE, _D.ZERO, _D.NEGATIVE),
+        (_P.START,),
+        {
+            _D.OTHER_SPACE: _NO_ID,
+            _D.PAST_END: "it is a factor, and has no end",
+            _D.EARLY: _NOT_GIVEN_BACK,
+            **dict.fromkeys(
+                (_D.STALE, _D.FOREIGN, _D.DUPLICATE, _D.LOST, _D.SWAPPED),
+                "the CPU engine's pools are fp32, so all of them are 1",
+            ),
+        },
+        dict.fromkeys((*_RUNNING, _P.IDLE), _SET_ONCE),
     ),
 }
 
 NOT_MUTATED: Mapping[str, str] = {
     "logits mask": "greedy loads without a grammar have none, and a wrong one changes no page",
-    "free groups": "what a group holds is given back by one free, which is FREE_CALL",
-    "pool sizes": "a size is set with the pool and its list; its effect is FULL_FREE_LIST or SWA_FREE_LIST, PAST_END",
-    "KV scales": "the CPU engine's pools are fp32 and have none",
-    "overlap scheduling, hybrid backends, page size 1": "the loads here are one backend and pages of 16 so far",
+    "page size 1": "it needs Triton's attention in decodes, since trtllm_mha has pages of 16, 32 and 64 and SGLang serves "
+    "Gemma-4 with no other backend on a CPU; under Triton's interpreter the load took more than 400 s and not 5",
 }
 """What else memory safety rests on, and why no cell is about it."""
 
@@ -270,12 +324,45 @@ def left_out_on(release: str) -> Mapping[Structure, str]:
     if at_least(release, "0.5.23"):
         in_rust = "the prefix cache's tree is in Rust there: it can be read from outside, and not written"
         return {_S.TREE_NODE: in_rust, _S.TREE_LOCK: in_rust}
-    return {_S.POSITIONS: "the draws on this release began before a probe looked at them, and stay what they were"}
+    return {
+        _S.POSITIONS: "the draws on this release began before a probe looked at them, and stay what they were",
+        _S.FREE_GROUP: "what a group holds is given back there by one free, which is FREE_CALL",
+    }
 
 
-def structures_of(release: str) -> tuple[Structure, ...]:
-    """Return the structures that are mutated on a release of SGLang, in the grid's order."""
-    return tuple(structure for structure in GRID if structure not in left_out_on(release))
+ADDED_LATER = (_S.FREE_GROUP, _S.POOL_SIZE, _S.KV_SCALE)
+"""Older seeds draw none of these: see draw.OLDER_SEEDS."""
+
+
+def structures_of(release: str, older: bool = False) -> tuple[Structure, ...]:
+    """Return the structures that are mutated on a release of SGLang, in the grid's order.
+
+    Args:
+        release: As PyPI names it.
+        older: Whether those that were added later are left out.
+    """
+    left_out = {*left_out_on(release), *(ADDED_LATER if older else ())}
+    return tuple(structure for structure in GRID if structure not in left_out)
+
+
+def servers_of(release: str, cell: Cell, mtp: bool) -> tuple[Server, ...]:
+    """Return which servers a cell can be drawn with, HYBRID last.
+
+    Args:
+        release: Of SGLang.
+        cell: The kind of mutation.
+        mtp: Whether the server has MTP.
+    """
+    left_out = set()
+    if mtp and not at_least(release, "0.5.23"):
+        # Its MTP worker does not overlap; the patch mtp-v2 brings another one.
+        left_out.add(Server.OVERLAPPED)
+    if cell.structure in (_S.TREE_NODE, _S.TREE_LOCK):
+        left_out.add(Server.UNCACHED)
+    if cell.phase is _P.PREFILL and cell.structure in (_S.FULL_TABLE, _S.SWA_TABLE, _S.KERNEL_LENGTHS):
+        # Triton has lists of slots in the place of these.
+        left_out.add(Server.HYBRID)
+    return tuple(server for server in Server if server not in left_out)
 
 
 def cells(release: str | None = None) -> tuple[Cell, ...]:

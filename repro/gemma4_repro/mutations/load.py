@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemma4_repro.corpus.case import corrected
+from gemma4_repro.mutations.grid import Server
 from gemma4_repro.scenarios.e4b_engine import e4b_engine
 from gemma4_repro.staged_workload import StagedWorkload
 from gemma4_repro.workloads import Beginnings, Workload
@@ -17,13 +18,24 @@ _LONGER = Workload(prompt_count=2, prompt_tokens=120, shortest_new_tokens=24, lo
 LOAD = StagedWorkload(((_FIRST,), (_AGAIN, _LONGER)))
 """Four prompts, then two that find beginnings of them in the prefix cache, and two that are read in chunks."""
 
+_SERVERS: Mapping[Server, Mapping[str, Any]] = {
+    Server.STEPWISE: {},
+    Server.OVERLAPPED: {"disable_overlap_schedule": False},
+    Server.UNCACHED: {"disable_radix_cache": True},
+    Server.HYBRID: {
+        "prefill_attention_backend": "triton",
+        "decode_attention_backend": "trtllm_mha",
+        "speculative_attention_mode": "decode",
+    },
+}
+
 PAUSE_S = 0.5
 """Between the stages, so that what is changed at idle is met by the second one."""
 
 
-def engine_arguments(models: Mapping[str, Any], mtp: bool) -> dict[str, Any]:
+def engine_arguments(models: Mapping[str, Any], mtp: bool, server: Server = Server.STEPWISE) -> dict[str, Any]:
     """Return the arguments of sglang's Engine. models: where the toys lie."""
-    arguments = e4b_engine("trtllm_mha", chunked_prefill_size=128) | dict(models)
+    arguments = e4b_engine("trtllm_mha", chunked_prefill_size=128, **_SERVERS[server]) | dict(models)
     return arguments if mtp else {key: value for key, value in arguments.items() if not key.startswith("speculative_")}
 
 

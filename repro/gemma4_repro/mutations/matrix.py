@@ -91,6 +91,7 @@ class Matrix(_Record):
     by_structure: tuple[Counts, ...]
     by_defect: tuple[Counts, ...]
     by_phase: tuple[Counts, ...]
+    by_server: tuple[Counts, ...]
     reliability: tuple[Reliability, ...]
     clean: tuple[Clean, ...]
     rows: tuple[Row, ...]
@@ -124,6 +125,7 @@ def matrix(
         by_structure=_grouped(ordered, lambda row: row.mutation.structure.value),
         by_defect=_grouped(ordered, lambda row: row.mutation.defect.value),
         by_phase=_grouped(ordered, lambda row: row.mutation.phase.value),
+        by_server=_grouped(ordered, lambda row: row.mutation.how_started),
         reliability=tuple(_reliability(word, ordered) for word in (_CERTAIN, _LIKELY, "possible")),
         clean=tuple(clean),
         rows=ordered,

@@ -7,6 +7,7 @@ corrupted, and none stays on the stack while SGLang runs, so that no traceback d
 | phase         | hook                                                        | structures                            |
 |---------------|-------------------------------------------------------------|---------------------------------------|
 | start         | after the MTP worker has bound the target's layers          | draft binding                         |
+|               | after all workers and pools are there                       | pool sizes, scales                    |
 | prefill       | before `run_batch` of a prefill; after its batch is made;   | what the request rows, the map, lists |
 | and decode    | after its page tables are built; after slots are handed out | and batch hold; what a forward has    |
 | draft         | before `draft`; after its page tables are built; after its  | the same                              |
@@ -85,6 +86,7 @@ class Mutator(Recorder):
             ("scheduler.process_result", HookType.AFTER, self._after_results),
             ("scheduler.on_idle", HookType.BEFORE, self._before_idle),
             ("mtp.bind_context", HookType.AFTER, self._after_binding),
+            ("scheduler.init_model_worker", HookType.AFTER, self._after_workers),
             ("mtp.draft", HookType.BEFORE, self._before_draft),
             ("mtp.draft", HookType.AFTER, self._after_draft),
             ("mtp.set_positions", HookType.AFTER, self._after_positions),
@@ -149,6 +151,14 @@ class Mutator(Recorder):
     def _after_binding(self, result: Any, worker: Any, *args: Any, **kwargs: Any) -> None:
         if self._wants(Structure.DRAFT_BINDING, Phase.START):
             self._try("mtp.bind_context", lambda: self._corrupt(standing_state.binding_entries(worker)))
+
+    def _after_workers(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        target = scheduler.tp_worker.model_runner
+        if self._wants(Structure.POOL_SIZE, Phase.START):
+            sizes = lambda: standing_state.size_entries(target.token_to_kv_pool_allocator)  # noqa: E731
+            self._try("scheduler.init_model_worker", lambda: self._corrupt(sizes()))
+        if self._wants(Structure.KV_SCALE, Phase.START):
+            self._try("scheduler.init_model_worker", lambda: self._corrupt(standing_state.scale_entries(target.model)))
 
     def _after_forward_batch(self, result: Any, *args: Any, **kwargs: Any) -> None:
         self._follow("forward_batch.init_new")

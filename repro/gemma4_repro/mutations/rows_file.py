@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gemma4_repro.errors import OutputRefused
+from gemma4_repro.mutations.grid import Server
 from gemma4_repro.mutations.score import Clean, Row
 
 ROWS_NAME = "mutations.jsonl"
@@ -28,7 +29,7 @@ class RowsFile:
 
     Attributes:
         sglang_version: The release that was run.
-        clean: The clean runs so far, by whether they had MTP.
+        clean: The clean runs so far, by whether they had MTP and how else their server was started.
         rows: The rows so far, by their mutation's number.
     """
 
@@ -36,7 +37,7 @@ class RowsFile:
         self._path = folder / ROWS_NAME
         self._seed = seed
         self.sglang_version = ""
-        self.clean: dict[bool, Clean] = {}
+        self.clean: dict[tuple[bool, Server], Clean] = {}
         self.rows: dict[int, Row] = {}
 
     def read(self) -> None:
@@ -67,7 +68,7 @@ class RowsFile:
             raise OutputRefused(said, "resume a run with its own --seed, or name another --output")
         self.sglang_version = line.sglang_version or self.sglang_version
         if line.clean is not None:
-            self.clean[line.clean.mtp] = line.clean
+            self.clean[line.clean.mtp, line.clean.server] = line.clean
         if line.row is not None:
             self.rows[line.row.mutation.number] = line.row
 
@@ -79,7 +80,7 @@ class RowsFile:
 
     def add_clean(self, clean: Clean) -> None:
         """Add a clean run."""
-        self.clean[clean.mtp] = clean
+        self.clean[clean.mtp, clean.server] = clean
         self._append(_Line(clean=clean))
 
     def add(self, row: Row) -> None:

@@ -14,6 +14,7 @@ from gemma4_repro.engine.outcome import Ending, Outcome
 from gemma4_repro.engine.readiness import model_arguments
 from gemma4_repro.errors import OutputRefused
 from gemma4_repro.mutations.draw import Mutation, draw
+from gemma4_repro.mutations.grid import Server
 from gemma4_repro.mutations.load import LOAD, PAUSE_S, engine_arguments, settings
 from gemma4_repro.mutations.matrix import Matrix, matrix
 from gemma4_repro.mutations.rows_file import RowsFile
@@ -27,7 +28,11 @@ from gemma4_runtime.releases import installed_or_base
 
 TIME_LIMIT_S = 120.0
 BARE = "-bare"
-_CLEAN = {True: "clean-mtp", False: "clean-plain"}
+_CLEAN = {
+    (mtp, server): f"clean-{'mtp' if mtp else 'plain'}{'' if server is Server.STEPWISE else '-' + server.name.lower()}"
+    for mtp in (True, False)
+    for server in Server
+}
 
 Diagnose = Callable[[Path, Path], Sequence[Named]]
 """From a folder of dumps and a log to the causes that the diagnosis names, the first one first."""
@@ -90,21 +95,23 @@ def run_mutations(
     before = _resumed(options, release)
     missing = [mutation for mutation in drawn if before is None or mutation.number not in before.rows]
     clean = [
-        mtp for mtp in _CLEAN if any(one.mtp is mtp for one in drawn) and (before is None or mtp not in before.clean)
+        started
+        for started in _CLEAN
+        if any((one.mtp, one.server) == started for one in drawn) and (before is None or started not in before.clean)
     ]
     if before is not None and not missing and not clean:
         return _matrix(options, drawn, before, str(options.output))
     names = (
-        *(_CLEAN[mtp] for mtp in clean),
+        *(_CLEAN[started] for started in clean),
         *(name for mutation in missing for name in _names(mutation, options.bare)),
     )
     scoring = _Scoring(options, missing, diagnose, listener, before)
 
     def requests(place: Place) -> list[EngineRun]:
         scoring.begin(place.folder)
-        runs = [_engine_run(place.folder, _CLEAN[mtp], models, mtp, None, options) for mtp in clean]
+        runs = [_engine_run(place.folder, _CLEAN[started], models, started, None, options) for started in clean]
         runs += [
-            _engine_run(place.folder, name, models, mutation.mtp, mutation, options)
+            _engine_run(place.folder, name, models, (mutation.mtp, mutation.server), mutation, options)
             for mutation in missing
             for name in _names(mutation, options.bare)
         ]
@@ -180,7 +187,7 @@ class _Scoring:
         if len(self._ended) == len(_names(mutation, self._options.bare)):
             guarded, *bare = self._ended
             self._ended = []
-            effect = effect_of(bare[0], self.file.clean[mutation.mtp]) if bare else None
+            effect = effect_of(bare[0], self.file.clean[mutation.mtp, mutation.server]) if bare else None
             duration_s = round(guarded.duration_s + sum(one.duration_s for one in bare), 1)
             row = score(mutation, read_truth(guarded.folder), self._sight(guarded), effect, duration_s)
             self.file.add(row)
@@ -200,8 +207,10 @@ class _Scoring:
     def _clean(self, outcome: Outcome) -> Clean:
         sight = self._sight(outcome)
         result = outcome.result if outcome.ending is Ending.COMPLETED else None
+        mtp, server = next(started for started, name in _CLEAN.items() if name == outcome.arm)
         return Clean(
-            mtp=outcome.arm == _CLEAN[True],
+            mtp=mtp,
+            server=server,
             answers={} if result is None else {answer.prompt: answer.output_ids for answer in result.answers},
             accept_length=None if result is None else result.accept_length,
             named=sight.named,
@@ -215,7 +224,12 @@ def _names(mutation: Mutation, bare: bool) -> tuple[str, ...]:
 
 
 def _engine_run(
-    folder: Path, name: str, models: Mapping[str, Any], mtp: bool, mutation: Mutation | None, options: Options
+    folder: Path,
+    name: str,
+    models: Mapping[str, Any],
+    started: tuple[bool, Server],
+    mutation: Mutation | None,
+    options: Options,
 ) -> EngineRun:
     request = ArmRequest(
         arm=name,
@@ -223,7 +237,7 @@ def _engine_run(
         # The same for all of them: a dump must not tell what was corrupted.
         command=["gemma4-triage", "repro", "mutations"],
         environment={**settings(not name.endswith(BARE)), "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / name / "dumps")},
-        engine_arguments=engine_arguments(models, mtp),
+        engine_arguments=engine_arguments(models, *started),
         prompts=LOAD.prompts(),
         new_tokens=LOAD.new_tokens(),
         stage_of=LOAD.stage_of(),

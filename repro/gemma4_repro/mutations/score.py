@@ -15,6 +15,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_dumps.wording import DUMP_MARK
 from gemma4_repro.engine.outcome import Ending, Outcome
 from gemma4_repro.mutations.draw import Mutation
+from gemma4_repro.mutations.grid import Server
 from gemma4_repro.mutations.truth import Truth
 
 _CHECKER = "leak detected"
@@ -74,6 +75,7 @@ class Clean(_Record):
     """The same load without a mutation. answers: tokens by prompt. named: has to be empty."""
 
     mtp: bool
+    server: Server = Server.STEPWISE
     answers: Mapping[int, tuple[int, ...]] = {}
     accept_length: float | None = None
     named: tuple[Named, ...] = ()

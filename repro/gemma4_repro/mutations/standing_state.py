@@ -130,6 +130,47 @@ def _batch_length_entries(live: LiveState) -> list[Entry]:
     return [replace(one, read=reader(request)) for one, request in zip(entries, batch.reqs, strict=True)]
 
 
+def size_entries(allocator: Any) -> list[Entry]:
+    """Return how many pages the allocators of both pools believe that they have."""
+    pools = {"full": allocator.full_attn_allocator, "sliding-window": allocator.swa_attn_allocator}
+
+    def put(pool: Any, pages: int) -> None:
+        pool.num_pages, pool.size = pages, pages * pool.page_size
+        # It makes its free list of them.
+        pool.clear()
+
+    return [
+        Entry(
+            where=f"pages of the {name} pool",
+            value=int(pool.num_pages),
+            write=partial(put, pool),
+            read=lambda pool=pool: int(pool.num_pages),
+            upper=_NO_END,
+            other_space=[int(other.num_pages) for other in pools.values() if other is not pool],
+        )
+        for name, pool in pools.items()
+    ]
+
+
+def scale_entries(model: Any) -> list[Entry]:
+    """Return by what the target's layers multiply the keys and values that they read; 1 where nothing is said."""
+    from gemma4_runtime.release import RadixAttention
+
+    return [
+        Entry(
+            where=f"{name} of layer {layer.layer_id}",
+            value=1,
+            write=lambda value, layer=layer, name=name: setattr(layer, name, float(value)),
+            read=lambda layer=layer, name=name: int(getattr(layer, name)),
+            upper=_NO_END,
+        )
+        for layer in model.modules()
+        if isinstance(layer, RadixAttention)
+        for name in ("k_scale_float", "v_scale_float")
+        if getattr(layer, name) in (None, 1.0)
+    ]
+
+
 def binding_entries(worker: Any) -> list[Entry]:
     """Return which layer of the target each draft layer reads, and the width of its window. worker: the MTP worker."""
     target = worker.target_worker.model_runner

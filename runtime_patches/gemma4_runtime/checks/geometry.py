@@ -13,6 +13,8 @@
 | a layer's scores are scaled as the model's configuration says                             | geometry_mismatch |
 | a draft layer reads keys and values at the scales that they were written with (advice)    | geometry_mismatch |
 | a pool that a draft reads has a slot for whatever the allocator hands out                 | pool_too_small    |
+| ... and the target's pool exactly as many (fewer: advice)                                 | geometry_mismatch |
+| layers multiply by nothing what they read from a pool that keeps what it was given (advice)| geometry_mismatch |
 | the SWA pool can admit a request at all, and the longest one (note)                       | pool_too_small    |
 | the SWA pool is no larger than the full pool (note)                                       | geometry_mismatch |
 
@@ -288,6 +290,58 @@ def check_bindings(layers: Iterable[Layer], owners: Mapping[str, Layer]) -> Iter
                 why="the draft reads the target's keys and values at other scales; fewer drafts are accepted",
                 role="draft",
                 layers=(layer.layer_id,),
+            )
+
+
+def check_kv_scales(role: str, layers: Iterable[Layer], kv_dtype: str) -> Iterator[Finding]:
+    """Check that no layer multiplies keys or values that a pool of wider floats keeps as they were given to it.
+
+    SGLang divides by a scale only what it stores in another type than it was given.
+
+    Args:
+        role: `target` or `draft`.
+        layers: of this model.
+        kv_dtype: of its pool.
+    """
+    if not kv_dtype.endswith(("float32", "float16", "bfloat16")):
+        return
+    groups: dict[str, list[int]] = {}
+    for layer in layers:
+        if layer.kv_scales != (1.0, 1.0):
+            groups.setdefault(_scales(layer), []).append(layer.layer_id)
+    for found, ids in groups.items():
+        yield Finding(
+            verdict="geometry_mismatch",
+            severity=Severity.ADVICE,
+            what="kv_scales",
+            found=found,
+            expected=f"1 and 1, since a pool of {kv_dtype} keeps what it is given",
+            why="kernels that heed these scales multiply keys and values that nothing was divided by",
+            role=role,
+            layers=tuple(sorted(set(ids))),
+        )
+
+
+def check_handed_out(pool: Pool, slots: dict[str, tuple[int, ...]], page_size: int) -> Iterator[Finding]:
+    """Check that the target's allocator has as many slots as the pool has buffers for.
+
+    Args:
+        pool: The target's.
+        slots: By `full` and `sliding`, what the allocator says of its size, in all of its words for it.
+        page_size: The allocator's.
+    """
+    for name, part in pool.parts.items():
+        said = slots.get("full" if name == "all" else name, ())
+        for found in dict.fromkeys(one for one in said if one != part.slots):
+            beyond = found > part.slots
+            yield Finding(
+                verdict="geometry_mismatch",
+                severity=Severity.FATAL if beyond else Severity.ADVICE,
+                what=f"allocator_slots_{name}",
+                found=found,
+                expected=f"{part.slots}, in pages of {page_size}, as {pool.name} has buffers for",
+                why="the last pages that it hands out are beyond the buffers" if beyond else "the rest is never used",
+                role="target",
             )
 
 

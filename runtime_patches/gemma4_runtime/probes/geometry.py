@@ -80,6 +80,9 @@ def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
     found = list(geometry.check_layers("target", layers, facts.pool_facts(target.token_to_kv_pool)))
     found += geometry.check_windows("target", layers)
     found += geometry.check_scales("target", layers)
+    found += geometry.check_kv_scales("target", layers, str(target.kv_cache_dtype))
+    sizes = facts.sizes_said(target.token_to_kv_pool_allocator)
+    found += geometry.check_handed_out(facts.pool_facts(target.token_to_kv_pool), sizes, int(target.page_size))
     room = facts.swa_room(target, settled(scheduler.server_args).chunked_prefill_size, int(scheduler.max_req_input_len))
     if room is not None:
         found += geometry.check_swa_room(room)

@@ -164,7 +164,8 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         return
     check_lengths(scheduler, batch, made)
     check_positions(scheduler, requests, made)
-    note_counts(_running, requests, of_prefill=mode.is_extend() and not mode.is_target_verify())
+    of_prefill = mode.is_extend() and not mode.is_target_verify()
+    note_counts(_running, requests, of_prefill, scheduler.enable_overlap)
     _check_rows(scheduler, requests, INIT, made)
     check_writes(scheduler, requests, made)
 

@@ -99,10 +99,9 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
     for number, request in enumerate(live):
         had, before = evicted_before(seen, request), counts_before(seen, request)
         evicted, others = swa_evicted(request), [swa_evicted(other) for other in live if other is not request]
-        # Tokens leave the window while a decode is prepared, and as a prefill is cached, which with overlap is later.
-        stayed = before[2] if before is not None else had if after_a_forward else None
-        if scheduler.enable_overlap:
-            stayed = None
+        # Tokens leave the window while a decode is prepared, and as a prefill is cached, which with overlap is later:
+        # of a request that was in no forward since, it may have been that of an earlier one.
+        stayed = before[2] if before is not None else had if after_a_forward and not scheduler.enable_overlap else None
         if evicted is not None and had is not None and evicted < had:
             wrong.append(WrongEntry("fell", number, 0, evicted, had))
             kinds.append(_count_defect(scheduler, evicted, had, others))

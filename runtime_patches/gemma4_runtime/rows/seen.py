@@ -21,7 +21,8 @@ class Seen:
         swa_written: Where its sliding layers did, one slot for each token.
         lengths: What its kernels were told of each request slot.
         counts: By request slot: its stay there, and what it counted before its forward as committed, as allocated, and
-            as gone from the sliding window; None for the last before a prefill, which may change it.
+            as gone from the sliding window; None for the last where a prefill may change it.
+        prefilled: The request slots of the forward before, if it was a prefill.
         agreed: By `id`, the requests whose batch had the length that they have themselves, at the check between steps.
         batch: The batch that runs.
         draft: The forward batch of the draft that was looked at last.
@@ -35,6 +36,7 @@ class Seen:
         self.swa_written = np.empty(0, np.int64)
         self.lengths: dict[int, int] = {}
         self.counts: dict[int, tuple[tuple[Any, ...], int, int, int | None]] = {}
+        self.prefilled: set[int] = set()
         self.agreed: set[int] = set()
         self.batch: Any = None
         self.draft: Any = None
@@ -58,12 +60,21 @@ def evicted_before(seen: Seen, request: Any) -> int | None:
     return known[1] if known is not None and known[0] == stay else None
 
 
-def note_counts(seen: Seen, requests: Sequence[Any], of_prefill: bool = False) -> None:
-    """Note, before a forward, what each request of its batch counts."""
+def note_counts(seen: Seen, requests: Sequence[Any], of_prefill: bool = False, overlapped: bool = False) -> None:
+    """Note, before a forward, what each request of its batch counts.
+
+    Args:
+        seen: What was seen of them.
+        requests: Those of the batch.
+        of_prefill: Whether it is a prefill, which takes tokens out of the window as its results are looked at.
+        overlapped: Whether that is so with the results of the forward before, after this one was launched.
+    """
+    lagging = seen.prefilled if overlapped else set()
+    seen.prefilled = {held(request).req_pool_idx for request in requests} if of_prefill else set()
     for request in requests:
         record = held(request)
         stay = (request.rid, request.retraction_count)
-        evicted = None if of_prefill else swa_evicted(request)
+        evicted = None if of_prefill or record.req_pool_idx in lagging else swa_evicted(request)
         counted = (record.kv_committed_len, record.kv_allocated_len, evicted)
         seen.counts[record.req_pool_idx] = (stay, *counted)
 

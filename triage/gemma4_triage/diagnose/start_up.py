@@ -39,6 +39,13 @@ def start_up_evidence(
     )
 
 
+def start_up_summaries(incident: Incident, verdict: str) -> list[str]:
+    """Return what was said of each comparison with this verdict, in dumps and in guard manifests."""
+    dumped = [dump.manifest.summary for dump in incident.of(rule=GEOMETRY, verdict=verdict)]
+    noted = [one for guards in incident.guards for one in guards.start_up_findings()]
+    return dumped + [one.summary for one in noted if one.verdict == verdict and one.severity != "note"]
+
+
 def sides_agree(seen: Seen) -> bool | None:
     """Return whether both sides of each comparison that a finding rests on say the same; None if none is there."""
     sides = list(_sides(seen))

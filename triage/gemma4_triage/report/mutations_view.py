@@ -31,7 +31,12 @@ _COUNTED = (
 
 def print_matrix(console: Console, matrix: Matrix) -> None:
     """Print it. Of an unfinished draw it says so."""
-    for title, counts in (("structure", matrix.by_structure), ("defect", matrix.by_defect), ("phase", matrix.by_phase)):
+    for title, counts in (
+        ("structure", matrix.by_structure),
+        ("defect", matrix.by_defect),
+        ("phase", matrix.by_phase),
+        ("server", matrix.by_server),
+    ):
         console.print(_counts_table(title, (*counts, matrix.total)))
         print_line(console, "")
     console.print(_reliability_table(matrix.reliability))
@@ -86,7 +91,7 @@ def _rows_table(rows: Sequence[Row]) -> Table:
             str(mutation.number),
             mutation.structure.value,
             mutation.defect.value,
-            mutation.phase.value + ("" if mutation.mtp else ", no MTP"),
+            mutation.when,
             row.cause.value if row.state is State.ACTED else row.state.value,
             _first(row),
             "" if row.steps_late is None else str(row.steps_late),

@@ -1,14 +1,20 @@
 """Draft and target, or layers and pools, were put together from parts that do not fit."""
 
+import re
+
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
-from gemma4_triage.diagnose.start_up import sides_agree, start_up_evidence
+from gemma4_triage.diagnose.start_up import sides_agree, start_up_evidence, start_up_summaries
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
 ID = "parts-disagree"
+_SIZE = re.compile(r"target allocator_slots_\w+: found (\d{1,18}), expected (\d{1,18}), in pages of (\d{1,9})")
+_NUMBER = r"(-?[0-9.e+-]{1,24})"
+_SCALES = re.compile(rf"target kv_scales, layers [\d, ]+: found {_NUMBER} and {_NUMBER}, expected")
+_SCALE_DEFECTS = {"0": Defect.ZERO, "2": Defect.OFF_BY_ONE, "-1": Defect.NEGATIVE}
 _OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool")
 
 
@@ -28,10 +34,12 @@ def find(incident: Incident) -> Finding | None:
     )
     if not evidence:
         return None
+    at_start = _of_the_target(incident)
+    structure = at_start[0] if at_start else Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None
     return Finding(
         rule=ID,
-        structure=Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None,
-        defect=_defect(incident),
+        structure=structure,
+        defect=_defect(incident) if at_start is None else at_start[1],
         cause="Parts of this server that must agree do not: a draft and its target, or layers and the pool they read.",
         confidence=Confidence.CERTAIN,
         evidence=evidence,
@@ -41,6 +49,18 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
     )
+
+
+def _of_the_target(incident: Incident) -> tuple[Structure, Defect | None] | None:
+    """Return what of the target is wrong, a pool's size or a layer's scales, and in which way; None for all else."""
+    for summary in start_up_summaries(incident, "geometry_mismatch"):
+        if found := _SIZE.match(summary):
+            said, buffers, page = (int(one) for one in found.groups())
+            return Structure.POOL_SIZE, Defect.OFF_BY_ONE if abs(said - buffers) == page else Defect.OTHER_SPACE
+        if found := _SCALES.match(summary):
+            wrong = [one for one in found.groups() if one != "1"]
+            return Structure.KV_SCALE, _SCALE_DEFECTS.get(wrong[0]) if len(wrong) == 1 else None
+    return None
 
 
 def _is_of_draft_layers(incident: Incident) -> bool:
