@@ -275,8 +275,8 @@ def _unhook(applied: _Applied) -> Any:
 def one_walk() -> Iterator[None]:
     """Have HookRegistry find whatever else holds a hooked function in one walk over all modules.
 
-    It walks once for each hook's target, through thousands of modules of other libraries: under all probes that was half
-    of a server's start on a CPU.
+    It walks once for each hook's target, through thousands of modules of other libraries: under all probes that was
+    half of a server's start on a CPU.
     """
     registry: Any = sys.modules[HookRegistry.__module__]
     its_own = registry._propagate_patch

@@ -134,7 +134,11 @@ def sizes_said(allocator: Any) -> dict[str, tuple[int, ...]]:
     sides = {"full": allocator.full_attn_allocator, "sliding": allocator.swa_attn_allocator}
     said = {"full": int(allocator.size_full), "sliding": int(allocator.size_swa)}
     return {
-        name: (said[name], int(pool.size), int(getattr(pool, "num_pages", pool.size // pool.page_size)) * pool.page_size)
+        name: (
+            said[name],
+            int(pool.size),
+            int(getattr(pool, "num_pages", pool.size // pool.page_size)) * pool.page_size,
+        )
         for name, pool in sides.items()
     }
 

@@ -146,7 +146,10 @@ def test_whoever_holds_a_hooked_function_is_found_in_one_walk_over_all_modules(m
     whole.stop()
     assert walks == 1
     hooked = {
-        TARGETS[RELEASE][one.target] for patch in EVERYTHING for one in patch.attachments_in(RELEASE) if type(one) is Hook
+        TARGETS[RELEASE][one.target]
+        for patch in EVERYTHING
+        for one in patch.attachments_in(RELEASE)
+        if type(one) is Hook
     }
     assert still.isdisjoint(hooked)
     assert len(kept) > len(still)

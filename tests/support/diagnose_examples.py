@@ -170,6 +170,10 @@ OTHERS: dict[str, Incident] = {
         "alloc-on-one-pool", "pool_leak", "swa-lost-pages", "pool_leak", site="SWATokenToKVPoolAllocator.restore_state"
     ),
     "swa-pool-too-small": start_up("pool_too_small", "swa_slots: found 32, expected more than 48"),
+    "pool-size-differs": start_up(
+        "geometry_mismatch",
+        "target allocator_slots_full: found 2576, expected 2560, in pages of 16, as it has buffers for",
+    ),
     "parts-disagree": start_up("geometry_mismatch", "draft page_size: found 1, expected 16, as the target has it"),
     "guards-incomplete": guards_only(attached=False, reason="no such target"),
     "injected-fault": guards_only(faults=("swa-state-stale",)),

@@ -147,6 +147,7 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
         corpus_dump("deferred-free-after-replacement", "pool_leak"),
     ),
     ("parts-disagree", "both sides"): with_scalars(found="16"),
+    ("pool-size-differs", "the allocator"): with_scalars(found="16"),
     ("pool-swap-missed-leaf", "the pool that"): lambda _, dump: altered(
         dump,
         scalars=dump.manifest.scalars | {"expected": dump.manifest.scalars.get("found")},

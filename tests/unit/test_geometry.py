@@ -17,6 +17,8 @@ from gemma4_runtime.checks.geometry import (
     SubPool,
     SwaRoom,
     check_bindings,
+    check_handed_out,
+    check_kv_scales,
     check_layers,
     check_nodes,
     check_scales,
@@ -167,6 +169,35 @@ class TestBindings:
         (found,) = check_scales("draft", [known, replace(known, scaling=0.25, layer_id=0)])
         assert (found.severity, found.what, found.layers) == (Severity.FATAL, "scaling", (0,))
         assert (found.found, found.expected) == ("0.25", "1")
+
+
+class TestTarget:
+    """What is the target's own: how many slots its allocator has, and by what its layers multiply what they read."""
+
+    def test_as_many_slots_as_there_are_buffers_for_are_silent(self):
+        assert list(check_handed_out(TARGET_POOL, {"full": (2560, 2560), "sliding": (1024, 1024)}, 16)) == []
+        assert list(check_handed_out(DUMMY, {"full": (64,)}, 16)) == []
+        assert list(check_handed_out(TARGET_POOL, {}, 16)) == [], "an allocator of another kind is not judged"
+
+    @pytest.mark.parametrize(("slots", "severity"), [(2576, Severity.FATAL), (2544, Severity.ADVICE)])
+    def test_a_page_too_many_leads_beyond_the_buffers_and_one_too_few_is_never_used(self, slots, severity):
+        (found,) = check_handed_out(TARGET_POOL, {"full": (2560, slots, slots), "sliding": (1024,)}, 16)
+        assert (found.verdict, found.severity) == ("geometry_mismatch", severity)
+        assert found.summary == (
+            f"target allocator_slots_full: found {slots}, expected 2560, in pages of 16, as SWAKVPool@1 has buffers for"
+        )
+
+    def test_scales_of_layers_whose_pool_divides_by_none_are_advice(self):
+        layers = [SLIDING, replace(FULL, kv_scales=(1.0, 2.0))]
+        (found,) = check_kv_scales("target", layers, "torch.bfloat16")
+        assert (found.severity, found.what, found.found, found.layers) == (
+            Severity.ADVICE,
+            "kv_scales",
+            "1 and 2",
+            (2,),
+        )
+        assert list(check_kv_scales("target", layers, "torch.float8_e4m3fn")) == []
+        assert list(check_kv_scales("target", [SLIDING, FULL], "torch.float32")) == []
 
 
 class TestNodes:

@@ -357,3 +357,31 @@ def test_a_tree_that_cannot_be_written_has_holders_and_no_nodes(live: LiveState)
     (held,) = there.cached()
     assert held.slots.tolist() == slots.tolist()
     assert standing_state.entries(Structure.TREE_NODE, there) == []
+
+
+# Only 0.5.23 keeps a group's frees in the pools.
+@pytest.mark.releases("0.5.23")
+def test_what_a_group_holds_has_an_entry_for_each_page_of_each_pool(live: LiveState) -> None:
+    allocator = live.allocator
+    assert standing_state.group_entries(live) == []
+    allocator.free_group_begin()
+    allocator.free_segment(live.rows[1, :40].long(), start_pos=0)
+    entries = standing_state.group_entries(live)
+    assert sorted("full" in entry.where for entry in entries) == [False] * 3 + [True] * 3
+    kept = allocator.full_attn_allocator.free_page_ids_group[0]
+    before = kept.clone()
+    first = next(entry for entry in entries if "full" in entry.where)
+    first.write(9)
+    now = allocator.full_attn_allocator.free_page_ids_group[0]
+    assert [(int(was), int(new)) for was, new in zip(before, now, strict=True) if was != new] == [(first.value, 9)]
+    assert torch.equal(kept, before), "whoever keeps the tensor keeps what it was"
+    entries[1].drop()
+    assert sum(given.numel() for given in allocator.full_attn_allocator.free_page_ids_group) == 2
+
+
+def test_a_pools_size_is_wrong_in_all_that_follows_from_it(swa_allocator: Any) -> None:
+    full, swa = standing_state.size_entries(swa_allocator)
+    assert (full.value, full.other_space, swa.value, swa.other_space) == (160, [64], 64, [160])
+    full.write(161)
+    pool = swa_allocator.full_attn_allocator
+    assert (pool.num_pages, pool.size, len(pool.free_pages), full.read()) == (161, 161 * PAGE, 161, 161)

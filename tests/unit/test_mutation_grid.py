@@ -7,8 +7,18 @@ from collections import Counter
 import pytest
 
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_repro.mutations.draw import draw
-from gemma4_repro.mutations.grid import GRID, Phase, Room, cells, left_out_on, structures_of
+from gemma4_repro.mutations.draw import OLDER_SEEDS, draw
+from gemma4_repro.mutations.grid import (
+    ADDED_LATER,
+    GRID,
+    Phase,
+    Room,
+    Server,
+    cells,
+    left_out_on,
+    servers_of,
+    structures_of,
+)
 from gemma4_runtime.releases import BASE
 
 RELEASES = (BASE, "0.5.23")
@@ -38,6 +48,21 @@ def test_a_draw_is_the_same_every_time_and_a_longer_one_begins_with_it() -> None
     assert draw(7, 40, BASE) == draw(7, 40, BASE)
     assert draw(7, 100, BASE)[:40] == draw(7, 40, BASE)
     assert draw(7, 40, BASE) != draw(8, 40, BASE)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_draw_has_every_server_that_its_cells_can_have(release: str) -> None:
+    drawn = draw(5, 400, release)
+    assert {mutation.server for mutation in drawn} == set(Server)
+    assert all(one.server in servers_of(release, one.cell, one.mtp) for one in drawn)
+    hybrid = sum(one.server is Server.HYBRID for one in drawn)
+    assert 0 < hybrid < 40, "under the interpreter one takes as long as eight others"
+
+
+@pytest.mark.parametrize("seed", sorted(OLDER_SEEDS))
+def test_older_seeds_draw_what_their_rows_have(seed: int) -> None:
+    assert {one.server for one in draw(seed, 100, BASE)} == {Server.STEPWISE}
+    assert not {one.structure for one in draw(seed, 100, BASE)}.intersection(ADDED_LATER)
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -121,6 +121,33 @@ class TestLost(OnSmallPools):
         assert says(dump, "pool_leak", "free_group_end" if grouped else "free_segment", pool="swa")
         assert dump.manifest.offence_count == 2
 
+    # Only 0.5.23 keeps a group's frees in the pools.
+    @pytest.mark.releases("0.5.23")
+    @pytest.mark.parametrize(
+        ("there", "defect"),
+        [
+            (lambda page: [], Defect.LOST),
+            (lambda page: [0], Defect.ZERO),
+            (lambda page: [-1], Defect.NEGATIVE),
+            (lambda page: [page + 1], Defect.OFF_BY_ONE),
+        ],
+    )
+    @pytest.mark.parametrize("swa", [False, True])
+    def test_an_entry_of_a_group_that_its_list_has_lost_or_has_another_for(self, dumps, paged, there, defect, swa):
+        slots, other = extend(paged, 16), extend(paged, 16)
+        paged.free_group_begin()
+        paged.free_segment(slots, start_pos=0)
+        paged.free_segment(other, start_pos=0)
+        pile = paged.swa_page_ids_group if swa else paged.full_attn_allocator.free_page_ids_group
+        # The last is neither the first nor beside another of the group.
+        page = int(pile[1][-1])
+        pile[1] = torch.cat((pile[1][:-1], torch.tensor(there(page), dtype=pile[1].dtype)))
+        dump = caught(paged.free_group_end)
+        assert says(dump, "pool_leak", "free_group", page, "swa" if swa else "full")
+        (first, *_) = conclude(Incident((dump,)))
+        assert (first.rule, first.structure) == ("pages-lost-between-calls", Structure.FREE_GROUP)
+        assert (first.defect, first.confidence) == (defect, Confidence.CERTAIN)
+
     # Only 0.5.23 frees segments.
     @pytest.mark.releases("0.5.23")
     @pytest.mark.parametrize("grouped", [False, True])

@@ -108,7 +108,7 @@ def _mutation(chance: random.Random, number: int, cell: Cell, release: str | Non
     """Draw one. release: whose servers there are to choose from; None for the one that there was first."""
     either = chance.random() < 0.5
     most = _MOST_SKIPPED.get(cell.phase, _MOST_SKIPPED_ELSEWHERE)
-    if cell.structure is Structure.FREE_CALL:
+    if cell.structure in (Structure.FREE_CALL, Structure.FREE_GROUP):
         most = _MOST_FREES_SKIPPED
     mtp = either if cell.mtp is None else cell.mtp
     return Mutation(

@@ -309,8 +309,8 @@ GRID: Mapping[Structure, Room] = {
 
 NOT_MUTATED: Mapping[str, str] = {
     "logits mask": "greedy loads without a grammar have none, and a wrong one changes no page",
-    "page size 1": "it needs Triton's attention in decodes, since trtllm_mha has pages of 16, 32 and 64 and SGLang serves "
-    "Gemma-4 with no other backend on a CPU; under Triton's interpreter the load took more than 400 s and not 5",
+    "page size 1": "trtllm_mha has pages of 16, 32 and 64, and beside it SGLang serves Gemma-4 on a CPU with Triton's "
+    "attention alone, in decodes too: under its interpreter the load took more than 400 s and not 5",
 }
 """What else memory safety rests on, and why no cell is about it."""
 

@@ -215,6 +215,11 @@ class Mutator(Recorder):
 
     def _before_free(self, allocator: Any, free_index: Any, *args: Any, **kwargs: Any) -> Any:
         self._follow("swa.free")
+        if self._scheduler is not None and self._wants(Structure.FREE_GROUP, Phase.BETWEEN):
+            # What the group's calls before this one have given back.
+            if entries := standing_state.group_entries(LiveState(self._scheduler, self._batch)):
+                self._try("swa.free", lambda: self._corrupt(entries))
+            return None
         # A later release settles what each call of a group names as it comes in, and says so nowhere.
         if self._scheduler is None or not len(free_index) or not getattr(allocator, "is_not_in_free_group", True):
             return None

@@ -248,6 +248,57 @@ def _slot_entry(live: LiveState, given: Slots, page: int, pages: list[int], used
     )
 
 
+def group_entries(live: LiveState) -> list[Entry]:
+    """Return the pages that the calls of an open group have given back, of both pools; none where no group is open.
+
+    They lie aside until the group ends, by slots or by page ids, a tensor for each call.
+    """
+    allocator, size = live.allocator, live.page_size
+    full = allocator.full_attn_allocator
+    piles: tuple[tuple[Any, str, int, bool], ...] = (
+        (full, "free_group", size, False),
+        (full, "free_page_ids_group", 1, False),
+        (allocator, "swa_free_group", size, True),
+        (allocator, "swa_page_ids_group", 1, True),
+    )
+    return [
+        entry
+        for owner, name, unit, swa in piles
+        for place, given in enumerate(_pile(owner, name))
+        for page in sorted({page for page in (given // unit).tolist() if page > 0})
+        for entry in [_group_entry(live, _pile(owner, name), place, page, unit, swa)]
+    ]
+
+
+def _pile(owner: Any, name: str) -> list[Any]:
+    pile: list[Any] | None = getattr(owner, name, None)
+    return [] if pile is None else pile
+
+
+def _group_entry(live: LiveState, pile: list[Any], place: int, page: int, unit: int, swa: bool) -> Entry:
+    pages = {one for given in pile for one in (given // unit).tolist() if one > 0}
+
+    def write(value: int) -> None:
+        given = pile[place].clone()
+        mine = given // unit == page
+        given[mine] = value * unit + given[mine] % unit
+        pile[place] = given
+
+    def drop() -> None:
+        given = pile[place]
+        pile[place] = given[given // unit != page]
+
+    return Entry(
+        where=f"{'sliding-window' if swa else 'full'} page {page} of {len(pages)} in the group",
+        value=page,
+        write=write,
+        read=lambda: None,
+        upper=live.swa_end if swa else live.full_end,
+        own=sorted(pages - {page}),
+        drop=drop,
+    )
+
+
 def _owner(live: LiveState, page: int) -> tuple[int | None, int | None]:
     """Return the prompt and the row of the request of the batch whose row has this page of the full pool."""
     for request in () if live.batch is None else live.batch.reqs:

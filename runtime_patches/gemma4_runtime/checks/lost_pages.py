@@ -68,6 +68,22 @@ def got_others(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], pa
     return has > had
 
 
+def check_group_pages(named: torch.Tensor, held: torch.Tensor, count: int) -> tuple[Violation | None, torch.Tensor]:
+    """Report pages that calls of a group have given back, and that the group does not hold as it ends.
+
+    Args:
+        named: [any] page ids of its calls, each once.
+        held: [any] page ids that it holds, each once for each call.
+        count: pages in the pool, dummy page 0 included.
+
+    Returns: the violation (row: position in the missing pages, column 0, value: page id) or None, and [any, 2] what it
+        holds too often, or in their place: page id, and how often. One synchronisation.
+    """
+    distinct, times = torch.unique(held, return_counts=True)
+    violation = _lost(named[~torch.isin(named, distinct)], 1, count)
+    return violation, torch.stack((distinct, times), dim=1)[(times > 1) | ~torch.isin(distinct, named)]
+
+
 def check_still_mapped(
     peers: torch.Tensor, mapped: torch.Tensor, after: Sequence[torch.Tensor], page_size: int, count: int
 ) -> Violation | None:

@@ -24,14 +24,20 @@ the pages that it names, and waits for the device up to four times more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
 from gemma4_runtime.allocator_history import free_lists
-from gemma4_runtime.checks.lost_pages import check_dropped_group, check_given_back, check_still_mapped, got_others
+from gemma4_runtime.checks.lost_pages import (
+    check_dropped_group,
+    check_given_back,
+    check_group_pages,
+    check_still_mapped,
+    got_others,
+)
 from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.probes.swa_allocator_state import SPACES, Books, books_of, report_lost, report_slots, uppers
@@ -181,6 +187,44 @@ def check_settled(books: Books, allocator: Any, full: torch.Tensor | None, peers
             return
         how = "named by a call that gives back, and on no free list after it"
         report_lost(allocator, violation, entry, SPACES[pool], how)
+
+
+def not_in_the_group(
+    books: Books, allocator: Any, full: torch.Tensor | None, peers: torch.Tensor
+) -> Iterator[tuple[str, Violation, torch.Tensor]]:
+    """Yield, of each pool, pages that were given back in a group and that it does not hold, and what it has instead.
+
+    Args:
+        books: Of the allocator.
+        allocator: A pool pair's, of a release that puts aside, of each pool, what a group's calls give back.
+        full: Full slots [any] that were given back; None: they stay in use.
+        peers: SWA slots [any] that were given back, 0 for none.
+    """
+    inner, page = allocator.full_attn_allocator, allocator.page_size
+    if getattr(allocator, "swa_req_ring", False):
+        return
+    piles = (
+        (full, inner.free_group, getattr(inner, "free_page_ids_group", ()), books.ledger.full_live),
+        (peers[peers > 0], allocator.swa_free_group, allocator.swa_page_ids_group, books.ledger.swa_owner),
+    )
+    for space, (slots, by_slot, by_page, table) in zip(SPACES, piles, strict=True):
+        if slots is None:
+            continue
+        # A call that translates a whole page finds 0 where nobody has a slot.
+        aside = [torch.unique(one[one != 0].to(torch.int64) // page) for one in by_slot or ()]
+        held = torch.cat([*aside, *(one.to(torch.int64) for one in by_page or ()), slots.new_zeros(0).to(torch.int64)])
+        violation, instead = check_group_pages(torch.unique(slots.to(torch.int64) // page), held, table.numel())
+        if violation is not None:
+            yield space, violation, instead
+
+
+def check_group(books: Books, allocator: Any, full: torch.Tensor | None, peers: torch.Tensor) -> None:
+    """Report what a group that is about to end does not hold, though its calls put it aside. Arguments: as above."""
+    if books.doubted or books.short:
+        return
+    for space, violation, instead in not_in_the_group(books, allocator, full, peers):
+        how = "put aside by a call of the group, and not among what it holds as it ends"
+        report_lost(allocator, violation, "free_group", space, how, instead)
 
 
 def check_leftovers(books: Books, allocator: Any, full: torch.Tensor, peers: torch.Tensor) -> None:

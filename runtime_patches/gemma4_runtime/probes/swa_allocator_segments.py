@@ -7,7 +7,8 @@
 | free_full_segment |                                  |                                                              |
 | free_swa,         | as `free_swa` of 0.5.13          | as there, and no entry of a released page may be left        |
 | free_swa_segment  |                                  |                                                              |
-| free_group_end    | no slot in two calls of the group| -                                                            |
+| free_group_end    | no slot in two calls of the      | every page of its calls is among what the group holds        |
+|                   | group; as to the right           |                                                              |
 
 Within a group SGLang settles which SWA page a slot has when the call comes in, and gives both back at the group's end;
 the ledger follows it. `swa_allocator_free.py` has the checks.
@@ -22,7 +23,13 @@ from typing import Any
 import torch
 
 from gemma4_runtime.checks.slot_free import check_repeats
-from gemma4_runtime.probes.swa_allocator_free import check_call, check_leftovers, check_settled
+from gemma4_runtime.probes.swa_allocator_free import (
+    check_call,
+    check_group,
+    check_leftovers,
+    check_settled,
+    not_in_the_group,
+)
 from gemma4_runtime.probes.swa_allocator_state import books_of, report_slots, uppers
 from gemma4_runtime.release.allocators import in_free_group
 
@@ -79,6 +86,9 @@ def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
         if violation is not None:
             summary = f"free_group_end frees full slot {violation.first.value} twice: two calls of the group named it"
             report_slots(allocator, violation, full, torch.zeros_like(full), "free_group_end", lambda: summary)
+    if pending:
+        peers_named = torch.cat([peers for _, peers in pending])
+        check_group(books, allocator, torch.cat(named) if named else None, peers_named)
     with books.call():
         result = original(allocator)
     if pending:
@@ -115,6 +125,8 @@ def _give_back(call: Callable[[], Any], allocator: Any, full: torch.Tensor, entr
     if in_free_group(allocator):
         # A row's entries may be overwritten before the group ends.
         books.pending = [*books.pending_of(allocator.free_group), (None if keeps_full else full.clone(), peers)]
+        short = any(not_in_the_group(books, allocator, None if keeps_full else full, peers))
+        books.short = short or (books.short and books.group is allocator.free_group)
         books.group = allocator.free_group
         books.commit(allocator)
     elif keeps_full:

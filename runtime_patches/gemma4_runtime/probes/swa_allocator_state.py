@@ -69,6 +69,7 @@ class Books:
         pending: Full slots, None where these stay in use, and SWA slots of a group of frees, for releases that settle
             both when they come in.
         group: SGLang's own list of the group that `pending` is of: `clear` forgets an open one.
+        short: A call of that group has not put aside all that it was given.
     """
 
     ledger: SlotLedger
@@ -81,6 +82,7 @@ class Books:
     history: History = field(default_factory=History)
     pending: list[tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=list)
     group: Any = None
+    short: bool = False
 
     def pending_of(self, group: Any) -> list[tuple[torch.Tensor | None, torch.Tensor]]:
         """Return what waits for the end of an allocator's group, SGLang's own list."""
@@ -216,13 +218,25 @@ def report_lengths(
     _report(allocator, violation, "lengths", "full", entry, lambda: summary, tensors, owners)
 
 
-def report_lost(allocator: Any, violation: Violation, entry: str, space: str, how: str) -> None:
-    """Report pages that nobody holds and no list has: `pages_lost` [listed, 1] in the dump."""
+def report_lost(
+    allocator: Any, violation: Violation, entry: str, space: str, how: str, instead: torch.Tensor | None = None
+) -> None:
+    """Report pages that nobody holds and no list has: `pages_lost` [listed, 1] in the dump.
+
+    Args:
+        allocator: A pool pair's.
+        violation: The pages.
+        entry: The function that lost them.
+        space: Of which pool they are.
+        how: How they were lost.
+        instead: `pages_instead` [any, 2] in the dump: what is in their place, and how often, where that is known.
+    """
     noun = "page" if violation.count == 1 else "pages"
     summary = f"{entry}: {violation.count} {space} {noun}, first {violation.first.value}: {how}"
     lost = torch.tensor([[bad.value] for bad in violation.listed])
     of_full = lambda: request_slots_of(allocator, lost[:, 0] * allocator.page_size) if space == "full" else ()  # noqa: E731
-    _report(allocator, violation, "pages_lost", space, entry, lambda: summary, lambda: {"pages_lost": lost}, of_full)
+    tensors = {"pages_lost": lost} | ({} if instead is None else {"pages_instead": instead})
+    _report(allocator, violation, "pages_lost", space, entry, lambda: summary, lambda: tensors, of_full)
 
 
 def draft_of(

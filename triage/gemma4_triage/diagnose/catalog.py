@@ -108,6 +108,7 @@ RULES: tuple[Rule, ...] = (
     request_state_differs.RULE,
     # How the server was put together.
     parts_disagree.RULE,
+    parts_disagree.POOL_RULE,
     swa_pool_too_small.RULE,
     window_one_too_wide.RULE,
     # What is said about the run itself.

@@ -1,9 +1,11 @@
 """Pages that an allocator's own bookkeeping dropped: at restore_state, in a free, or as a group of frees began anew."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import invalid_defect
 from gemma4_triage.diagnose.concerned import are_free, free_list
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.exchanged_page import exchanged
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, in_dump
@@ -17,7 +19,12 @@ _CAUSES = {
         "nobody can free them."
     ),
     "free_group_begin": "A free group began anew while slots of the group before it were still to be freed.",
+    "free_group": (
+        "A call of a group gave pages back, and as the group ends it does not hold them: its list lost them, or has "
+        "others in their place."
+    ),
 }
+_GROUP = "free_group"
 _IN_FREE = (
     "A call that gives pages back returned, and pages that it was given are on no free list: whoever had them has "
     "given them back, and the call lost them."
@@ -25,6 +32,7 @@ _IN_FREE = (
 _ADVICE = {
     "restore_state": "Free nothing between backup and restore.",
     "free_group_begin": "End each free group before the next begins.",
+    "free_group": "Look at what writes the group's lists between its calls and its end.",
 }
 
 
@@ -33,11 +41,12 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     entry = dump.manifest.site.rpartition(".")[2]
-    in_free = entry.startswith("free") and entry != "free_group_begin"
+    in_free = entry.startswith("free") and entry not in _CAUSES
+    of_group = entry == _GROUP
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL if in_free else free_list(dump),
-        defect=Defect.LOST,
+        structure=Structure.FREE_GROUP if of_group else Structure.FREE_CALL if in_free else free_list(dump),
+        defect=_of_group(dump) if of_group else Defect.LOST,
         cause=_IN_FREE if in_free else _CAUSES.get(entry, _CAUSES["free_group_begin"]),
         confidence=Confidence.CERTAIN,
         evidence=(
@@ -53,6 +62,20 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
+
+
+def _of_group(dump: Dump) -> Defect | None:
+    """Return in which way a group's entry is wrong: what it holds in the place of the page that it lost."""
+    instead = tensor_or_none(dump, "pages_instead")
+    if instead is None or len(dump.manifest.offences) != 1 or instead.size > 2:
+        return None
+    if not instead.size:
+        return Defect.LOST
+    page, times = instead.ravel().tolist()
+    lost = dump.manifest.offences[0]
+    if not 0 < page < lost.upper:
+        return invalid_defect(page)
+    return Defect.OFF_BY_ONE if abs(page - lost.value) == 1 else Defect.DUPLICATE if times > 1 else Defect.FOREIGN
 
 
 def _replaced(seen: Seen) -> bool | None:

@@ -5,12 +5,13 @@ import re
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.diagnose.start_up import sides_agree, start_up_evidence, start_up_summaries
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
 ID = "parts-disagree"
+POOL_ID = "pool-size-differs"
 _SIZE = re.compile(r"target allocator_slots_\w+: found (\d{1,18}), expected (\d{1,18}), in pages of (\d{1,9})")
 _NUMBER = r"(-?[0-9.e+-]{1,24})"
 _SCALES = re.compile(rf"target kv_scales, layers [\d, ]+: found {_NUMBER} and {_NUMBER}, expected")
@@ -22,8 +23,8 @@ def find(incident: Incident) -> Finding | None:
     evidence = start_up_evidence(
         incident,
         "geometry_mismatch",
-        # A pool that was left behind has a rule of its own.
-        lambda summary: not summary.startswith("draft pool:"),
+        # A pool that was left behind has a rule of its own, and so has a pool's size.
+        lambda summary: not summary.startswith("draft pool:") and not _SIZE.match(summary),
         "one side of the comparison",
     )
     evidence += start_up_evidence(
@@ -34,12 +35,12 @@ def find(incident: Incident) -> Finding | None:
     )
     if not evidence:
         return None
-    at_start = _of_the_target(incident)
-    structure = at_start[0] if at_start else Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None
+    scale = _of_scales(incident)
+    structure = Structure.KV_SCALE if scale else Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None
     return Finding(
         rule=ID,
         structure=structure,
-        defect=_defect(incident) if at_start is None else at_start[1],
+        defect=_SCALE_DEFECTS.get(scale) if scale else _defect(incident),
         cause="Parts of this server that must agree do not: a draft and its target, or layers and the pool they read.",
         confidence=Confidence.CERTAIN,
         evidence=evidence,
@@ -51,16 +52,11 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _of_the_target(incident: Incident) -> tuple[Structure, Defect | None] | None:
-    """Return what of the target is wrong, a pool's size or a layer's scales, and in which way; None for all else."""
-    for summary in start_up_summaries(incident, "geometry_mismatch"):
-        if found := _SIZE.match(summary):
-            said, buffers, page = (int(one) for one in found.groups())
-            return Structure.POOL_SIZE, Defect.OFF_BY_ONE if abs(said - buffers) == page else Defect.OTHER_SPACE
-        if found := _SCALES.match(summary):
-            wrong = [one for one in found.groups() if one != "1"]
-            return Structure.KV_SCALE, _SCALE_DEFECTS.get(wrong[0]) if len(wrong) == 1 else None
-    return None
+def _of_scales(incident: Incident) -> str | None:
+    """Return the one scale of the target's layers that is not 1; None if there is none, or more than one."""
+    found = [_SCALES.match(summary) for summary in start_up_summaries(incident, "geometry_mismatch")]
+    wrong = {one for match in found if match for one in match.groups() if one != "1"}
+    return wrong.pop() if len(wrong) == 1 else None
 
 
 def _is_of_draft_layers(incident: Incident) -> bool:
@@ -113,4 +109,36 @@ RULE = Rule(
     ruled_out_if=(Exclusion("both sides name the same value", sides_agree),),
     explains=("index-outside-buffer", "table-too-narrow"),
     leads_to=LEAVES_BUFFERS,
+)
+
+
+def find_size(incident: Incident) -> Finding | None:
+    """Return a finding where an allocator has another number of pages than its pool has buffers for."""
+    found = [_SIZE.match(summary) for summary in start_up_summaries(incident, "geometry_mismatch")]
+    sizes = [tuple(int(number) for number in match.groups()) for match in found if match]
+    if not sizes:
+        return None
+    beyond = any(said > buffers for said, buffers, _ in sizes)
+    a_page = all(abs(said - buffers) == page for said, buffers, page in sizes)
+    return Finding(
+        rule=POOL_ID,
+        structure=Structure.POOL_SIZE,
+        defect=Defect.OFF_BY_ONE if a_page else Defect.OTHER_SPACE,
+        cause="An allocator believes its pool to have another number of pages than there are buffers for: "
+        + ("the last ones that it hands out lead beyond them." if beyond else "the rest of them is never handed out."),
+        confidence=Confidence.CERTAIN,
+        evidence=start_up_evidence(
+            incident, "geometry_mismatch", lambda summary: bool(_SIZE.match(summary)), "slots that the allocator has"
+        ),
+        advice=("Look at what sets the sizes of the pools and of their allocators, and at what changes them later.",),
+        next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
+    )
+
+
+POOL_RULE = Rule(
+    POOL_ID,
+    find_size,
+    ruled_out_if=(Exclusion("the allocator and the buffers have the same number of slots", sides_agree),),
+    explains=("page-past-pool-end", "index-outside-buffer", "allocator-past-pool-end"),
+    leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
 )
