@@ -64,7 +64,7 @@ def caught(call):
     return read_dump(trap.value.dump)
 
 
-def says(dump, verdict, entry, value=None, pool=None):
+def says(dump, verdict, entry, value=None, pool=None, agreement="agrees"):
     manifest = dump.manifest
     assert verdict in VERDICTS
     assert (manifest.rule, manifest.verdict) == (RULES[verdict], verdict)
@@ -75,7 +75,7 @@ def says(dump, verdict, entry, value=None, pool=None):
     table = dump.tensor(manifest.offences[0].table)
     assert all(table[bad.row, bad.column] == bad.value for bad in manifest.offences)
     replayed = replay_allocator(dump)
-    assert replayed.agreement == "agrees", (replayed.because, replayed.first_broken)
+    assert replayed.agreement == agreement, (replayed.because, replayed.first_broken)
     assert replayed.start_known
     return True
 

@@ -8,6 +8,7 @@ import torch
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows import places
 from request_rows_server import MODES, Server, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -36,6 +37,26 @@ def test_a_table_that_names_another_page_in_range(server, mode, name, structure,
     said = trapped(server, mode=mode, spoil=lambda metadata: change(getattr(metadata, name)))
     assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == ("table_entry", structure, defect)
     assert said.site == "TRTLLMHAAttnBackend.init_forward_metadata"
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["plain", "overlap"])
+def test_a_null_page_where_the_map_has_one_is_told_where_page_table_lets_it_pass(attach, monkeypatch, strict):
+    server = Server(monkeypatch, attach("trap", "request-rows", "page-table", "host-alloc-kernels"))
+    monkeypatch.setattr(places, "window_is_strict", lambda backend: strict)
+
+    def spoil(metadata):
+        metadata.swa_page_table[0, 1] = 0
+
+    if strict:
+        # That probe, which is not asked here, traps it.
+        server.forward(spoil=spoil)
+        return
+    said = trapped(server, spoil=spoil)
+    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == (
+        "table_entry",
+        "swa page table",
+        "zero",
+    )
 
 
 @pytest.mark.parametrize("pages", [True, False], ids=["with-page-table", "alone"])

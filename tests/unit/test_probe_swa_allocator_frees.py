@@ -143,7 +143,7 @@ class TestLost(OnSmallPools):
         page = int(pile[1][-1])
         pile[1] = torch.cat((pile[1][:-1], torch.tensor(there(page), dtype=pile[1].dtype)))
         dump = caught(paged.free_group_end)
-        assert says(dump, "pool_leak", "free_group", page, "swa" if swa else "full")
+        assert says(dump, "pool_leak", "free_group", page, "swa" if swa else "full", "cannot be judged")
         (first, *_) = conclude(Incident((dump,)))
         assert (first.rule, first.structure) == ("pages-lost-between-calls", Structure.FREE_GROUP)
         assert (first.defect, first.confidence) == (defect, Confidence.CERTAIN)

@@ -20,8 +20,8 @@ _HYBRID_SHARE = 0.04
 """Under Triton's interpreter such a load takes 40 s and not 5."""
 _MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 3, Phase.IDLE: 0}
 _MOST_SKIPPED_ELSEWHERE = 12
-_MOST_FREES_SKIPPED = 3
-"""Requests give pages back when they end, which is seldom in a short load."""
+_MOST_SKIPPED_OF = {Structure.FREE_CALL: 3, Structure.FREE_GROUP: 1}
+"""Requests give pages back when they end, which is seldom in a short load, and seldom in two calls of one group."""
 
 
 class Mutation(BaseModel):
@@ -108,8 +108,8 @@ def _mutation(chance: random.Random, number: int, cell: Cell, release: str | Non
     """Draw one. release: whose servers there are to choose from; None for the one that there was first."""
     either = chance.random() < 0.5
     most = _MOST_SKIPPED.get(cell.phase, _MOST_SKIPPED_ELSEWHERE)
-    if cell.structure in (Structure.FREE_CALL, Structure.FREE_GROUP):
-        most = _MOST_FREES_SKIPPED
+    if cell.structure in _MOST_SKIPPED_OF:
+        most = _MOST_SKIPPED_OF[cell.structure]
     mtp = either if cell.mtp is None else cell.mtp
     return Mutation(
         number=number,

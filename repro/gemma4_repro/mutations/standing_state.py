@@ -294,7 +294,8 @@ def _group_entry(live: LiveState, pile: list[Any], place: int, page: int, unit: 
         write=write,
         read=lambda: None,
         upper=live.swa_end if swa else live.full_end,
-        own=sorted(pages - {page}),
+        # One beside it is OFF_BY_ONE.
+        own=sorted(pages - {page - 1, page, page + 1}),
         drop=drop,
     )
 

@@ -13,7 +13,7 @@ from gemma4_runtime import current
 from gemma4_runtime.checks.request_rows import WrongEntry, check_values
 from gemma4_runtime.checks.violation import MAX_LISTED
 from gemma4_runtime.defects import defect_of
-from gemma4_runtime.indices.owner import role_of
+from gemma4_runtime.indices.owner import role_of, window_is_strict
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.requests import held, write_slots
 from gemma4_runtime.rows.report import (
@@ -35,7 +35,7 @@ def check_tables(scheduler: Any, backend: Any, forward_batch: Any, rows: Sequenc
     """Hold each page that a kernel will follow against the row that the table was made of.
 
     A place that the map has nothing for is left to `page-table`, which knows what the window still needs; where it is
-    on, a value that is no page of the pool is too.
+    on, a value that is no page of the pool is too, but for a null page of the window with overlap.
     """
     metadata, allocator = backend.forward_metadata, scheduler.token_to_kv_pool_allocator
     entries = scheduler.req_to_token_pool.req_to_token
@@ -92,8 +92,10 @@ def _hold(
     end = (pool.size // pool.page_size + 1) * unit
     followed = live & (expected > 0)
     if current.switched_on("page-table"):
-        # What is no page of the pool is that probe's to report, whichever of the two looks first.
-        followed &= (found >= unit) & (found < end)
+        # What is no page of the pool is that probe's to report, whichever of the two looks first. With overlap it lets
+        # a null page of the window pass, since it does not know the map.
+        null = (found >= 0) & (found < unit) & (structure is Structure.SWA_TABLE and not window_is_strict(backend))
+        followed &= null | ((found >= unit) & (found < end))
     bad = np.argwhere(followed & (found != expected))
     if not len(bad):
         return

@@ -75,7 +75,9 @@ def _of_group(dump: Dump) -> Defect | None:
     lost = dump.manifest.offences[0]
     if not 0 < page < lost.upper:
         return invalid_defect(page)
-    return Defect.OFF_BY_ONE if abs(page - lost.value) == 1 else Defect.DUPLICATE if times > 1 else Defect.FOREIGN
+    if times > 1:
+        return Defect.DUPLICATE
+    return Defect.OFF_BY_ONE if abs(page - lost.value) == 1 else Defect.FOREIGN
 
 
 def _replaced(seen: Seen) -> bool | None:
