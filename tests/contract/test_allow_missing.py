@@ -124,7 +124,7 @@ class TestNothingElseMayBeMissing:
 
 
 def test_a_conflict_is_still_an_error():
-    bind = Bind("logits.softcap", "gemma4_runtime.host.softcap:softcap_inplace")
+    bind = Bind("logits.softcap", "gemma4_runtime.host.torch_forms:softcap_inplace")
     probes = tuple(replace(PROBES[0], id=name, attachments=(bind,)) for name in ("a", "b"))
     with pytest.raises(PatchConflict):
         Attachment(probes, RELEASE, allow_missing=True).register()

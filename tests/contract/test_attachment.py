@@ -269,14 +269,14 @@ class TestRefusals:
             Attachment((patch(edit),), RELEASE).register()
 
     def test_a_conflict_is_found_before_anything_changes(self):
-        bind = "gemma4_runtime.host.softcap:softcap_inplace"
+        bind = "gemma4_runtime.host.torch_forms:softcap_inplace"
         with pytest.raises(PatchConflict):
             Attachment(
                 (patch(Bind("logits.softcap", bind)), patch(Bind("logits.softcap", bind), id="b")), RELEASE
             ).register()
 
     def test_a_failure_half_way_takes_off_the_first_half(self):
-        good = Bind("logits.softcap", "gemma4_runtime.host.softcap:softcap_inplace")
+        good = Bind("logits.softcap", "gemma4_runtime.host.torch_forms:softcap_inplace")
         bad = Edit("swa.alloc", "this line is not there", "pass")
         with pytest.raises(PatchTargetMissing):
             Attachment((patch(good), patch(bad, id="b")), RELEASE).register()

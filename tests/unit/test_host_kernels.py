@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemma4_runtime.host import alloc_kernels, speculative_tree
-from gemma4_runtime.host.softcap import softcap_inplace
+from gemma4_runtime.host.torch_forms import softcap_inplace
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

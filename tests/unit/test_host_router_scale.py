@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gemma4_runtime.host import router_scale
+from gemma4_runtime.host import torch_forms
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -37,7 +37,7 @@ def test_probabilities_equal_transformers(routers):
     x = torch.randn(TOKENS, HIDDEN)
     for _ in range(2):
         # The scale is folded into the norm's weight the first time.
-        torch.testing.assert_close(router_scale.forward(ours, x).softmax(-1), theirs(x)[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(torch_forms.route(ours, x).softmax(-1), theirs(x)[0], rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()

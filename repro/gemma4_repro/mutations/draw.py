@@ -55,7 +55,7 @@ class Mutation(BaseModel):
         return Cell(self.structure, self.defect, self.phase)
 
     @property
-    def how_started(self) -> str:
+    def started(self) -> str:
         """How its server is started, in words."""
         return f"{self.server}, {'MTP' if self.mtp else 'no MTP'}"
 
@@ -105,7 +105,14 @@ def _in_turn(seed: int, release: str) -> Iterator[Cell]:
 
 
 def _mutation(chance: random.Random, number: int, cell: Cell, release: str | None) -> Mutation:
-    """Draw one. release: whose servers there are to choose from; None for the one that there was first."""
+    """Draw one.
+
+    Args:
+        chance: Makes every choice.
+        number: Of the mutation.
+        cell: Its kind.
+        release: Whose servers there are to choose from; None for the one that there was first.
+    """
     either = chance.random() < 0.5
     most = _MOST_SKIPPED.get(cell.phase, _MOST_SKIPPED_ELSEWHERE)
     if cell.structure in _MOST_SKIPPED_OF:

@@ -1,4 +1,4 @@
-"""The rows of a draw as one matrix: totals, by structure, operator and phase, and how they stand to the aims. Pure."""
+"""The rows of a draw as one matrix: totals, by structure and so on, and how they stand to the aims. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Matrix(_Record):
 
     Attributes:
         complete: Whether every mutation of it has a row.
-        folder: Of the run.
+        folder: The run's.
         engine_s: How long the engines of all mutations took together; two may run at once.
         left_out: By structure, which defects and phases have no cell, and why.
         not_mutated: What else memory safety rests on, and why no cell is about it.
@@ -125,7 +125,7 @@ def matrix(
         by_structure=_grouped(ordered, lambda row: row.mutation.structure.value),
         by_defect=_grouped(ordered, lambda row: row.mutation.defect.value),
         by_phase=_grouped(ordered, lambda row: row.mutation.phase.value),
-        by_server=_grouped(ordered, lambda row: row.mutation.how_started),
+        by_server=_grouped(ordered, lambda row: row.mutation.started),
         reliability=tuple(_reliability(word, ordered) for word in (_CERTAIN, _LIKELY, "possible")),
         clean=tuple(clean),
         rows=ordered,

@@ -14,7 +14,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         origin="start-up time of the host engine",
         upstream="not needed: CUDA forbids fork",
         until="0.5.23",
-        attachments=(Hook("engine.set_envs", How.AFTER, f"{_AT}.processes:fork_workers"),),
+        attachments=(Hook("engine.set_envs", How.AFTER, f"{_AT}.start_up:fork_workers"),),
     ),
     Patch(
         id="host-sm100-check",
@@ -23,7 +23,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         origin="ValueError: trtllm_mha needs Blackwell",
         upstream="not needed on a GPU",
         until="0.5.23",
-        attachments=(Bind("server_args.is_sm100", f"{_AT}.device_checks:is_sm100_supported"),),
+        attachments=(Bind("server_args.is_sm100", f"{_AT}.start_up:is_sm100_supported"),),
     ),
     Patch(
         id="host-cpu-config",
@@ -33,7 +33,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         upstream=NO_UPSTREAM,
         absorbed="0.5.23 or earlier, configs/update_config.py",
         attachments=(
-            Hook("cpu_config.update_intermediate_size", How.AROUND, f"{_AT}.cpu_config:update_intermediate_size"),
+            Hook("cpu_config.update_intermediate_size", How.AROUND, f"{_AT}.start_up:update_intermediate_size"),
         ),
     ),
     Patch(
@@ -52,7 +52,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         origin="Gemma4RMSNorm.forward_native ignores the weight that Gemma4Router.fuse_scale writes (since #23280)",
         upstream="#32131, for a CPU",
         until="0.5.23",
-        attachments=(Hook("gemma4.router", How.REPLACE, f"{_AT}.router_scale:forward"),),
+        attachments=(Hook("gemma4.router", How.REPLACE, f"{_AT}.torch_forms:route"),),
     ),
     Patch(
         id="host-softcap",
@@ -61,7 +61,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         origin="the Triton interpreter has no libdevice.tanh",
         upstream="not needed on a GPU",
         absorbed="0.5.23 or earlier, layers/logits_processor.py",
-        attachments=(Bind("logits.softcap", f"{_AT}.softcap:softcap_inplace"),),
+        attachments=(Bind("logits.softcap", f"{_AT}.torch_forms:softcap_inplace"),),
     ),
     Patch(
         id="host-draft-tree",
@@ -82,7 +82,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         origin="assign_extend_cache_locs_func returns None on a CPU",
         upstream="not needed on a GPU",
         absorbed="0.5.14, SGLang calls operators for a CPU there, which the host engine's sgl_kernel has",
-        attachments=(Bind("eagle_v2.extend_cache_locs", f"{_AT}.verify_slots:assign_extend_cache_locs"),),
+        attachments=(Bind("eagle_v2.extend_cache_locs", f"{_AT}.torch_forms:assign_extend_cache_locs"),),
     ),
     Patch(
         id="host-tree-sampling",
@@ -119,7 +119,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         origin="RuntimeError: Unsupported device: cpu, where a request has a grammar",
         upstream="not needed on a GPU",
         absorbed="0.5.23 or earlier, constrained/xgrammar_backend.py",
-        attachments=(Hook("grammar.apply_mask", How.REPLACE, f"{_AT}.grammar_mask:apply_vocab_mask"),),
+        attachments=(Hook("grammar.apply_mask", How.REPLACE, f"{_AT}.torch_forms:apply_vocab_mask"),),
     ),
     Patch(
         id="host-alloc-kernels",
@@ -211,6 +211,6 @@ HOST_LEAVES: tuple[Patch, ...] = (
         upstream=NO_UPSTREAM,
         since="0.5.23",
         until="0.5.23",
-        attachments=(Hook("mtp.forward", How.AROUND, f"{_AT}.mtp_sync:without_pipeline_tensors"),),
+        attachments=(Hook("mtp.forward", How.AROUND, f"{_AT}.start_up:without_pipeline_tensors"),),
     ),
 )

@@ -19,10 +19,7 @@ _CAUSES = {
         "nobody can free them."
     ),
     "free_group_begin": "A free group began anew while slots of the group before it were still to be freed.",
-    "free_group": (
-        "A call of a group gave pages back, and as the group ends it does not hold them: its list lost them, or has "
-        "others in their place."
-    ),
+    "free_group": "A call of a group gave pages back, and as the group ends it does not hold them, or holds others.",
 }
 _GROUP = "free_group"
 _IN_FREE = (
@@ -58,14 +55,14 @@ def find(incident: Incident) -> Finding | None:
         ),
         advice=(
             "The pool stays smaller until it is cleared or the server restarts.",
-            _ADVICE.get(entry, "Look at what that call does with what it is given, from its first line on."),
+            _ADVICE.get(entry, "Look at what that call does with what it is given."),
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
 
 
 def _of_group(dump: Dump) -> Defect | None:
-    """Return in which way a group's entry is wrong: what it holds in the place of the page that it lost."""
+    """Return in which way a group's entry is wrong, by what it holds in its place."""
     instead = tensor_or_none(dump, "pages_instead")
     if instead is None or len(dump.manifest.offences) != 1 or instead.size > 2:
         return None
