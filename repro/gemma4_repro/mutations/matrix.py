@@ -26,7 +26,7 @@ class Counts(_Record):
     Attributes:
         drawn: All of them.
         judged: Those that acted and are not inert; what follows is of these.
-        silent: Unseen, and neither SGLang nor the tokens showed anything: perhaps inert, and not proved to be.
+        silent: Unseen, and neither SGLang nor the tokens showed anything: perhaps inert, not proved to be.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Reliability(_Record):
 
 
 class Aim(_Record):
-    """What the draw is held to. met: None where nothing of the kind was there."""
+    """What the draw is held to. met: None where nothing was there."""
 
     text: str
     found: str
@@ -107,7 +107,7 @@ def matrix(
     sglang_version: str = "",
     folder: str = "",
 ) -> Matrix:
-    """Return the matrix of a draw. rows: in any order. Arguments else: see Matrix."""
+    """Return a draw's matrix. rows: in any order. Arguments else: see Matrix."""
     ordered = tuple(sorted(rows, key=lambda row: row.mutation.number))
     total = _counts("all", ordered)
     aims = _aims(total, ordered, clean)
@@ -139,7 +139,7 @@ def matrix(
 
 
 def exit_code(total: Counts, aims: Sequence[Aim]) -> ExitCode:
-    """Return 5 where nothing could be judged, 1 where an aim is missed, else 0."""
+    """Return 5 where nothing was judged, 1 where an aim is missed, else 0."""
     if not total.judged:
         return ExitCode.NOTHING_CHECKED
     return ExitCode.VIOLATION if any(aim.met is False for aim in aims) else ExitCode.OK
