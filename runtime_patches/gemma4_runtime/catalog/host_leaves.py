@@ -141,10 +141,10 @@ HOST_LEAVES: tuple[Patch, ...] = (
         upstream="not needed on a GPU",
         until="0.5.23",
         attachments=(
-            Bind("flashinfer.decode_wrapper", f"{_AT}.flashinfer_names:HeldWrapper"),
-            Bind("flashinfer.prefill_paged_wrapper", f"{_AT}.flashinfer_names:HeldWrapper"),
-            Bind("flashinfer.prefill_ragged_wrapper", f"{_AT}.flashinfer_names:HeldWrapper"),
-            Bind("flashinfer.fast_decode_plan", f"{_AT}.flashinfer_names:fast_decode_plan"),
+            Bind("flashinfer.decode_wrapper", f"{_AT}.start_up:HeldWrapper"),
+            Bind("flashinfer.prefill_paged_wrapper", f"{_AT}.start_up:HeldWrapper"),
+            Bind("flashinfer.prefill_ragged_wrapper", f"{_AT}.start_up:HeldWrapper"),
+            Bind("flashinfer.fast_decode_plan", f"{_AT}.start_up:fast_decode_plan"),
         ),
     ),
     Patch(

@@ -7,7 +7,8 @@
 | update_intermediate_size | SGLang pads MoE sizes for CPU tensor parallelism; a dense model's size is None            |
 | without_pipeline_tensors | from 0.5.19 on MTP's first prefill raises TypeError with --disable-overlap-schedule       |
 
-The last: the scheduler passes tensors of a pipeline that the worker of frozen-KV MTP does not take. Without pipeline
+HeldWrapper and fast_decode_plan are names that SGLang's flashinfer backend imports only where CUDA is present. They are
+held, and never run. As for the last of the table, the scheduler passes tensors of a pipeline that the worker of frozen-KV MTP does not take. Without pipeline
 stages, which this worker does not support, there are none, and None is passed.
 """
 
@@ -46,3 +47,24 @@ def without_pipeline_tensors(
 ) -> Any:
     """Calls SGLang's function without `pp_proxy_tensors`, which are None."""
     return original(worker, batch, *args, **named)
+
+
+class HeldWrapper:
+    """Takes the place of a FlashInfer wrapper, which trtllm_mha inherits the construction of and never calls."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(
+            f"the host engine has no stand-in for FlashInfer's wrapper method {name!r}; "
+            "use attention_backend trtllm_mha or triton"
+        )
+
+
+def fast_decode_plan(*args: Any, **kwargs: Any) -> None:
+    """Compared by identity in the backend; calling it means that the flashinfer backend itself was chosen.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError("the host engine does not run the flashinfer backend; use trtllm_mha or triton")

@@ -88,6 +88,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         | _lost_in(audit)
         | {
             "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
+            "caches_prefixes": audit.reading.caches_prefixes,
             "evicted": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.evicted.items())),
         },
         tensors={

@@ -24,7 +24,7 @@ from gemma4_runtime.checks.page_census import Whereabouts
 from gemma4_runtime.checks.swa_mapping_census import SlotPairs, held_swa_pages
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists, pending_slots
-from gemma4_runtime.release.prefix_caches import runs_of, sessions_of, unreadable_cache
+from gemma4_runtime.release.prefix_caches import keeps_prefixes, runs_of, sessions_of, unreadable_cache
 from gemma4_runtime.release.requests import committed_freed, held, swa_evicted, swa_kept_until
 
 REQUEST_SLOTS = "requests"
@@ -63,6 +63,7 @@ class Reading:
         mapping: The whole full-to-SWA mapping; None without an SWA pool.
         nodes: Each node that has its sliding window, with its pages in order, of a cache whose nodes are Python's.
         evicted: By request slot, how many of its first tokens a request counts as gone from the sliding window.
+        caches_prefixes: Whether the prefix cache keeps what it is given.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -74,6 +75,7 @@ class Reading:
     mapping: np.ndarray | None = None
     nodes: tuple[tuple[Any, np.ndarray], ...] = ()
     evicted: Mapping[int, int] = field(default_factory=dict)
+    caches_prefixes: bool = True
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -138,6 +140,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
             if node.node is not None and not node.swa_tombstone
         ),
         {held(request).req_pool_idx: swa_evicted(request) or 0 for request in requests},
+        keeps_prefixes(_inner(tree_cache)),
     )
 
 

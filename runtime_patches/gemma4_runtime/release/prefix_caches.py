@@ -47,6 +47,15 @@ def unreadable_cache(cache: Any) -> str:
     return ""
 
 
+def keeps_prefixes(cache: Any) -> bool:
+    """Returns whether a prefix cache keeps what it is given; without one SGLang has a cache of chunks, or an idle tree.
+
+    Args:
+        cache: A prefix cache, without the wrapper of streaming sessions.
+    """
+    return not type(cache).__name__.endswith("ChunkCache") and not getattr(cache, "disable", False)
+
+
 def runs_of(cache: Any) -> list[CachedRun]:
     """Returns everything that a prefix cache holds, in no particular order.
 

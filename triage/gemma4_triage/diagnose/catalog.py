@@ -42,6 +42,7 @@ from gemma4_triage.diagnose.rules import (
     pages_lost_between_calls,
     parts_disagree,
     pool_count_wrong,
+    pool_size_differs,
     pool_swap_missed_leaf,
     request_state_differs,
     row_not_translated,
@@ -108,7 +109,6 @@ RULES: tuple[Rule, ...] = (
     request_state_differs.RULE,
     # How the server was put together.
     parts_disagree.RULE,
-    parts_disagree.POOL_RULE,
     swa_pool_too_small.RULE,
     window_one_too_wide.RULE,
     # What is said about the run itself.
@@ -123,6 +123,7 @@ RULES: tuple[Rule, ...] = (
     index_outside_buffer.RULE,
     held_outside_pool.RULE,
     pool_count_wrong.RULE,
+    pool_size_differs.RULE,
     pages_leaked.RULE,
     accept_length_fell.RULE,
     scheduler_exception.RULE,

@@ -32,7 +32,7 @@ OF_DECODES = ("alloc_for_decode", "spec_v2_decode", *OF_VERIFIES)
 _FREE = ("cleared", "freed")
 GIVEN = "given"
 """The last event of a page that the prefix cache was given."""
-_TAKEN = ("handed_out", "owned", GIVEN)
+TAKEN = ("handed_out", "owned", GIVEN)
 
 
 _LAST_OWNER = re.compile(rf"(?:{TABLE}\[|offences\.)(\d+)(?:, 4\]|\.request_slot)")
@@ -60,7 +60,7 @@ class Listed:
     @property
     def was_taken(self) -> bool:
         """Return whether it had an owner, and nobody had asked to free it."""
-        return self.suspect.last_event in _TAKEN
+        return self.suspect.last_event in TAKEN
 
     @property
     def is_of_cache(self) -> bool:

@@ -14,6 +14,8 @@ from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.diagnose.rule import Seen
 from gemma4_triage.finding import Evidence
 
+POOL_SIZE = re.compile(r"target allocator_slots_\w+: found (\d{1,18}), expected (\d{1,18}), in pages of (\d{1,9})")
+"""What is said of a pool whose allocator has another size."""
 _LEAST = re.compile(r"(?:at least|more than) (\d{1,18})")
 
 

@@ -5,7 +5,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TREE, first_census
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TAKEN, TREE, first_census
 from gemma4_triage.diagnose.concerned import free_list_of_pool
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -83,8 +83,14 @@ def _held(dump: Dump) -> list[Suspect]:
 
 
 def _was_freed(page: Suspect) -> bool:
-    """Return whether the ledger saw a free of the page since it was handed out last."""
-    return page.free_step is not None and (page.alloc_step is None or page.free_step >= page.alloc_step)
+    """Return whether the ledger saw a free of the page since it was handed out last.
+
+    Of a free and a hand-out in one step the last event is the later one.
+    """
+    if page.free_step is None or page.alloc_step is None:
+        return page.free_step is not None
+    later = page.free_step == page.alloc_step and page.last_event not in TAKEN
+    return later or page.free_step > page.alloc_step
 
 
 def _has_ended(dump: Dump) -> bool | None:

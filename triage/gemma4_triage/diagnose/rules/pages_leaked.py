@@ -50,7 +50,9 @@ def find(incident: Incident) -> Finding | None:
     )
     given = _given_to_cache(dump)
     evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))
-    of_cache = given or (known and ended is True and _only_prompts(dump))
+    # A server without a prefix cache has something in its place that keeps nothing.
+    cached = dump.manifest.scalars.get("caches_prefixes") is not False
+    of_cache = given or (cached and known and ended is True and _only_prompts(dump))
     why = _EVICTED if evicted else _GIVEN if given else _OF_CACHE if of_cache else _why(known, ended)
     return Finding(
         rule=ID,

@@ -5,14 +5,12 @@ import re
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule
-from gemma4_triage.diagnose.start_up import sides_agree, start_up_evidence, start_up_summaries
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
+from gemma4_triage.diagnose.start_up import POOL_SIZE, sides_agree, start_up_evidence, start_up_summaries
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
 ID = "parts-disagree"
-POOL_ID = "pool-size-differs"
-_SIZE = re.compile(r"target allocator_slots_\w+: found (\d{1,18}), expected (\d{1,18}), in pages of (\d{1,9})")
 _NUMBER = r"(-?[0-9.e+-]{1,24})"
 _SCALES = re.compile(rf"target kv_scales, layers [\d, ]+: found {_NUMBER} and {_NUMBER}, expected")
 _SCALE_DEFECTS = {"0": Defect.ZERO, "2": Defect.OFF_BY_ONE, "-1": Defect.NEGATIVE}
@@ -24,7 +22,7 @@ def find(incident: Incident) -> Finding | None:
         incident,
         "geometry_mismatch",
         # A pool that was left behind has a rule of its own, and so has a pool's size.
-        lambda summary: not summary.startswith("draft pool:") and not _SIZE.match(summary),
+        lambda summary: not summary.startswith("draft pool:") and not POOL_SIZE.match(summary),
         "one side of the comparison",
     )
     evidence += start_up_evidence(
@@ -109,36 +107,4 @@ RULE = Rule(
     ruled_out_if=(Exclusion("both sides name the same value", sides_agree),),
     explains=("index-outside-buffer", "table-too-narrow"),
     leads_to=LEAVES_BUFFERS,
-)
-
-
-def find_size(incident: Incident) -> Finding | None:
-    """Return a finding where an allocator has another number of pages than its pool has buffers for."""
-    found = [_SIZE.match(summary) for summary in start_up_summaries(incident, "geometry_mismatch")]
-    sizes = [tuple(int(number) for number in match.groups()) for match in found if match]
-    if not sizes:
-        return None
-    beyond = any(said > buffers for said, buffers, _ in sizes)
-    a_page = all(abs(said - buffers) == page for said, buffers, page in sizes)
-    return Finding(
-        rule=POOL_ID,
-        structure=Structure.POOL_SIZE,
-        defect=Defect.OFF_BY_ONE if a_page else Defect.OTHER_SPACE,
-        cause="An allocator believes its pool to have another number of pages than there are buffers for: "
-        + ("the last ones that it hands out lead beyond them." if beyond else "the rest of them is never handed out."),
-        confidence=Confidence.CERTAIN,
-        evidence=start_up_evidence(
-            incident, "geometry_mismatch", lambda summary: bool(_SIZE.match(summary)), "slots that the allocator has"
-        ),
-        advice=("Look at what sets the sizes of the pools and of their allocators, and at what changes them later.",),
-        next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
-    )
-
-
-POOL_RULE = Rule(
-    POOL_ID,
-    find_size,
-    ruled_out_if=(Exclusion("the allocator and the buffers have the same number of slots", sides_agree),),
-    explains=("page-past-pool-end", "index-outside-buffer", "allocator-past-pool-end"),
-    leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
 )

@@ -1,0 +1,45 @@
+"""An allocator and its pool were given different sizes."""
+
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule
+from gemma4_triage.diagnose.start_up import POOL_SIZE, sides_agree, start_up_evidence, start_up_summaries
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "pool-size-differs"
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where an allocator has another number of pages than its pool has buffers for."""
+    found = [POOL_SIZE.match(summary) for summary in start_up_summaries(incident, "geometry_mismatch")]
+    sizes = [tuple(int(number) for number in match.groups()) for match in found if match]
+    if not sizes:
+        return None
+    beyond = any(said > buffers for said, buffers, _ in sizes)
+    a_page = all(abs(said - buffers) == page for said, buffers, page in sizes)
+    return Finding(
+        rule=ID,
+        structure=Structure.POOLSIZE,
+        defect=Defect.OFF_BY_ONE if a_page else Defect.OTHER_SPACE,
+        cause="An allocator believes its pool to have another number of pages than there are buffers for: "
+        + ("the last ones that it hands out lead beyond them." if beyond else "the rest of them is never handed out."),
+        confidence=Confidence.CERTAIN,
+        evidence=start_up_evidence(
+            incident,
+            "geometry_mismatch",
+            lambda summary: bool(POOL_SIZE.match(summary)),
+            "slots that the allocator has",
+        ),
+        advice=("Look at what sets the sizes of the pools and of their allocators, and at what changes them later.",),
+        next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
+    )
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("the allocator and the buffers have the same number of slots", sides_agree),),
+    explains=("page-past-pool-end", "index-outside-buffer", "allocator-past-pool-end"),
+    leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
+)
