@@ -8,8 +8,9 @@
 | without_pipeline_tensors | from 0.5.19 on MTP's first prefill raises TypeError with --disable-overlap-schedule       |
 
 HeldWrapper and fast_decode_plan are names that SGLang's flashinfer backend imports only where CUDA is present. They are
-held, and never run. As for the last of the table, the scheduler passes tensors of a pipeline that the worker of frozen-KV MTP does not take. Without pipeline
-stages, which this worker does not support, there are none, and None is passed.
+held, and never run. As for the last of the table, the scheduler passes tensors of a pipeline that the worker of
+frozen-KV MTP does not take. Without pipeline stages, which this worker does not support, there are none, and None is
+passed.
 """
 
 from __future__ import annotations

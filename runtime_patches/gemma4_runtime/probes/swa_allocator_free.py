@@ -223,7 +223,7 @@ def check_group(books: Books, allocator: Any, full: torch.Tensor | None, peers: 
     if books.doubted or books.short:
         return
     for space, violation, instead in not_in_the_group(books, allocator, full, peers):
-        how = "put aside by a call of the group, and not among what it holds as it ends"
+        how = "put aside by a call of the group, and not in it as it ends"
         report_lost(allocator, violation, "free_group", space, how, instead)
 
 

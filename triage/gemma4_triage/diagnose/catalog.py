@@ -109,6 +109,7 @@ RULES: tuple[Rule, ...] = (
     request_state_differs.RULE,
     # How the server was put together.
     parts_disagree.RULE,
+    pool_size_differs.RULE,
     swa_pool_too_small.RULE,
     window_one_too_wide.RULE,
     # What is said about the run itself.
@@ -123,7 +124,6 @@ RULES: tuple[Rule, ...] = (
     index_outside_buffer.RULE,
     held_outside_pool.RULE,
     pool_count_wrong.RULE,
-    pool_size_differs.RULE,
     pages_leaked.RULE,
     accept_length_fell.RULE,
     scheduler_exception.RULE,

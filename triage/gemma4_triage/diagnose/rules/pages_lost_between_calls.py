@@ -1,4 +1,4 @@
-"""Pages that an allocator's own bookkeeping dropped: at restore_state, in a free, or as a group of frees began anew."""
+"""Pages that an allocator's own bookkeeping dropped."""
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
@@ -19,9 +19,8 @@ _CAUSES = {
         "nobody can free them."
     ),
     "free_group_begin": "A free group began anew while slots of the group before it were still to be freed.",
-    "free_group": "A call of a group gave pages back, and as the group ends it does not hold them, or holds others.",
+    "free_group": "A group's call gave pages back, and as it ends it does not hold them, or holds others.",
 }
-_GROUP = "free_group"
 _IN_FREE = (
     "A call that gives pages back returned, and pages that it was given are on no free list: whoever had them has "
     "given them back, and the call lost them."
@@ -29,7 +28,7 @@ _IN_FREE = (
 _ADVICE = {
     "restore_state": "Free nothing between backup and restore.",
     "free_group_begin": "End each free group before the next begins.",
-    "free_group": "Look at what writes the group's lists between its calls and its end.",
+    "free_group": "Look at what writes the group's lists.",
 }
 
 
@@ -39,7 +38,7 @@ def find(incident: Incident) -> Finding | None:
         return None
     entry = dump.manifest.site.rpartition(".")[2]
     in_free = entry.startswith("free") and entry not in _CAUSES
-    of_group = entry == _GROUP
+    of_group = entry == "free_group"
     return Finding(
         rule=ID,
         structure=Structure.FREE_GROUP if of_group else Structure.FREE_CALL if in_free else free_list(dump),
@@ -62,7 +61,7 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _of_group(dump: Dump) -> Defect | None:
-    """Return in which way a group's entry is wrong, by what it holds in its place."""
+    """Return in which way a group's entry is wrong."""
     instead = tensor_or_none(dump, "pages_instead")
     if instead is None or len(dump.manifest.offences) != 1 or instead.size > 2:
         return None

@@ -11,7 +11,6 @@ ID = "pool-size-differs"
 
 
 def find(incident: Incident) -> Finding | None:
-    """Return a finding where an allocator has another number of pages than its pool has buffers for."""
     found = [POOL_SIZE.match(summary) for summary in start_up_summaries(incident, "geometry_mismatch")]
     sizes = [tuple(int(number) for number in match.groups()) for match in found if match]
     if not sizes:
@@ -20,7 +19,7 @@ def find(incident: Incident) -> Finding | None:
     a_page = all(abs(said - buffers) == page for said, buffers, page in sizes)
     return Finding(
         rule=ID,
-        structure=Structure.POOLSIZE,
+        structure=Structure.POOL_SIZE,
         defect=Defect.OFF_BY_ONE if a_page else Defect.OTHER_SPACE,
         cause="An allocator believes its pool to have another number of pages than there are buffers for: "
         + ("the last ones that it hands out lead beyond them." if beyond else "the rest of them is never handed out."),
@@ -31,7 +30,7 @@ def find(incident: Incident) -> Finding | None:
             lambda summary: bool(POOL_SIZE.match(summary)),
             "slots that the allocator has",
         ),
-        advice=("Look at what sets the sizes of the pools and of their allocators, and at what changes them later.",),
+        advice=("Look at what sets the sizes of the pools and of their allocators.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
     )
 
