@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_repro.mutations.grid import Cell, Phase, Server, cells, servers_of, structures_of
 
-OLDER_SEEDS = frozenset({2411, 2412, 2413, 2414, 2415, 2417, 2420, 2421, 2701, 2702, 2801, 2802, 2803, 2900})
+OLDER_SEEDS = frozenset({2411, 2412, 2413, 2414, 2415, 2417, 2420, 2421, 2701, 2702, 2801, 2802, 2803, 2900, 3000})
 """Their rows were committed while every server ran step by step with a prefix cache, and before grid.ADDED_LATER.
 
 They draw what they drew then.

@@ -16,7 +16,7 @@ FAULTS: tuple[Patch, ...] = (
         upstream="resolved from the allocator in 0.5.13",
         until="0.5.23",
         attachments=(
-            Hook("trtllm.resolve_swa_pool", How.REPLACE, f"{_AT}.swa_state_stale:resolve_from_active_pool"),
+            Hook("trtllm.resolve_swa_pool", How.REPLACE, f"{_AT}.drafts:resolve_from_active_pool"),
             *FAULT_HOOKS,
         ),
     ),
@@ -43,7 +43,7 @@ FAULTS: tuple[Patch, ...] = (
         upstream="an injected fault; no release has it",
         until="0.5.23",
         attachments=(
-            Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.page_past_the_end:point_past_the_end"),
+            Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.page_tables:point_past_the_end"),
             *FAULT_HOOKS,
         ),
     ),
@@ -55,7 +55,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="TensorRT-LLM 16280, an injected form of it",
         upstream="an injected fault; no release has it",
         until="0.5.23",
-        attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.negative_page:leave_unassigned"), *FAULT_HOOKS),
+        attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.page_tables:leave_unassigned"), *FAULT_HOOKS),
     ),
     Patch(
         id="stale-mapping",
@@ -90,7 +90,7 @@ FAULTS: tuple[Patch, ...] = (
         upstream="open up to 0.5.23",
         until="0.5.23",
         attachments=(
-            Hook("mtp.init_draft_backend", How.AFTER, f"{_AT}.hybrid_pool_unswapped:wrap_in_hybrid"),
+            Hook("mtp.init_draft_backend", How.AFTER, f"{_AT}.drafts:wrap_in_hybrid"),
             *FAULT_HOOKS,
         ),
     ),
@@ -116,7 +116,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="SGLang 24402, an injected form of it",
         upstream="an injected fault; no release has it",
         until="0.5.23",
-        attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.one_untranslated_row:keep_one_row"), *FAULT_HOOKS),
+        attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.page_tables:keep_one_row"), *FAULT_HOOKS),
     ),
     Patch(
         id="page-over-count",
@@ -160,7 +160,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="SGLang 26859",
         upstream="fixed before 0.5.13",
         attachments=(
-            Hook("mtp.preprocess_idle", How.REPLACE, f"{_AT}.unmergeable_spec_info:leave_verify_input"),
+            Hook("mtp.preprocess_idle", How.REPLACE, f"{_AT}.drafts:leave_verify_input"),
             *FAULT_HOOKS,
         ),
     ),
