@@ -73,8 +73,8 @@ class AllocatorCall(Record):
         grouped: What is given back waits for `free_group_end`.
         settled: Its SWA slots left the mapping with this call. A `free_group_end` that says so names all of the group,
             with full slot 0 for an SWA slot that went alone.
-        left: Full and SWA slots that the mapping still joined after one of SWA_FREES, in the pages that it released;
-            None where nobody looked.
+        left: Full and SWA slots that the mapping still joined: after one of SWA_FREES in the pages that it released,
+            before a mapping write in the full pages that had its SWA pages until then; None where nobody looked.
         lists: After a `restore_state`, as START_LISTS.
     """
 

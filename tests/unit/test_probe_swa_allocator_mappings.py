@@ -116,6 +116,30 @@ class TestAlias(OnSmallPools):
         dump = caught(lambda: allocator.set_full_to_swa_mapping(mine, taken))
         assert says(dump, "pool_alias", "set_full_to_swa_mapping", int(taken[0]), "swa")
 
+    # 0.5.13.post1 moves no SWA page.
+    @pytest.mark.releases("0.5.23")
+    def test_a_page_that_moves_is_no_violation(self, dumps, paged):
+        # GIVEN a node of the prefix cache without SWA pages, and a request with the same prompt
+        node, mine = extend(paged, 32), extend(paged, 32)
+        paged.free_swa_segment(node, start_pos=0)
+        # WHEN the cache takes the request's
+        taken = paged.full_to_swa_index_mapping[mine].clone()
+        paged.clear_full_to_swa_mapping(mine)
+        paged.set_full_to_swa_mapping(node, taken)
+        paged.free_full_segment(mine, start_pos=0)
+        # THEN that is legal, and they go with the node
+        paged.free_segment(node, start_pos=0)
+        assert DumpStore(dumps).list() == []
+
+    @pytest.mark.releases("0.5.23")
+    def test_a_page_that_moves_while_an_entry_is_left(self, dumps, paged):
+        node, mine = extend(paged, 32), extend(paged, 32)
+        paged.free_swa_segment(node, start_pos=0)
+        taken = paged.full_to_swa_index_mapping[mine].clone()
+        paged.clear_full_to_swa_mapping(mine[:-1])
+        dump = caught(lambda: paged.set_full_to_swa_mapping(node, taken))
+        assert says(dump, "pool_alias", "set_full_to_swa_mapping", int(taken[16]), "swa")
+
     def test_a_tail_that_does_not_begin_with_a_page(self, dumps, paged):
         lens = [torch.tensor([x]) for x in (0, 0, 40, 40, -1)]
         dump = caught(lambda: paged.alloc_extend_swa_tail(*lens, 40, 16))

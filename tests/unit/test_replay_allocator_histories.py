@@ -93,6 +93,22 @@ def test_a_page_that_is_loaded_back_onto_another_ones_entries_is_an_alias(attach
     assert ("pool_alias", "swa") in {(broken.invariant, broken.pool) for broken in result.first_broken}
 
 
+@pytest.mark.releases("0.5.23")  # 0.5.13.post1 moves no SWA page.
+def test_a_page_that_moves_to_a_node_of_the_prefix_cache_is_no_alias(attach, tmp_path):
+    attach("trap", *PROBE)
+    allocator = make_allocator(4, False)
+    node, mine = extend(allocator, 8), extend(allocator, 8)
+    allocator.free_swa_segment(node, start_pos=0)
+    taken = allocator.full_to_swa_index_mapping[mine].clone()
+    allocator.clear_full_to_swa_mapping(mine)
+    allocator.set_full_to_swa_mapping(node, taken)
+    allocator.free_full_segment(mine, start_pos=0)
+    allocator.free_segment(node, start_pos=0)
+    extend(allocator, 1)
+    result = replay_allocator(write(tmp_path, draft_of(allocator)))
+    assert result.fine, (result.first, result.first_broken)
+
+
 @pytest.mark.releases("0.5.13.post1")  # 0.5.23 takes no allocation back by restoring the lists.
 @pytest.mark.parametrize("pool", ["full", "swa"])
 def test_a_page_that_was_freed_and_is_restored_into_use_is_lost(attach, tmp_path, pool):

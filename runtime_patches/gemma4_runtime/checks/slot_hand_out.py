@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gemma4_runtime.checks.slot_codes import coded, repeated, worst_violation
+from gemma4_runtime.checks.slot_free import leftover_mappings
 from gemma4_runtime.checks.slot_ledger import UNKNOWN, SlotLedger
 from gemma4_runtime.checks.violation import Violation
 
@@ -46,7 +47,7 @@ def check_hand_out(
     # Does the slot at the begin of this page stand in this very call?
     new = (first >= 0) & (full[first.clamp(min=0)] == full - offset)
     live = ledger.full_live[(full // page).clamp(0, ledger.full_live.numel() - 1)]
-    owner = ledger.swa_owner[(swa // page).clamp(0, ledger.swa_owner.numel() - 1)]
+    owner = ledger.owners(swa)
     mapped = position >= unmapped
 
     own = (owner == full // page) | (owner == UNKNOWN)
@@ -65,19 +66,37 @@ def check_hand_out(
     return worst_violation((full_codes, swa_codes), (full, swa), _VERDICTS, legal)
 
 
+def entries_of_owners(
+    full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, mapping: torch.Tensor
+) -> torch.Tensor:
+    """Return what the map still has for the full pages that had the SWA pages of `swa` [n] until now, for `full` [n].
+
+    SGLang moves SWA pages: a prefix cache that has lost those of a node takes the ones of a request with the same
+    prompt, clears the request's entries, and writes the node's. Whose SWA page is left in an entry has not moved.
+
+    Returns:
+        [m, 2] full and SWA slots, as `leftover_mappings`. Synchronises.
+    """
+    page = ledger.page_size
+    owner = ledger.owners(swa)
+    others = (owner > 0) & (owner != full // page)
+    return leftover_mappings(owner * page, torch.where(others, swa, 0), mapping, page)
+
+
 def check_mapping_write(
-    full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, full_upper: int, swa_upper: int
+    full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, left: torch.Tensor, full_upper: int, swa_upper: int
 ) -> Violation | None:
     """Report mapping entries that must not be written: full slot full[i] is to map to SWA slot swa[i], [n] each.
 
     alloc_out_of_range: outside a pool. stale_mapping: the SWA page is free. pool_alias: an SWA slot stands twice, or
-    its page serves another full page, or the slots have different offsets in their pages.
+    its page serves another full page by what `entries_of_owners` found, or the slots have different offsets in their
+    pages.
 
     Returns: as `check_hand_out`. One device synchronisation.
     """
     page = ledger.page_size
-    owner = ledger.swa_owner[(swa // page).clamp(0, ledger.swa_owner.numel() - 1)]
-    own = (owner == full // page) | (owner == UNKNOWN)
+    owner = ledger.owners(swa)
+    own = (owner == full // page) | (owner == UNKNOWN) | ~torch.isin(swa // page, left[:, 1] // page)
     nothing = torch.zeros_like(own)
     full_codes = coded((full < page) | (full >= full_upper))
     swa_codes = coded(

@@ -46,6 +46,10 @@ class SlotLedger:
         owners = torch.where(swa > 0, self._pages(full), 0)
         self.swa_owner[self._pages(swa)] = owners.to(self.swa_owner.dtype)
 
+    def owners(self, swa: torch.Tensor) -> torch.Tensor:
+        """Return what `swa_owner` has for the pages of SWA slots [n]; for a slot of no page, for the nearest."""
+        return self.swa_owner[(swa // self.page_size).clamp(0, self.swa_owner.numel() - 1)]
+
     def release(self, full: torch.Tensor, swa: torch.Tensor) -> None:
         """Pages of both pools are free from now on, whole; swa 0 is skipped."""
         self.full_live.index_fill_(0, self._pages(full), False)

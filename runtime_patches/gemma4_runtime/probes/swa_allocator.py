@@ -10,8 +10,9 @@ IndexError, and what the pools had given until then is looked at; on CUDA it is 
 | alloc_extend            | [page, end)          | [page, swa end)                 | -1 only where the prefix is empty |
 | alloc_extend_swa_tail   | [page, end)          | 0 before the tail, then as above| -1 only where the prefix is empty |
 | alloc_decode            | [page, end)          | [page, swa end)                 | -1 only for a first token         |
-| set_full_to_swa_mapping | [page, end)          | [page, swa end), in use, of this| -                                 |
-|                         |                      | full page, each slot once       |                                   |
+| set_full_to_swa_mapping | [page, end)          | [page, swa end), in use, each   | -                                 |
+|                         |                      | slot once, of this full page or |                                   |
+|                         |                      | of one without an entry for it  |                                   |
 
 The first four are given the lengths of a batch twice, on the device and on the host, which have to be alike. In them, a
 slot that opens a page must find it free in both pools, and any other slot continues a page that
@@ -32,8 +33,8 @@ import torch
 
 from gemma4_runtime.checks.lost_pages import check_failed_allocation, check_restored
 from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
-from gemma4_runtime.checks.slot_hand_out import check_hand_out, check_mapping_write
-from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
+from gemma4_runtime.checks.slot_hand_out import check_hand_out, check_mapping_write, entries_of_owners
+from gemma4_runtime.checks.slot_ledger import UNKNOWN, SlotLedger, pages_in_use
 from gemma4_runtime.checks.slot_range import check_copies, check_slot_range
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
@@ -97,7 +98,10 @@ def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any, **_u
         # Later releases write the mapping of an allocation by this method; the allocation itself is checked.
         return
     books.history.begin(allocator, "set_full_to_swa_mapping", full=full_indices, swa=swa_indices)
-    violation = check_mapping_write(full_indices, swa_indices, books.ledger, *uppers(allocator))
+    left = entries_of_owners(full_indices, swa_indices, books.ledger, allocator.full_to_swa_index_mapping)
+    if not (books.ledger.owners(swa_indices) == UNKNOWN).any():
+        books.history.tell(left=(left[:, 0], left[:, 1]))
+    violation = check_mapping_write(full_indices, swa_indices, books.ledger, left, *uppers(allocator))
     if violation is not None:
         _report(books, allocator, violation, full_indices, swa_indices, "set_full_to_swa_mapping")
     books.commit(allocator, lambda: books.ledger.pair(full_indices, swa_indices))
@@ -238,7 +242,7 @@ def self_test() -> None:
     held, peers = torch.tensor([16, 17]), torch.tensor([48, 49])
     mapping = torch.zeros(80, dtype=torch.int64)
     mapping[17] = 49
-    left = leftover_mappings(held[:1], peers[:1], mapping, 16)
+    left, nothing = leftover_mappings(held[:1], peers[:1], mapping, 16), torch.zeros((0, 2), dtype=torch.int64)
     owners, pages = torch.tensor([0, 0, 1]), torch.arange(1, 5)
     found = {
         "clean last_loc": check_slot_range(torch.tensor([-1, 16]), 16, 80, torch.tensor([True, False])),
@@ -247,14 +251,17 @@ def self_test() -> None:
         "clean hand-out": check_hand_out(two, two, ledger, *ends),
         "clean free": check_free(held, peers, ledger, *ends),
         "clean group": check_repeats(held, 16, 80),
-        "clean mapping": check_mapping_write(held, peers, ledger, *ends),
+        "clean mapping": check_mapping_write(held, peers, ledger, nothing, *ends),
+        "clean move": check_mapping_write(
+            two, peers, ledger, entries_of_owners(two, peers, ledger, 0 * mapping), *ends
+        ),
         "clean failure": check_failed_allocation((pages,), (pages,), 5),
         "alloc_out_of_range": check_hand_out(two, two + 48, ledger, *ends),
         "alloc_overlap": check_hand_out(torch.tensor([16]), torch.tensor([16]), ledger, *ends),
         "free_out_of_range": check_free(held - 16, peers, ledger, *ends),
         "double_free": check_free(two, torch.zeros_like(two), ledger, *ends),
         "stale_mapping": check_free(held, peers - 32, ledger, *ends),
-        "pool_alias": check_mapping_write(two, peers, ledger, *ends),
+        "pool_alias": check_mapping_write(two, peers, ledger, entries_of_owners(two, peers, ledger, mapping), *ends),
         "stale_mapping after free_swa": check_leftover_mappings(left, 16, 80),
         "double_free in a group": check_repeats(torch.tensor([16, 16]), 16, 80),
         "pool_leak": check_failed_allocation((pages,), (pages[1:],), 5),

@@ -78,7 +78,7 @@ class ReferenceAllocator:
                 if call.returned:
                     found += self._hand_out(call, full, swa) if call.full is not None else self._gave_nothing(call)
             case "set_full_to_swa_mapping":
-                found += self._mapping_write(full, swa)
+                found += self._mapping_write(call, full, swa)
             case "free_group_end" if call.settled:
                 found += self._end_group(call, full, swa)
             case "free_group_begin":
@@ -216,8 +216,9 @@ class ReferenceAllocator:
             if pool.free is not None:
                 pool.merge_if(asked // self.page_size + requests + spare > len(pool.free))
 
-    def _mapping_write(self, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
+    def _mapping_write(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
         page, found, seen = self.page_size, Findings(self.page_size), set()
+        self._move(call, full, swa)
         for slot, peer in zip(full, swa, strict=True):
             there = peer // page
             if slot not in self.full.slots:
@@ -237,6 +238,19 @@ class ReferenceAllocator:
             seen.add(peer)
             self._map(slot, peer)
         return found.broken()
+
+    def _move(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> None:
+        """Take SWA pages from full pages that had no entry for them any more when another page's were written."""
+        if call.left is None:
+            return
+        joined = {peer // self.page_size for peer in expand(call.left[1])}
+        for slot, peer in zip(full, swa, strict=True):
+            there = peer // self.page_size
+            owner = self.serves.get(there)
+            if owner not in (None, slot // self.page_size) and there not in joined:
+                del self.serves[there]
+                had = self.mapping.pop(owner, {})
+                self.mapping[owner] = {one: to for one, to in had.items() if to // self.page_size != there}
 
     # Releases.
 
