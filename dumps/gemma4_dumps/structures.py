@@ -45,7 +45,7 @@ class Structure(StrEnum):
     REQUEST_COUNTERS = "request counters"
     """What a request says of itself: tokens committed, allocated, protected by the cache, evicted from the window."""
     DRAFT_BINDING = "draft binding"
-    """Which of the target's layers a draft layer reads, and how wide its window is."""
+    """Which of the target's layers a draft layer reads, how wide its window is, and by what it scales."""
     FREE_GROUP = "free group"
     """What the calls of a group have given back, until the group ends; an entry is one page."""
     POOL_SIZE = "pool size"

@@ -185,6 +185,7 @@ UNLESS_PROVEN = {
     ("page-given-twice", "the page was freed"),
     ("page-past-pool-end", "a stray value"),
     ("pages-leaked", "a session"),
+    ("request-state-differs", "the prefix cache counts"),
     ("request-state-differs", "the request was to get"),
     ("request-state-differs", "the row is what"),
     ("request-state-differs", "the two accounts"),

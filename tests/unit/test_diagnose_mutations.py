@@ -79,6 +79,9 @@ CASES = {
     "mapping-left-in-a-group": ("mapping-outlives-page", S.SWA_MAPPING, D.STALE, C.CERTAIN),
     "evicted-and-not-freed": ("pages-leaked", None, D.LOST, C.POSSIBLE),
     "swa-list-foreign": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.CERTAIN),
+    "list-made-too-long": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.PAST_END, C.CERTAIN),
+    "hand-out-begins-on-the-last-slot": ("swa-page-shared", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
+    "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
 
@@ -170,6 +173,75 @@ def test_a_page_of_a_row_that_is_as_it_was_was_given_back_unless_somebody_else_h
     scalars = dump.manifest.scalars | {"page_event": event}
     first = named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))[0]
     assert (first.structure, first.defect, first.confidence) == told
+
+
+def test_a_request_without_a_lock_is_named_and_a_sum_that_is_too_small_may_be_counted_wrongly():
+    (dump,) = dumps_of("free-of-a-running-requests-page")
+    told = {"why": "unlocked", "structure": "radix tree lock", "defect": "lost", "as_before": None, "page_event": None}
+    told |= {"value": 0, "expected": 96}
+
+    def first(slot):
+        scalars = dump.manifest.scalars | told | {"request_slot": slot}
+        return named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))[0]
+
+    assert (first(7).structure, first(7).defect, first(7).confidence) == (S.TREE_LOCK, D.LOST, C.CERTAIN)
+    assert "slot 7 runs without a lock" in first(7).cause
+    assert first(None).confidence is C.LIKELY
+
+
+def test_a_row_that_nobody_has_looked_at_before_was_written_wrong():
+    (dump,) = dumps_of("nodes-swapped")
+    scalars = dump.manifest.scalars | {"why": "prefix", "row_had": None, "as_before": None}
+
+    def first(**more):
+        return named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars | more})))[0]
+
+    assert (first().structure, first().confidence) == (None, C.POSSIBLE)
+    assert (first(first_look=True).structure, first(first_look=True).confidence) == (S.REQUEST_ROW, C.LIKELY)
+
+
+def test_a_list_that_calls_have_changed_since_is_not_accused_of_how_it_was_made():
+    (dump,) = dumps_of("list-made-too-long")
+    scalars = dump.manifest.scalars | {"events_seen": 1}
+    found = named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))
+    assert "free-list-entry-wrong" not in {one.rule for one in found}
+
+
+def test_a_page_that_the_caches_own_eviction_freed_was_not_freed_early(tmp_path):
+    twice = next(dump for dump in dumps_of("freed-while-cached") if dump.manifest.verdict == "pool_alias")
+    columns = str(twice.manifest.scalars["lives_columns"]).split(",")
+    evicted = twice.tensor("lives").copy()
+    sites = str(twice.manifest.scalars["sites"]).split(",")
+    evicted[evicted[:, columns.index("free_site")] >= 0, columns.index("free_site")] = sites.index("evict_tree")
+    found = named_of(changed(tmp_path, twice, lives=evicted))
+    assert "freed-while-held" not in {one.rule for one in found}
+
+
+def test_a_null_page_that_the_pool_gave_accuses_no_entry_of_the_map():
+    (dump,) = dumps_of("window-freed-early")
+    kept = {name: value for name, value in dump.manifest.scalars.items() if not name.startswith("peer")}
+    scalars = kept | {"null_page_given": True}
+    first = named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))[0]
+    assert (first.rule, first.structure, first.confidence) == ("null-page-in-live-column", None, C.POSSIBLE)
+
+
+@pytest.mark.parametrize(("found", "defect"), [(30, D.OFF_BY_ONE), (15, D.OFF_BY_ONE), (7, None)])
+def test_a_window_is_off_by_one_token_or_one_page(found, defect):
+    dump = dumps_of("list-made-too-long")[0]
+    said = f"draft window_left, layers 4: found {found}, expected 31"
+    facts = {"severity": "fatal", "what": "window_left", "found": found, "expected": "31", "layers": "4"}
+    told = {"rule": "geometry", "verdict": "geometry_mismatch", "summary": said, "page_size": 16, "scalars": facts}
+    first = named_of(Dump(dump.path, dump.manifest.model_copy(update=told)))[0]
+    assert (first.rule, first.structure, first.defect) == ("parts-disagree", S.DRAFT_BINDING, defect)
+
+
+def test_a_draft_layers_scale_is_of_its_binding():
+    dump = dumps_of("list-made-too-long")[0]
+    said = "draft scaling, layers 4: found 0.5, expected 1"
+    facts = {"severity": "fatal", "what": "scaling", "found": "0.5", "expected": "1", "layers": "4"}
+    told = {"rule": "geometry", "verdict": "geometry_mismatch", "summary": said, "scalars": facts}
+    first = named_of(Dump(dump.path, dump.manifest.model_copy(update=told)))[0]
+    assert (first.rule, first.structure) == ("parts-disagree", S.DRAFT_BINDING)
 
 
 def test_a_page_that_is_freed_twice_with_none_lost_beside_it_names_no_neighbour(tmp_path):
@@ -290,10 +362,18 @@ def test_a_row_without_the_slot_accuses_no_row(tmp_path):
     assert (first.rule, first.structure) == ("scheduler-exception", None)
 
 
-@pytest.mark.parametrize(("count", "defect"), [(0, D.ZERO), (-1, D.NEGATIVE)])
-def test_a_count_of_locks_is_read_from_the_assertion(count, defect):
+@pytest.mark.parametrize(
+    ("said", "defect"),
+    [
+        ("dec_lock_ref on node with node.swa_lock_ref=0, node.id=8", D.ZERO),
+        ("dec_lock_ref on node with node.full_lock_ref=-1, node.id=8", D.NEGATIVE),
+        ("FULL segment release hit lock_ref=0 on node 70", D.ZERO),
+        ("SWA window release hit lock_ref=0 on node 8", D.ZERO),
+        ("SWA segment release hit host_lock_ref=0 on node 8", D.ZERO),
+    ],
+)
+def test_a_count_of_locks_is_read_from_the_assertion(said, defect):
     (dump,) = dumps_of("row-past-the-end")
-    said = f"dec_lock_ref on node with node.swa_lock_ref={count}, node.id=8"
     scalars = dump.manifest.scalars | {"exception": "AssertionError", "message": said}
     first = named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))[0]
     assert (first.rule, first.structure, first.defect) == ("lock-released-twice", S.TREE_LOCK, defect)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -122,7 +122,10 @@ def lost_by_the_map(server):
     runner = SimpleNamespace(token_to_kv_pool_allocator=world.allocator)
     table = SimpleNamespace(name="page_table", values=slots[None, :1] // world.page)
     build = SimpleNamespace(
-        backend=SimpleNamespace(_gemma4_runner=lambda: runner), arrays=[table], array=lambda name: table
+        backend=SimpleNamespace(_gemma4_runner=lambda: runner),
+        arrays=[table],
+        array=lambda name: table,
+        page_size=world.page,
     )
     return slots, peer, (build, SimpleNamespace(array="swa_page_table"))
 
@@ -136,6 +139,11 @@ def test_of_a_page_that_the_map_lost_the_ledger_says_whether_it_was_given_back(a
     said.append(peer_history(*place, "null_page_live", bad))
     assert [(one["peer"], one["peer_given_back"]) for one in said] == [(peer, False), (peer, True)]
     assert peer_history(*place, "out_of_range", bad) == {}
+    # WHEN the pool hands its null page out THEN the map is right to have it
+    swa = server.world.allocator.swa_attn_allocator
+    swa.free_pages = torch.cat((torch.zeros(1, dtype=torch.int64), swa.free_pages))
+    assert swa.alloc(server.world.page) is not None
+    assert peer_history(*place, "null_page_live", bad) == {"owners": "checked", "null_page_given": True}
 
 
 def wrong_row(server):
@@ -178,6 +186,47 @@ def test_rows_that_are_exchanged_after_a_draft_was_begun_are_found_before_it_loo
     said = trapped_by(server, lambda: server.draft(exchange))
     assert (said.verdict, said.role, said.scalars["defect"]) == ("row_entry", "draft", "swapped")
     assert said.scalars["request_slot"] in slots
+
+
+def test_a_draft_that_follows_the_rows_of_others(server):
+    server.forward()
+    slots = [held(request).req_pool_idx for request in server.world.requests]
+    made = SimpleNamespace(forward_mode=ForwardMode.DECODE, req_pool_indices=torch.tensor(slots))
+    server.draft()
+    backend = SimpleNamespace(_gemma4_role="draft")
+    request_rows.before_trtllm_metadata(backend, made)
+    made.req_pool_indices = made.req_pool_indices.repeat_interleave(2)
+    request_rows.before_triton_metadata(backend, made)
+    made.req_pool_indices = torch.tensor(slots).flip(0)
+    said = trapped_by(server, lambda: request_rows.before_trtllm_metadata(backend, made))
+    assert (said.role, said.scalars["structure"], said.scalars["defect"]) == ("draft", "row indices", "swapped")
+
+
+def test_a_request_that_runs_without_a_lock_on_its_nodes(server):
+    server.forward()
+    # On 0.5.23 others may have locked them too; before, only what is locked at all is counted.
+    request = server.world.requests[1]
+    assert held(request).cache_protected_len
+    kept = hasattr(request, "lock")
+    if kept:
+        request.lock = None
+    else:
+        server.world.tree.dec_lock_ref(request.last_node, DecLockRefParams(swa_uuid_for_lock=request.swa_uuid_for_lock))
+    said = trapped(server)
+    assert (said.verdict, said.scalars["structure"]) == ("lock_missing", "radix tree lock")
+    assert said.scalars["defect"] == ("lost" if kept else "early")
+    assert said.scalars["request_slot"] == (held(request).req_pool_idx if kept else None)
+
+
+def test_of_a_row_that_is_new_and_its_nodes_the_row_is_wrong(server):
+    server.forward()
+    world, page = server.world, server.world.page
+    request = world.start(PROMPT)
+    assert held(request).cache_protected_len
+    other = server.free_slot() // page * page
+    world.rows.req_to_token[held(request).req_pool_idx, :page] = torch.arange(other, other + page)
+    said = trapped(server)
+    assert (said.scalars["why"], said.scalars["row_had"], said.scalars["first_look"]) == ("prefix", None, True)
 
 
 def test_a_batch_that_names_another_row(server):

@@ -251,10 +251,10 @@ PROBES: tuple[Patch, ...] = (
             "another slot is in range, and kernels follow it in silence. One that is out of range ends the server "
             "inside SGLang's own indexing. The request, the prefix cache and the ledger know what it should be.",
             eligibility="Every forward of the target, with and without MTP, and the rows and counters of all running "
-            "requests before each batch is chosen; the kernel's lengths and page tables on trtllm_mha, and the lists "
-            "of slots on Triton outside CUDA graphs, the draft's too; where the target's sliding layers write on "
-            "both, by the map, outside CUDA graphs; the positions of the target's forwards, and of "
-            "a frozen draft's outside CUDA graphs. "
+            "requests before each batch is chosen; locks of the prefix cache; the kernel's lengths and page tables on "
+            "trtllm_mha, and the lists of slots on Triton outside CUDA graphs, the draft's too; where the target's "
+            "sliding layers write on both, by the map, outside CUDA graphs; the positions of the target's forwards, "
+            "and of a frozen draft's outside CUDA graphs. "
             "It copies rows to the host and waits for the device, so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",
@@ -271,6 +271,8 @@ PROBES: tuple[Patch, ...] = (
             Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
             Hook("batch.merge", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
             Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),
+            Hook("trtllm.init_metadata", How.BEFORE, f"{_AT}.request_rows:before_trtllm_metadata"),
+            Hook("triton.init_metadata", How.BEFORE, f"{_AT}.request_rows:before_triton_metadata"),
             Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.request_rows:after_trtllm_metadata"),
             Hook("triton.init_metadata", How.AFTER, f"{_AT}.request_rows:after_triton_metadata"),
             Hook("mtp.set_positions", How.AFTER, f"{_AT}.request_rows:after_set_positions"),

@@ -66,9 +66,7 @@ def check_hand_out(
     return worst_violation((full_codes, swa_codes), (full, swa), _VERDICTS, legal)
 
 
-def entries_of_owners(
-    full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, mapping: torch.Tensor
-) -> torch.Tensor:
+def entries_of_owners(full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, mapping: torch.Tensor) -> torch.Tensor:
     """Return what the map still has for the full pages that had the SWA pages of `swa` [n] until now, for `full` [n].
 
     SGLang moves SWA pages: a prefix cache that has lost those of a node takes the ones of a request with the same

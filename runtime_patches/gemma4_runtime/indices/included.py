@@ -176,7 +176,10 @@ def _gather(buffer: torch.Tensor, pages: list[int], page_size: int, dtype: torch
 
 
 def peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, ...]) -> dict[str, Any]:
-    """Say what the leak ledger saw of the SWA page that a full page had, where the map has nothing for it any more."""
+    """Say what the leak ledger saw of the SWA page that a full page had, where the map has nothing for it any more.
+
+    Where the sliding-window pool itself gave page 0 in its latest hand-out, it says that, and nothing of a page.
+    """
     if verdict != "null_page_live" or use.array != "swa_page_table":
         return {}
     asked = {"owners": current.owners_asked()}
@@ -187,6 +190,10 @@ def peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, .
     if allocator is None or not listed or "page_table" not in names:
         return {}
     ledger, bad = ledger_of(allocator), listed[0]
+    given = ledger.latest_swa_hand_out
+    if given is not None and bool((given < build.page_size).any()):
+        # Page 0 was handed out as a page like any other: the map has what it was told.
+        return asked | {"null_page_given": True}
     ledger.log.drain()
     full, swa = ledger.pools["full"], ledger.pools["swa"]
     page = int(build.array("page_table").values[bad.row, bad.column])

@@ -5,13 +5,16 @@
 | before get_next_batch_to_run        | the rows of all running requests, each of which has one still: see             |
 |                                     | checks/request_rows.py; the batch's row numbers against the requests; what a   |
 |                                     | request counts against its row's width, the nodes that it holds, and what it   |
-|                                     | counted before its forward; without drafts, the batch's lengths                |
+|                                     | counted before its forward; without drafts, the batch's lengths; the locks of  |
+|                                     | the prefix cache against the nodes that requests hold, before a forward too    |
 | after filter_batch and merge_batch  | the batch's row numbers, by which the next step allocates                      |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
 |                                     | will write against the row's entry of that token, with and without MTP;        |
 |                                     | positions against lengths                                                      |
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
 | draft are set                       | which the draft's pages are looked up next                                     |
+| before metadata of trtllm_mha and   | the row numbers by which it looks pages up, a draft's too                      |
+| Triton                              |                                                                                |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
 |                                     | a table against the request's row, and what the map makes of it; where sliding |
 |                                     | layers will write against what the map makes of the forward's slots            |
@@ -42,13 +45,14 @@ from gemma4_runtime.checks.page_ledger import LastEvent
 from gemma4_runtime.checks.request_rows import Row, WrongEntry, check_rows, check_values
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.errors import VerificationFailed
+from gemma4_runtime.indices.owner import role_of
 from gemma4_runtime.indices.triton import has_lists_of_its_own
 from gemma4_runtime.indices.trtllm import believed_lengths
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held
-from gemma4_runtime.rows.counts import check_counters, check_lengths
+from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
 from gemma4_runtime.rows.places import (
     check_draft_positions,
     check_lists,
@@ -89,6 +93,7 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
             _check_row_numbers(scheduler, batch)
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
     check_counters(scheduler, list(requests.values()), lengths)
+    check_locks(scheduler, list(requests.values()), NEXT)
     _check_rows(scheduler, list(requests.values()), NEXT)
 
 
@@ -120,7 +125,12 @@ def after_batch_changes(result: Any, batch: Any, *args: Any, **kwargs: Any) -> N
 
 
 def _check_row_indices(
-    scheduler: Any, rows: Sequence[int], wanted: Sequence[int | None], site: str, made: Any = None
+    scheduler: Any,
+    rows: Sequence[int],
+    wanted: Sequence[int | None],
+    site: str,
+    made: Any = None,
+    role: str | None = "target",
 ) -> None:
     wrong = check_values(rows, wanted)
     if not wrong:
@@ -128,7 +138,8 @@ def _check_row_indices(
     pool, taken = scheduler.req_to_token_pool, {slot for slot in wanted if slot is not None}
     free = set(pool.free_slots)
     kinds = [defect_of(w.value, w.expected, pool.size + 1, foreign=taken, free=free) for w in wrong]
-    report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, or_swapped(wrong, kinds), made, wanted)
+    kinds = or_swapped(wrong, kinds)
+    report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, wanted, role=role)
 
 
 def _lengths_of(batch: Any) -> Iterator[tuple[int, int]]:
@@ -168,6 +179,30 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     note_counts(_running, requests, of_prefill, scheduler.enable_overlap)
     _check_rows(scheduler, requests, INIT, made)
     check_writes(scheduler, requests, made)
+    check_locks(scheduler, requests, INIT, made)
+
+
+def before_trtllm_metadata(backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check whose rows `TRTLLMHAAttnBackend.init_forward_metadata(forward_batch)` is about to follow."""
+    _check_rows_to_follow(backend, forward_batch, METADATA)
+
+
+def before_triton_metadata(backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check whose rows `TritonAttnBackend.init_forward_metadata(forward_batch)` is about to follow."""
+    _check_rows_to_follow(backend, forward_batch, LISTS)
+
+
+def _check_rows_to_follow(backend: Any, forward_batch: Any, site: str) -> None:
+    """Hold a batch's row numbers against its requests once more: a draft's are its own, and any may change since."""
+    if forward_batch.forward_mode.is_idle() or _running is None or _running.scheduler is None:
+        return
+    wanted = [held(request).req_pool_idx for request in _running.batch.reqs]
+    rows = forward_batch.req_pool_indices.tolist()
+    # A draft that follows several branches has each request as often as that.
+    if not wanted or not rows or len(rows) % len(wanted):
+        return
+    wanted = [slot for slot in wanted for _ in range(len(rows) // len(wanted))]
+    _check_row_indices(_running.scheduler, rows, wanted, site, forward_batch, role_of(backend))
 
 
 def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -283,10 +318,12 @@ def _check_rows(
         kept[slot] = (stay, nodes, before if longer else entries)
     wrong = check_rows(rows, page, end)
     if wrong:
-        seen.rows = {}
+        first_look = rows[wrong[0].row].earlier is None and not seen.lost
+        seen.rows, seen.lost = {}, True
         kinds = _row_defects(rows, wrong, allocator, page, end)
         slots = [row.slot for row in rows]
         had = _had(wrong[0], rows) | _became(wrong[0], rows[wrong[0].row], scheduler, page)
+        had |= {"first_look": first_look} if wrong[0].why == "prefix" else {}
         table = _table_of(rows)
         # What an insert wrote back into the row stands in its nodes as well, and came from there.
         of_node = wrong[0].why == "moved" and wrong[0].column < rows[wrong[0].row].protected

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
-from gemma4_runtime.release.prefix_caches import path_slots
+from gemma4_runtime.release.prefix_caches import path_slots, unreadable_cache
 from gemma4_runtime.release.requests import committed_freed, held, prefilled_until, swa_evicted
 from gemma4_runtime.rows.report import (
     COUNTER,
     DRAFT_POSITIONS,
     INIT,
     LENGTH,
+    LOCK,
     NEXT,
     or_swapped,
     report_wrong,
@@ -158,6 +161,39 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         kinds = or_swapped(of_batch, [defect_of(w.value, w.expected, width + 1, foreign=counts) for w in of_batch])
         had = {"as_before": None, "account": LENGTH_OF, "agreed_before": True}
         report_wrong(scheduler, of_batch, LENGTH, NEXT, Structure.BATCH_LENGTHS, kinds, None, slots, had=had)
+
+
+def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> None:
+    """Hold what the prefix cache counts as locked against the nodes that running requests hold, each by a lock.
+
+    One lock that was not taken, or given up while its request runs on, leaves fewer tokens locked than are held,
+    unless other requests hold the same nodes. SGLang 0.5.23 keeps the lock at the request, and one without is named.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those that run, all of them or some.
+        site: The function of SGLang's at which it is looked at.
+        made: The forward's batch; None between forwards.
+    """
+    cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
+    live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
+    if not live or unreadable_cache(cache):
+        return
+    paths = [path_slots(cache, request) for request in live]
+    holding = [number for number, path in enumerate(paths) if path is not None and path.numel()]
+    if not holding:
+        return
+    count = getattr(cache, "full_protected_size", None) or cache.protected_size
+    locked, needed = int(count()), int(torch.cat([paths[number] for number in holding]).unique().numel())
+    without = next((number for number in holding if getattr(live[number], "lock", live) is None), None)
+    if locked >= needed and without is None:
+        return
+    # What its nodes need is not locked for it, whoever else has locked them.
+    value, expected = (locked, needed) if locked < needed else (0, paths[without].numel())  # pyright: ignore
+    wrong = (WrongEntry("unlocked", 0, 0, value, expected),)
+    slots = [None if without is None else held(live[without]).req_pool_idx]
+    kinds = [Defect.EARLY if without is None else Defect.LOST]
+    report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, slots, had={"as_before": None})
 
 
 def _changed(scheduler: Any, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from gemma4_runtime.evidence import offences
 
 RULE = "request-rows"
 ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
-TABLE, COUNTER, POSITION = "table_entry", "counter_wrong", "position_wrong"
+TABLE, COUNTER, POSITION, LOCK = "table_entry", "counter_wrong", "position_wrong", "lock_missing"
 NEXT = "Scheduler.get_next_batch_to_run"
 CHANGED = "ScheduleBatch.filter_batch or merge_batch"
 INIT = "ForwardBatch.init_new"

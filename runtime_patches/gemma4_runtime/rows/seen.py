@@ -16,6 +16,7 @@ class Seen:
 
     Attributes:
         rows: By request slot: its stay there, the node of the prefix cache that it held, and its row's entries.
+        lost: Whether that was thrown away since the start, so that a request without is not new.
         evicted: By request slot: its stay there, and how many of its first tokens had left the sliding window.
         written: Where the target's forward before this one wrote.
         swa_written: Where its sliding layers did, one slot for each token.
@@ -31,6 +32,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.rows: dict[int, tuple[tuple[Any, ...], Any, np.ndarray]] = {}
+        self.lost = False
         self.evicted: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.written: set[int] = set()
         self.swa_written = np.empty(0, np.int64)

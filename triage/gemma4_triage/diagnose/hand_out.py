@@ -6,6 +6,7 @@
 | came in place of one that the call took off and did not return | what the call returned |
 | continues a request, but not the page of its last slot         | what the call returned |
 | ... of the sliding-window pool, where the mapping leads there  | the mapping            |
+| is the right one, and its slot is not behind the last one      | what the call returned |
 | was on the list, and the call took it off                      | the list               |
 | is of the full pool, on no list or still on one after the call | what the call returned |
 
@@ -191,6 +192,9 @@ class _Call:
         if strayed is not None:
             # What continues a page does not come off a list, even if the call took this page off for another request.
             return self._of_request(*strayed, taken)
+        shifted = next(self._shifted(), None)
+        if shifted is not None:
+            return shifted
         if taken[self._page]:
             proof = self._on_list("before", before, self._page, "the list had it before the call")
             return Wrong(free_list_of_pool(self._pool), self._defect_of_list(before), proof)
@@ -209,6 +213,29 @@ class _Call:
                 right = self._expected(first, column) if first < min(end, len(self._slots)) else None
                 if right is not None and right != self._slots[first][column] // self._page_size:
                     yield column, first, right
+
+    def _shifted(self) -> Iterator[Wrong]:
+        """Yield what a request was given that continues in the right page, and not behind its last slot.
+
+        Of the sliding-window pool the mapping is wrong where it has another last slot than the request was given.
+        """
+        for column in (self._bad.column, 1 - self._bad.column):
+            for _, first, end in _spans(self._call):
+                last = self._last_slot(first, column) if first < min(end, len(self._slots)) else None
+                if last is None or self._slots[first][column] == last + 1:
+                    continue
+                slot, structure = self._slots[first][column], Structure.ALLOCATION
+                if column == 1:
+                    before = tensor_or_none(self._dump, "swa_before")
+                    if before is None or before.ndim != 1 or first >= before.shape[0]:
+                        continue
+                    structure = structure if int(before[first]) == last else Structure.SWA_MAPPING
+                # The slot before the right one is the last, which the request has already.
+                defect = Defect.OFF_BY_ONE if abs(slot - last - 1) == 1 else Defect.DUPLICATE if slot <= last else None
+                told = event(
+                    self._dump, len(self._events) - 1, "site", f"a request continues at slot {last + 1}, not at {slot}"
+                )
+                yield Wrong(structure, defect, (told,))
 
     def _of_request(self, column: int, first: int, right: int, taken: Counter[int]) -> Wrong:
         page = self._slots[first][column] // self._page_size
@@ -265,7 +292,12 @@ class _Call:
         return self._events[-1] if self._events else {}
 
     def _expected(self, row: int, column: int) -> int | None:
-        """Return the page in which the request of a row continues, by its last slot.
+        """Return the page in which the request of a row continues, by its last slot; None as of `_last_slot`."""
+        slot = self._last_slot(row, column)
+        return None if slot is None else slot // self._page_size
+
+    def _last_slot(self, row: int, column: int) -> int | None:
+        """Return the last slot of the request of a row.
 
         None where the request has none, begins a page, or the events do not say.
         """
@@ -277,7 +309,7 @@ class _Call:
             return None
         if column == 1:
             slot = next((swa for past in reversed(self._events[:-1]) if (swa := _peer(past, slot)) is not None), -1)
-        return slot // self._page_size if slot >= 0 else None
+        return slot if slot >= 0 else None
 
 
 def _request_of(call: Mapping[str, Any], row: int) -> int | None:

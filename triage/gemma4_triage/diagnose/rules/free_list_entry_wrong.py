@@ -41,6 +41,9 @@ def find(incident: Incident) -> Finding | None:
     if census is None:
         return None
     for pool in ("full", "swa"):
+        beyond = census.of(pool, OUT_OF_RANGE)
+        if beyond and _nothing_happened(census):
+            return _of_start(incident, pool, beyond[0])
         missing = single(one for one in census.of(pool, NOWHERE) if one.was_free)
         if missing is None or not _alone(census, pool):
             continue
@@ -48,6 +51,36 @@ def find(incident: Incident) -> Finding | None:
         if len(strange) <= 1:
             return _finding(incident, census, pool, missing, single(strange))
     return None
+
+
+def _nothing_happened(census: Census) -> bool:
+    """Return whether the ledger had seen no call of an allocator when the audit ran, and knows of all that there were.
+
+    Nothing was handed out or given back then: what a list has is what it was made with, or was written into it.
+    """
+    scalars = census.dumps[0].manifest.scalars
+    return scalars.get("events_seen") == 0 and not census.step
+
+
+def _of_start(incident: Incident, pool: str, first: Listed) -> Finding:
+    return Finding(
+        rule=ID,
+        structure=free_list_of_pool(pool),
+        defect=invalid_defect(first.page),
+        cause=(
+            f"The free list of the {pool} pool has a page that this pool has not, and nothing has been handed out or "
+            "given back yet: the list was made with it, for a pool of another size, or was written since."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            cell(first.dump, TABLE, (first.row, _PAGE), "the page"),
+            said(first.dump, f"extents.pages_{pool}_pool", "pages of the pool"),
+            said(first.dump, "scalars.events_seen", "calls of the allocators until then"),
+            said(first.dump, "step", "the step of the audit"),
+        ),
+        advice=("Compare the allocator's num_pages with its size, and with the buffers: `resize` and `clear` too.",),
+        next_commands=(commands.audit(first.dump), commands.serve(incident, "--preset debug", "--debug trap")),
+    )
 
 
 def _alone(census: Census, pool: str) -> bool:
@@ -109,7 +142,8 @@ def _defect(missing: Listed, strange: Listed, by_call: bool) -> Defect:
 
 def _is_open(seen: Seen) -> bool | None:
     """Return False where the list has another entry in that one's place, and no hand-out of the step can be it."""
-    return None if seen.finding.defect is Defect.LOST or seen.finding.structure is None else False
+    at_start = any("events_seen" in piece.field for piece in seen.finding.evidence)
+    return None if not at_start and (seen.finding.defect is Defect.LOST or seen.finding.structure is None) else False
 
 
 RULE = Rule(

@@ -1,24 +1,27 @@
 """A page on the free list that a request or the prefix cache still holds: freed too early, or never freed at all."""
 
-from gemma4_dumps.audit_findings import Suspect, suspects
+from collections.abc import Sequence
+
+from gemma4_dumps.audit_findings import TABLE, Life, Suspect, lives, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TAKEN, TREE, first_census
+from gemma4_triage.diagnose.census import FREE_AND_HELD, HELD_TWICE, NOWHERE, TAKEN, TREE, Census, first_census
 from gemma4_triage.diagnose.concerned import free_list_of_pool
-from gemma4_triage.diagnose.evidence import said, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "freed-while-held"
+_EVICTION = "evict_tree"
 
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=LEAK, verdict="freed_in_use")
     if dump is None:
-        return None
+        return _handed_out_again(incident)
     held = _held(dump)
     if held and not any(_was_freed(page) for page in held):
         return _never_freed(incident, dump, held[0])
@@ -35,6 +38,56 @@ def find(incident: Incident) -> Finding | None:
         advice=("The audit names who freed each page and when: start with free_site of the first row.",),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
+
+
+def _handed_out_again(incident: Incident) -> Finding | None:
+    """Return a finding where pages of the prefix cache were freed beside its eviction, and have two holders since."""
+    census = first_census(incident)
+    twice = () if census is None else census.of("full", HELD_TWICE)
+    if not twice:
+        return None
+    dump = twice[0].dump
+    try:
+        of_page = lives(dump)
+    except DumpError:
+        return None
+    past = [_freed_from_cache(of_page.get((one.suspect.pool, one.page), [])) for one in twice]
+    if not past[0] or not all(past):
+        return None
+    return Finding(
+        rule=ID,
+        structure=Structure.FREE_CALL,
+        defect=Defect.EARLY,
+        cause=(
+            f"Pages of the prefix cache were given back by {past[0].free_site} at step {past[0].free_step}, which is "
+            "no eviction, and handed out again: both owners hold them since."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "offence_count", "pages with two holders"),
+            cell(dump, TABLE, (twice[0].row, 0), "the first of them"),
+            cell(dump, TABLE, (twice[0].row, 7), "the step at which it was handed out again"),
+            said(dump, "step", "the step of the audit"),
+            *_peers_lost(census, {one.page for one in twice}),
+        ),
+        advice=("The audit has the page's earlier lives: look at what gave it back while the cache had it.",),
+        next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
+    )
+
+
+def _peers_lost(census: Census, twice: set[int]) -> tuple[Evidence, ...]:
+    """Return what says that the SWA pages of those pages are lost, if no others are: they went as those were mapped."""
+    gone = census.of("swa", NOWHERE)
+    if not gone or census.of("full", NOWHERE) or not all(one.suspect.peer in twice for one in gone):
+        return ()
+    return (cell(gone[0].dump, TABLE, (gone[0].row, 10), "the full page that a lost SWA page served"),)
+
+
+def _freed_from_cache(past: Sequence[Life]) -> Life | None:
+    """Return the life before the latest, if the cache had the page and something else than its eviction freed it."""
+    if len(past) < 2 or past[-2].given_step is None or past[-2].free_step is None:
+        return None
+    return None if past[-2].free_site == _EVICTION else past[-2]
 
 
 def _never_freed(incident: Incident, dump: Dump, first: Suspect) -> Finding:
@@ -120,6 +173,6 @@ RULE = Rule(
             lambda seen: False if seen.finding.structure is Structure.FREE_CALL else None,
         ),
     ),
-    explains=("page-given-twice",),
+    explains=("page-given-twice", "swa-page-shared"),
     leads_to=("pool-leak",),
 )

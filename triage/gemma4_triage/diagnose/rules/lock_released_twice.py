@@ -10,7 +10,9 @@ from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "lock-released-twice"
-_MESSAGE = re.compile(r"dec_lock_ref on node with node\.\w*lock_ref=(-?\d{1,9})\b")
+_MESSAGE = re.compile(
+    r"(?:dec_lock_ref on node with node\.\w*lock_ref|(?:segment|window) release hit (?:host_)?lock_ref)=(-?\d{1,9})\b"
+)
 
 
 def find(incident: Incident) -> Finding | None:

@@ -18,6 +18,10 @@ _FREED = (
     "An SWA page was given back while its request still needs it: the map has had nothing there since. A window that "
     "is reckoned too short, or a count of evicted tokens that is too large, frees like that."
 )
+_GIVEN = (
+    "The sliding-window pool handed out its null page, and the map has what it gave: page 0 was on that pool's free "
+    "list. Somebody freed a slot that has no SWA page, or the list was written; which of them is not known."
+)
 _CAUSES: dict[Structure | None, str] = {
     Structure.SWA_MAPPING: (
         "The full-to-SWA mapping has nothing for a page that a request still needs: it was evicted too early, or never "
@@ -43,13 +47,15 @@ def find(incident: Incident) -> Finding | None:
     if lengths is not None and 0 <= row < lengths.shape[0]:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row"),)
     wrong = where_wrong(dump)
-    freed = wrong.structure is Structure.SWA_MAPPING and dump.manifest.scalars.get("peer_given_back") is True
+    of_map, scalars = wrong.structure is Structure.SWA_MAPPING, dump.manifest.scalars
+    freed, given = of_map and scalars.get("peer_given_back") is True, of_map and scalars.get("null_page_given") is True
+    structure = Structure.FREE_CALL if freed else None if given else wrong.structure
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL if freed else wrong.structure,
-        defect=Defect.EARLY if freed else wrong.defect if wrong.structure else Defect.ZERO,
-        cause=_FREED if freed else _CAUSES.get(wrong.structure, _UNKNOWN),
-        confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
+        structure=structure,
+        defect=Defect.EARLY if freed else wrong.defect if structure else Defect.ZERO,
+        cause=_FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN),
+        confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),
             said(dump, "offences.0.column", "the column"),
@@ -63,6 +69,11 @@ def find(incident: Incident) -> Finding | None:
             ),
             *wrong.proof,
             *(_given_back(dump) if freed else ()),
+            *(
+                (said(dump, "scalars.null_page_given", "whether the pool's latest hand-out had page 0"),)
+                if given
+                else ()
+            ),
             *_asked(dump),
         ),
         advice=(

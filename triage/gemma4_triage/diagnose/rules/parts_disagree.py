@@ -14,7 +14,7 @@ ID = "parts-disagree"
 _NUMBER = r"(-?[0-9.e+-]{1,24})"
 _SCALES = re.compile(rf"target kv_scales, layers [\d, ]+: found {_NUMBER} and {_NUMBER}, expected")
 _SCALE_DEFECTS = {"0": Defect.ZERO, "2": Defect.OFF_BY_ONE, "-1": Defect.NEGATIVE}
-_OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool")
+_OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool", "draft scaling")
 
 
 def find(incident: Incident) -> Finding | None:
@@ -58,7 +58,7 @@ def _of_scales(incident: Incident) -> str | None:
 
 
 def _is_of_draft_layers(incident: Incident) -> bool:
-    """Return whether what was compared is which layers of the target a draft reads, or how wide a window it has."""
+    """Return whether what was compared is which layers of the target a draft reads, its window, or its scale."""
     return any(dump.manifest.summary.startswith(_OF_DRAFT_LAYERS) for dump in incident.of(rule=GEOMETRY))
 
 
@@ -80,7 +80,7 @@ def _defect(incident: Incident) -> Defect | None:
                 return Defect.NEGATIVE
             if what != "window_left" or found >= dump.manifest.extents.get("context_length", found + 1):
                 return Defect.PAST_END
-            return _of_window(found, str(scalars.get("expected")))
+            return _of_window(found, str(scalars.get("expected")), dump.manifest.page_size or 1)
     return None
 
 
@@ -94,11 +94,12 @@ def _of_binding(found: object, expected: str) -> Defect | None:
     return Defect.OFF_BY_ONE if abs(found - int(wanted[:12])) == 1 else Defect.FOREIGN
 
 
-def _of_window(found: int, expected: str) -> Defect | None:
+def _of_window(found: int, expected: str, page_size: int) -> Defect | None:
+    """Return in which way a window is wrong: by one token or by one page, or in none that has a word."""
     if found == 0:
         return Defect.ZERO
     wanted = expected.partition(",")[0]
-    return Defect.OFF_BY_ONE if wanted.isdecimal() and abs(found - int(wanted[:12])) == 1 else None
+    return Defect.OFF_BY_ONE if wanted.isdecimal() and abs(found - int(wanted[:12])) in (1, page_size) else None
 
 
 RULE = Rule(

@@ -11,11 +11,11 @@ from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "request-state-differs"
-_BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner")
+_BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked")
 """Why an entry is wrong, where the dump has what it should be as well."""
 _TOKENS, _NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
-_RELEASED, _PREFIX = "released", "prefix"
+_RELEASED, _PREFIX, _UNLOCKED = "released", "prefix", "unlocked"
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
 _SOMETIMES = {
@@ -38,7 +38,9 @@ def find(incident: Incident) -> Finding | None:
     elsewhere = scalars.get("as_before") is True
     of_tree = why == _PREFIX and elsewhere
     had = scalars.get("row_had")
-    of_row = why == _PREFIX and isinstance(had, int) and had == expected
+    # A row that nobody has looked at before was written from the nodes a moment ago.
+    is_new = why == _PREFIX and scalars.get("first_look") is True
+    of_row = is_new or (why == _PREFIX and isinstance(had, int) and had == expected)
     unsure = elsewhere or (why == _PREFIX and not of_row)
     # Dumps without `row_had` have the way in which the row would be wrong.
     way_is_told = not unsure or (of_tree and had is not None)
@@ -58,6 +60,12 @@ def find(incident: Incident) -> Finding | None:
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
     if why == _RELEASED:
         cause = f"A batch still has a request whose row, {slot}, was given back: another request may get it."
+    if why == _UNLOCKED and slot is None:
+        cause = (
+            f"Running requests hold {expected} tokens of the prefix cache, of which {scalars.get('value')} are locked."
+        )
+    elif why == _UNLOCKED:
+        cause = f"The request in slot {slot} runs without a lock on the nodes of the prefix cache that it reads."
     account = scalars.get("account")
     if account == _TOKENS:
         had_tokens = f"The request in slot {slot} has {scalars.get('value')} tokens with keys and values"
@@ -71,7 +79,11 @@ def find(incident: Incident) -> Finding | None:
     return Finding(
         rule=ID,
         cause=cause,
-        confidence=Confidence.POSSIBLE if unsure and not of_tree else Confidence.CERTAIN,
+        confidence=Confidence.POSSIBLE
+        if unsure and not of_tree
+        else Confidence.LIKELY
+        if is_new
+        else Confidence.CERTAIN,
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
         evidence=tuple(_evidence(dump)),
@@ -96,7 +108,7 @@ def _is_known(dump: Dump) -> bool:
     """Return whether the dump has both sides, and which of them is wrong."""
     scalars = dump.manifest.scalars
     why, expected, had = scalars.get("why"), scalars.get("expected"), scalars.get("row_had")
-    of_row = why == _PREFIX and isinstance(had, int) and had == expected
+    of_row = why == _PREFIX and ((isinstance(had, int) and had == expected) or scalars.get("first_look") is True)
     return (why in _BOTH_SIDES and isinstance(expected, int)) or of_row
 
 
@@ -111,6 +123,12 @@ def _are_independent(dump: Dump) -> bool | None:
     return None if scalars.get("account") == _TOKENS or scalars.get("agreed_before") is False else False
 
 
+def _may_be_the_count(dump: Dump) -> bool | None:
+    """Return None where only the sum of what is locked says that a lock is missing."""
+    scalars = dump.manifest.scalars
+    return None if scalars.get("why") == _UNLOCKED and scalars.get("request_slot") is None else False
+
+
 def _open_of(structure: Structure) -> Callable[[Seen], bool | None]:
     """Return what says that it is not known of a finding about this structure, and does not hold of another."""
     return lambda seen: None if seen.finding.structure is structure else False
@@ -122,6 +140,9 @@ RULE = Rule(
     ruled_out_if=(
         Exclusion("the value is what the request's own row, tokens and prefix say", in_dump(_is_as_it_should)),
         Exclusion("the two accounts that agree come from one source, which is wrong", in_dump(_are_independent)),
+        Exclusion(
+            "the prefix cache counts its locked tokens wrongly, and no lock is missing", in_dump(_may_be_the_count)
+        ),
         Exclusion("the request was to get another page, and its row was not written", _open_of(Structure.FREE_CALL)),
         Exclusion("the row is what changed, and the node is as it was", _open_of(Structure.TREE_NODE)),
     ),
