@@ -179,17 +179,20 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
     if not live or unreadable_cache(cache):
         return
-    paths = [path_slots(cache, request) for request in live]
-    holding = [number for number, path in enumerate(paths) if path is not None and path.numel()]
-    if not holding:
+    paths = {number: path for number, request in enumerate(live) if (path := path_slots(cache, request)) is not None}
+    paths = {number: path for number, path in paths.items() if path.numel()}
+    if not paths:
         return
     count = getattr(cache, "full_protected_size", None) or cache.protected_size
-    locked, needed = int(count()), int(torch.cat([paths[number] for number in holding]).unique().numel())
-    without = next((number for number in holding if getattr(live[number], "lock", live) is None), None)
-    if locked >= needed and without is None:
+    locked, needed = int(count()), int(torch.cat(list(paths.values())).unique().numel())
+    without = next((number for number in paths if getattr(live[number], "lock", live) is None), None)
+    if locked < needed:
+        value, expected = locked, needed
+    elif without is not None:
+        # Others have locked its nodes, and it has not.
+        value, expected = 0, paths[without].numel()
+    else:
         return
-    # What its nodes need is not locked for it, whoever else has locked them.
-    value, expected = (locked, needed) if locked < needed else (0, paths[without].numel())  # pyright: ignore
     wrong = (WrongEntry("unlocked", 0, 0, value, expected),)
     slots = [None if without is None else held(live[without]).req_pool_idx]
     kinds = [Defect.EARLY if without is None else Defect.LOST]
