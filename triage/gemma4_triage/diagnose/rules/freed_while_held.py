@@ -43,8 +43,7 @@ def find(incident: Incident) -> Finding | None:
 def _handed_out_again(incident: Incident) -> Finding | None:
     """Return a finding where pages of the prefix cache were freed beside its eviction, and have two holders since."""
     census = first_census(incident)
-    twice = () if census is None else census.of("full", HELD_TWICE)
-    if not twice:
+    if census is None or not (twice := census.of("full", HELD_TWICE)):
         return None
     dump = twice[0].dump
     try:
