@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,6 @@ from .lock import LOCK_TIMEOUT_S, store_lock
 from .manifest_file import MANIFEST_NAME
 from .removal import remove_dumps
 from .retention import Removal, plan_retention
-from .state_folder import state_folder
 from .unpacked import inside
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ PAUSE_S = 0.03
 """Between two holds of the lock: a writer that waits for it looks every 10 ms."""
 
 __all__ = ["DumpEntry", "DumpStore", "StoreCaps", "default_root"]
+
+
+def state_folder() -> Path:
+    """Return our folder below the user's state directory: XDG_STATE_HOME, or what stands for it where that is unset."""
+    below = "~/Library/Application Support" if sys.platform == "darwin" else "~/.local/state"
+    # Unset and blank mean the same.
+    home = os.environ.get("XDG_STATE_HOME", "").strip() or os.path.expanduser(below)
+    return Path(home) / "gemma4-triage"
 
 
 def default_root() -> Path:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from typing import Any
 
 from gemma4_runtime import current
+from gemma4_runtime.catalog.faults import FAULTS
 
 logger = logging.getLogger(__name__)
+
+KEY = "gemma4_triage_faults"
+"""Of an internal state in /server_info."""
 
 _counts: Counter[str] = Counter()
 
@@ -23,3 +28,8 @@ def injected(fault: str) -> None:
 def document(faults: tuple[str, ...]) -> dict[str, int]:
     """Return the injections of each of these faults, 0 for one that has not acted."""
     return {fault: _counts[fault] for fault in faults}
+
+
+def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """Run after `Scheduler.get_internal_state`: show in /server_info how often each injected fault has acted."""
+    result.internal_state[KEY] = document(tuple(fault.id for fault in FAULTS if current.switched_on(fault.id)))

@@ -12,7 +12,7 @@ from gemma4_repro.corpus.on_release import fitted, reason_absent
 from gemma4_runtime import injections
 from gemma4_runtime.catalog.faults import FAULTS
 from gemma4_runtime.errors import NotServed
-from gemma4_runtime.faults import injection_count, swa_alloc_oob
+from gemma4_runtime.faults import swa_alloc_oob
 from gemma4_runtime.faults.needs import NEEDS
 from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.release.arguments import decodes_in_graphs
@@ -185,8 +185,8 @@ class TestCount:
 
     def server_info(self):
         result = SimpleNamespace(internal_state={})
-        injection_count.after_internal_state(result, None)
-        return result.internal_state[injection_count.KEY]
+        injections.after_internal_state(result, None)
+        return result.internal_state[injections.KEY]
 
     def manifest_row(self, folder, fault):
         (path,) = (folder / "guards").glob("*.json")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gemma4_dumps.state_folder import state_folder
+from gemma4_dumps.store import state_folder
 from gemma4_repro.errors import OutputRefused, OutputUnwritable
 
 VERDICT_NAME = "verdict.json"

@@ -14,7 +14,7 @@ OWN_LINES = (
 
 FAULT_HOOKS: tuple[Hook, ...] = (
     Hook("server_args.last_check", How.AFTER, "gemma4_runtime.faults.needs:after_last_check"),
-    Hook("scheduler.internal_state", How.AFTER, "gemma4_runtime.faults.injection_count:after_internal_state"),
+    Hook("scheduler.internal_state", How.AFTER, "gemma4_runtime.injections:after_internal_state"),
 )
 """Of every fault: one that cannot act on the server is refused, and one that can is counted."""
 REPORTING = (PATHS, *FAULT_HOOKS)

@@ -203,7 +203,7 @@ def _report(
 
 def _shrink(dump: "Dump", options: "ReplayOptions", output: Path | None, renumber: bool) -> "Shrunk":
     from gemma4_dumps.errors import DumpUnreadable
-    from gemma4_dumps.state_folder import state_folder
+    from gemma4_dumps.store import state_folder
     from gemma4_triage.replay.shrink import shrink
 
     if dump.damage:

@@ -23,10 +23,9 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.census import invalid_defect
-from gemma4_triage.diagnose.concerned import free_list_of_pool
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, tensor_or_none
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.where_wrong import Wrong
+from gemma4_triage.diagnose.where_wrong import Wrong, free_list_of_pool
 from gemma4_triage.finding import Evidence
 
 _POOLS = ("full", "swa")

@@ -2,10 +2,10 @@
 
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.where_wrong import index_list
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "foreign-ids"

@@ -14,10 +14,10 @@ from gemma4_triage.diagnose.census import (
     invalid_defect,
     single,
 )
-from gemma4_triage.diagnose.concerned import free_list_of_pool
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
+from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "free-list-entry-wrong"

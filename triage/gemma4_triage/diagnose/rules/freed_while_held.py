@@ -8,10 +8,10 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, HELD_TWICE, NOWHERE, TAKEN, TREE, Census, first_census
-from gemma4_triage.diagnose.concerned import free_list_of_pool
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "freed-while-held"

@@ -4,11 +4,11 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
-from gemma4_triage.diagnose.concerned import are_free
 from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.where_wrong import are_free
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "mapping-outlives-page"

@@ -3,11 +3,10 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.where_wrong import BELIEVED, where_wrong
+from gemma4_triage.diagnose.where_wrong import BELIEVED, index_list, where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "table-too-narrow"
