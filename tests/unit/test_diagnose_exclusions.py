@@ -173,6 +173,7 @@ ELSEWHERE = {("freed-while-held", "the holder"), ("unset-slot-freed", "slots abo
 UNLESS_PROVEN = {
     ("allocator-past-pool-end", "a call before"),
     ("batch-length-wrong", "the lengths are right"),
+    ("evicted-page-counted", "the pages are at other places"),
     ("evicted-page-counted", "the pages without"),
     ("finished-requests-not-released", "the pages were lost"),
     ("free-list-entry-wrong", "a call that"),

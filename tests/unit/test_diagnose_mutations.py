@@ -73,7 +73,7 @@ CASES = {
     "free-of-a-running-requests-page": ("request-state-differs", None, None, C.POSSIBLE),
     "window-freed-early": ("null-page-in-live-column", S.FREE_CALL, D.EARLY, C.LIKELY),
     "swa-writes-not-translated": ("write-past-buffer", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.LIKELY),
-    "evicted-and-not-counted": ("evicted-page-counted", S.REQUEST_COUNTERS, None, C.CERTAIN),
+    "evicted-and-not-counted": ("evicted-page-counted", S.REQUEST_COUNTERS, None, C.LIKELY),
     "node-in-another-order": ("request-state-differs", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
     "goes-on-in-a-free-page": ("mapping-outlives-page", None, None, C.POSSIBLE),
     "mapping-left-in-a-group": ("mapping-outlives-page", S.SWA_MAPPING, D.STALE, C.CERTAIN),
@@ -81,6 +81,7 @@ CASES = {
     "swa-list-foreign": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.CERTAIN),
     "list-made-too-long": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.PAST_END, C.CERTAIN),
     "hand-out-begins-on-the-last-slot": ("swa-page-shared", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
+    "freed-past-the-window": ("evicted-page-counted", S.FREE_CALL, D.EARLY, C.CERTAIN),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -198,6 +199,30 @@ def test_a_row_that_nobody_has_looked_at_before_was_written_wrong():
 
     assert (first().structure, first().confidence) == (None, C.POSSIBLE)
     assert (first(first_look=True).structure, first(first_look=True).confidence) == (S.REQUEST_ROW, C.LIKELY)
+
+
+@pytest.mark.parametrize(
+    ("counts", "last_freed", "told"),
+    [
+        (32, 2, (S.FREE_CALL, D.EARLY)),
+        (32, 1, (S.REQUEST_COUNTERS, None)),
+        (32, -1, (None, None)),
+        (0, 2, (S.REQUEST_COUNTERS, None)),
+        (48, 2, (S.TREE_NODE, D.STALE)),
+    ],
+    ids=["more than it counts", "count not moved", "nobody saw when", "counts nothing", "within what it counts"],
+)
+def test_of_a_page_without_an_swa_slot_its_place_and_the_steps_of_frees_tell_what_is_wrong(
+    tmp_path, counts, last_freed, told
+):
+    (dump,) = dumps_of("freed-past-the-window")
+    slot = dump.manifest.offences[0].request_slot
+    edges = dump.tensor("edges").copy()
+    edges[(edges[:, 0] == slot) & (edges[:, 1] < 2), 3] = last_freed
+    made = changed(tmp_path, dump, edges=edges)
+    scalars = dump.manifest.scalars | {"evicted": f"{slot}:{counts}"}
+    first = named_of(Dump(made.path, made.manifest.model_copy(update={"scalars": scalars})))[0]
+    assert (first.structure, first.defect) == told
 
 
 def test_a_list_that_calls_have_changed_since_is_not_accused_of_how_it_was_made():

@@ -438,6 +438,21 @@ def test_a_dump_says_who_holds_the_pages_in_question_and_which_requests_run(swa,
         assert dump.manifest.scalars["evicted"] == ",".join(f"{slot}:0" for slot in sorted(slots))
 
 
+def test_a_dump_says_where_windows_begin_and_when_pages_before_them_were_given_back(swa, guard):
+    request = swa.start([80, 81, 82, 83] * 20)
+    slot, page = held(request).req_pool_idx, swa.page
+    row = swa.rows.req_to_token[slot]
+    swa.left_the_window(request, 2 * page)
+    # One page more than the request counts.
+    swa.allocator.free_swa(row[: 3 * page])
+    found = swa.audit()
+    report(found, found.findings, "idle", Leak.DUMP, guard)
+    dump = read_dump(DumpStore(guard.root).list()[0].path)
+    told = {column: (number, step) for one, column, number, step in dump.tensor("edges").tolist() if one == slot}
+    assert [told[column][0] for column in range(5)] == (row[: 5 * page : page] // page).tolist()
+    assert [told[column][1] >= 0 for column in range(5)] == [True, True, True, False, False]
+
+
 def test_raise_mode_traps_after_the_dump(swa, guard):
     forget(swa)
     found = swa.audit()
@@ -463,7 +478,7 @@ def test_no_token_of_a_prompt_reaches_the_dump(swa, guard):
     found = swa.audit()
     report(found, found.findings, "idle", Leak.DUMP, guard)
     (entry,) = DumpStore(guard.root).list()
-    assert set(read_dump(entry.path).manifest.tensors) == {"shares", "suspects", "holders", "lives"}
+    assert set(read_dump(entry.path).manifest.tensors) == {"shares", "suspects", "holders", "edges", "lives"}
     assert lost.rid not in (entry.path / "manifest.json").read_text()
 
 

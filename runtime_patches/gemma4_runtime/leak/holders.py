@@ -7,13 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemma4_runtime.checks.page_census import Finding
+from gemma4_runtime.checks.page_ledger import LastEvent
 from gemma4_runtime.leak.ledger import LeakLedger
 from gemma4_runtime.leak.whereabouts import Reading
 
 HOLDER_COLUMNS = ("page", "holder", "swa_page")
 """page: of the full pool, or no page of it. holder: request slot of a row, 0 for the prefix cache. swa_page: where the
 mapping leads from the page now, 0 for nowhere, -1 if nothing can be looked up."""
+EDGE_COLUMNS = ("request_slot", "column", "page", "swa_free_step")
+"""column: of the row, in pages. swa_free_step: when the SWA page that served it was given back, -1 if nobody saw it."""
 MAX_HOLDERS = 4096
+_GIVEN_BACK = (LastEvent.FREE_ASKED, LastEvent.FREED)
 
 
 def holders(reading: Reading, findings: Sequence[Finding], ledger: LeakLedger) -> np.ndarray:
@@ -39,6 +43,25 @@ def holders(reading: Reading, findings: Sequence[Finding], ledger: LeakLedger) -
         wanted = ~known | np.isin(held, concerned) | (known & (target > 0) & np.isin(target, suspected["swa"]))
         rows += [(page, holder, to) for page, to in zip(held[wanted].tolist(), target[wanted].tolist(), strict=True)]
     return np.array(rows[:MAX_HOLDERS], np.int64).reshape(-1, len(HOLDER_COLUMNS))
+
+
+def edges(reading: Reading, ledger: LeakLedger) -> np.ndarray:
+    """Return int64 [rows, 4]: where each request's window may begin, columns as EDGE_COLUMNS.
+
+    Args:
+        reading: What the audit looked at.
+        ledger: Knows when an SWA page was given back.
+    """
+    rows = []
+    full, swa = ledger.pools["full"], ledger.pools.get("swa")
+    for slot, (first, pages) in sorted(reading.edges.items()):
+        for column, page in enumerate(pages.tolist(), first):
+            peer = int(full.peer[page]) if swa is not None and 0 < page <= full.pages else 0
+            step = -1
+            if swa is not None and peer and int(swa.peer[peer]) == page and swa.last_event[peer] in _GIVEN_BACK:
+                step = int(swa.free_step[peer])
+            rows.append((slot, column, page, step))
+    return np.array(rows[:MAX_HOLDERS], np.int64).reshape(-1, len(EDGE_COLUMNS))
 
 
 def _leads_to(mapping: np.ndarray | None, pages: int, page_size: int) -> np.ndarray:

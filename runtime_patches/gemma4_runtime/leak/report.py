@@ -15,7 +15,7 @@ from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.evidence import offences
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.audit import Audit
-from gemma4_runtime.leak.holders import holders
+from gemma4_runtime.leak.holders import edges, holders
 from gemma4_runtime.leak.suspects import COLUMNS, LIVES_COLUMNS, POOLS, SHARES_COLUMNS, lives, shares, suspects
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS, TREE
 from gemma4_runtime.settings import Leak, Mode
@@ -94,6 +94,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         tensors={
             "suspects": TensorPayload.from_array(table),
             "holders": TensorPayload.from_array(holders(audit.reading, audit.findings, ledger)),
+            "edges": TensorPayload.from_array(edges(audit.reading, ledger)),
             "lives": TensorPayload.from_array(lives(table, ledger)),
             "shares": TensorPayload.from_array(shares(table, ledger)),
         },

@@ -64,6 +64,7 @@ class Reading:
         nodes: Each node that has its sliding window, with its pages in order, of a cache whose nodes are Python's.
         evicted: By request slot, how many of its first tokens a request counts as gone from the sliding window.
         caches_prefixes: Whether the prefix cache keeps what it is given.
+        edges: By request slot, where that ends in its row: the first column in pages, and the full pages from there on.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -76,6 +77,7 @@ class Reading:
     nodes: tuple[tuple[Any, np.ndarray], ...] = ()
     evicted: Mapping[int, int] = field(default_factory=dict)
     caches_prefixes: bool = True
+    edges: Mapping[int, tuple[int, np.ndarray]] = field(default_factory=dict)
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -99,7 +101,10 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
     rows = [_within(row, table.shape[1]) for row in claimed]
     nodes = runs_of(_inner(tree_cache))
     node_slots = _to_host([node.value for node in nodes])
-    row_slots = _to_host([table[row.slot, row.start : row.end] for row in rows])
+    edges = list(_edges(requests, page, table.shape[1]))
+    of_edges = [table[slot, column * page : end : page] for slot, column, end in edges]
+    on_host = _to_host([*(table[row.slot, row.start : row.end] for row in rows), *of_edges])
+    row_slots, edge_slots = on_host[: len(rows)], on_host[len(rows) :]
     holding = [np.unique(slots // page) for slots in (*node_slots, *row_slots)]
     repeated = [_repeated(slots[::page] // page) for slots in (*node_slots, *row_slots)]
     inner = _full(allocator)
@@ -141,6 +146,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         ),
         {held(request).req_pool_idx: swa_evicted(request) or 0 for request in requests},
         keeps_prefixes(_inner(tree_cache)),
+        {edge[0]: (edge[1], slots // page) for edge, slots in zip(edges, edge_slots, strict=True)},
     )
 
 
@@ -148,6 +154,16 @@ def _rows(requests: Sequence[Any], page: int) -> Iterator[Row]:
     for request in requests:
         if held(request).req_pool_idx is not None and not committed_freed(request):
             yield _row(held(request), page, session=False)
+
+
+def _edges(requests: Sequence[Any], page: int, width: int) -> Iterator[tuple[int, int, int]]:
+    """Yield request slot, first column in pages and last token of the row's part where its window may begin."""
+    for request in requests:
+        if held(request).req_pool_idx is not None and not committed_freed(request):
+            counted = min(max(swa_evicted(request) or 0, 0), width) // page
+            column = max(counted - 2, 0)
+            end = min((counted + 4) * page, held(request).kv_committed_len, width)
+            yield held(request).req_pool_idx, column, max(end, column * page)
 
 
 def _session_rows(tree_cache: Any, active: set[int | None], page: int) -> Iterator[Row]:

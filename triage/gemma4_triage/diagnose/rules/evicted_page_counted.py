@@ -5,7 +5,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -16,8 +16,10 @@ ID = "evicted-page-counted"
 _WHY: dict[Structure | None, str] = {
     Structure.TREE_NODE: " The request counts them so: the cache is wrong.",
     Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens so.",
+    Structure.FREE_CALL: " The call that freed what the request counts as gone freed more than that.",
     None: "",
 }
+_EDGES = "edges"
 
 
 def find(incident: Incident) -> Finding | None:
@@ -26,12 +28,12 @@ def find(incident: Incident) -> Finding | None:
         return None
     dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
     gone = _counted_as_gone(dump)
-    of_node = gone is not None and gone >= dump.manifest.offence_count * (dump.manifest.page_size or 1)
-    structure = Structure.TREE_NODE if of_node else None if gone is None else Structure.REQUEST_COUNTERS
+    structure = None if gone is None else _accused(dump, gone)
+    of_call = structure is Structure.FREE_CALL
     return Finding(
         rule=ID,
         structure=structure,
-        defect=Defect.STALE if of_node else None,
+        defect=Defect.STALE if structure is Structure.TREE_NODE else Defect.EARLY if of_call else None,
         cause=(
             "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them "
             "back, so the parts of the SWA pool exceed it." + _WHY[structure]
@@ -67,6 +69,46 @@ def _counted_as_gone(dump: Dump) -> int | None:
     return int(count) if count is not None and count.isdecimal() else None
 
 
+def _accused(dump: Dump, gone: int) -> Structure | None:
+    """Return what is wrong where a request counts `gone` tokens as gone; None where that cannot be told.
+
+    Pages that it counts so are the cache's mistake. Of one beyond them the steps of the frees tell: where the last page
+    that it counts went in the same step, the call took too many, and where that went before, the count was not moved.
+    """
+    page = dump.manifest.page_size or 1
+    places = _places(dump)
+    if places is None:
+        # Dumps without `edges` have no more than how many pages there are.
+        return Structure.TREE_NODE if gone >= dump.manifest.offence_count * page else Structure.REQUEST_COUNTERS
+    by_page, by_column = places
+    found = [by_page.get(one.page) for one in suspects(dump) if one.fault == "unmapped"]
+    known = [place for place in found if place is not None]
+    if not known or len(known) < len(found):
+        return None
+    beyond = [step for column, step in known if (column + 1) * page > gone]
+    if len(beyond) < len(known):
+        return None if beyond else Structure.TREE_NODE
+    last = by_column.get(gone // page - 1, -1)
+    if min(beyond) < 0 or (gone and last < 0):
+        return None
+    return Structure.FREE_CALL if gone and set(beyond) == {last} else Structure.REQUEST_COUNTERS
+
+
+def _places(dump: Dump) -> tuple[dict[int, tuple[int, int]], dict[int, int]] | None:
+    """Return of the owner's row column and step of the free by page, and the step by column; None without `edges`."""
+    table = tensor_or_none(dump, _EDGES)
+    owners = {one.owner[0] for one in suspects(dump) if one.owner is not None}
+    if table is None or table.ndim != 2 or table.shape[1] != 4 or len(owners) != 1:
+        return None
+    rows = [row for row in table.tolist() if row[0] in owners]
+    return {page: (column, step) for _, column, page, step in rows}, {column: step for _, column, _, step in rows}
+
+
+def _is_told_where(dump: Dump) -> bool | None:
+    """Return None where the dump does not say at which place of the row the pages are, and it matters."""
+    return None if _counted_as_gone(dump) is not None and _places(dump) is None else False
+
+
 def _excess(dump: Dump) -> int | None:
     """Return by how many tokens the parts of the SWA pool exceed it; None where the audit does not say."""
     return next((one.accounted - one.total for one in equations(dump) if one.pool == "swa"), None)
@@ -85,6 +127,7 @@ RULE = Rule(
             "the SWA pool's equation holds, or tokens are missing from it",
             in_dump(lambda dump: (_excess(dump) or 0) <= 0),
         ),
+        Exclusion("the pages are at other places of the request's row than it counts", in_dump(_is_told_where)),
         Exclusion("the pages without an SWA slot are not exactly what is too much", in_dump(_is_exact)),
     ),
     injected_by=("page-over-count",),
