@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gemma4_runtime.checks.geometry import NO_WINDOW, Layer, Node, Pool, Shared, SubPool, SwaRoom
-from gemma4_runtime.pools.kv_owners import own_kv
+from gemma4_runtime.pools.arithmetic import own_kv
 
 _TYPES = {"sliding_attention": "sliding", "full_attention": "full"}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma4_runtime.optimisations import owner_only_kv, swa_ratio_policy
-from gemma4_runtime.pools.kv_owners import own_kv
+from gemma4_runtime.pools.arithmetic import own_kv
 from swa_pools import make_swa_allocator
 
 # owner-only-kv is not ported: 0.5.23 makes the lists of layers elsewhere.

@@ -18,7 +18,7 @@ from gemma4_repro.recorders.catalog import recorders_of
 
 IDLE_TIMEOUT_S = 20.0
 _PATHS_KEY = "gemma4_triage_paths"
-"""Of an internal state in /server_info, as optimisations/paths_report.py of the runtime writes it."""
+"""Of an internal state in /server_info, as fusion/paths.py of the runtime writes it."""
 
 
 def run_arm(request: ArmRequest) -> None:

@@ -6,7 +6,7 @@ from gemma4_runtime.patch import Hook, How
 
 _AT = "gemma4_runtime.probes"
 
-PATHS = Hook("scheduler.internal_state", How.AFTER, "gemma4_runtime.optimisations.paths_report:after_internal_state")
+PATHS = Hook("scheduler.internal_state", How.AFTER, "gemma4_runtime.fusion.paths:after_internal_state")
 OWN_LINES = (
     "SGLang's own lines run for that call. Which path was taken, and why, is counted in /server_info and doctor."
 )

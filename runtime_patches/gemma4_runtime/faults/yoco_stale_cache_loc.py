@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemma4_runtime.fusion.paths import after_internal_state
 from gemma4_runtime.injections import injected
-from gemma4_runtime.optimisations.paths_report import after_internal_state
 from gemma4_runtime.yoco.attention_view import backend_copy
 from gemma4_runtime.yoco.short_prefill import short_prefill
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gemma4_runtime.optimisations.paths_report import after_internal_state
+from gemma4_runtime.fusion.paths import after_internal_state
 from gemma4_runtime.vision.eligible import EXACT, packing_reason
 from gemma4_runtime.vision.encode import features, slots_for, tower_in_force
 from gemma4_runtime.vision.packed import Packing, attend_packed

@@ -7,6 +7,8 @@ written to this process's guard manifest, where `gemma4-triage doctor` finds it;
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from gemma4_runtime import current
@@ -43,3 +45,12 @@ class Paths:
 
 
 PATHS = Paths()
+
+
+KEY = "gemma4_triage_paths"
+"""Of an internal state in /server_info."""
+
+
+def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """Run after `Scheduler.get_internal_state`: show in /server_info which paths the ops took."""
+    result.internal_state[KEY] = PATHS.document()

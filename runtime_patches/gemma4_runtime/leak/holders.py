@@ -46,12 +46,7 @@ def holders(reading: Reading, findings: Sequence[Finding], ledger: LeakLedger) -
 
 
 def edges(reading: Reading, ledger: LeakLedger) -> np.ndarray:
-    """Return int64 [rows, 4]: where each request's window may begin, columns as EDGE_COLUMNS.
-
-    Args:
-        reading: What the audit looked at.
-        ledger: Knows when an SWA page was given back.
-    """
+    """Return int64 [rows, 4]: where each request's window may begin, columns as EDGE_COLUMNS."""
     rows = []
     full, swa = ledger.pools["full"], ledger.pools.get("swa")
     for slot, (first, pages) in sorted(reading.edges.items()):

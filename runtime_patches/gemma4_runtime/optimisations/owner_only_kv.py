@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemma4_runtime.optimisations.pool_decisions import decide, draft_reason
-from gemma4_runtime.pools.kv_owners import own_kv
+from gemma4_runtime.pools.arithmetic import own_kv
 
 OP = "owner-only-kv"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 SGLANG_DEFAULT = 0.8
@@ -41,3 +42,16 @@ def pool_sizes(
 
 def _whole_pages(tokens: int, page_size: int) -> int:
     return max(0, tokens // page_size * page_size)
+
+
+def own_kv(layer_ids: Iterable[int], layers: int, shared_layers: int) -> list[int]:
+    """Return those of `layer_ids` that own KV, in their order.
+
+    Gemma4Attention of models/gemma4_causal.py binds the others, which are the last, to an earlier layer's id.
+
+    Args:
+        layer_ids: Any of the model's.
+        layers: Of the whole model.
+        shared_layers: How many of them read an earlier one's.
+    """
+    return [layer for layer in layer_ids if layer < layers - shared_layers]

@@ -164,20 +164,14 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
 
 
 def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> None:
-    """Hold what the prefix cache counts as locked against the nodes that running requests hold, each by a lock.
+    """Hold what the prefix cache counts as locked against the nodes that these running requests hold, each by a lock.
 
-    One lock that was not taken, or given up while its request runs on, leaves fewer tokens locked than are held,
-    unless other requests hold the same nodes. SGLang 0.5.23 keeps the lock at the request, and one without is named.
-
-    Args:
-        scheduler: Whose requests they are.
-        requests: Those that run, all of them or some.
-        site: The function of SGLang's at which it is looked at.
-        made: The forward's batch; None between forwards.
+    A lock that is missing leaves fewer tokens locked than are held, unless other requests hold the same nodes. SGLang
+    0.5.23 keeps the lock at the request, and one without is named.
     """
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
     live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
-    if not live or unreadable_cache(cache):
+    if unreadable_cache(cache):
         return
     paths = {number: path for number, request in enumerate(live) if (path := path_slots(cache, request)) is not None}
     paths = {number: path for number, path in paths.items() if path.numel()}
@@ -189,14 +183,14 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     if locked < needed:
         value, expected = locked, needed
     elif without is not None:
-        # Others have locked its nodes, and it has not.
+        # Others have locked its nodes.
         value, expected = 0, paths[without].numel()
     else:
         return
     wrong = (WrongEntry("unlocked", 0, 0, value, expected),)
     slots = [None if without is None else held(live[without]).req_pool_idx]
     kinds = [Defect.EARLY if without is None else Defect.LOST]
-    report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, slots, had={"as_before": None})
+    report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, slots)
 
 
 def _changed(scheduler: Any, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[int, int]]:

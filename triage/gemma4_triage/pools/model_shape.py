@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemma4_runtime.pools.kv_owners import own_kv
+from gemma4_runtime.pools.arithmetic import own_kv
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.input_file import read_input
 
