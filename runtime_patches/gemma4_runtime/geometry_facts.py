@@ -1,6 +1,6 @@
 """Reads the geometry of runners, pools and attention backends into the records of `checks/geometry.py`.
 
-It touches no device: shapes, sizes and identities only.
+It touches no device: shapes, sizes, identities.
 """
 
 from __future__ import annotations

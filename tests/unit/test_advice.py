@@ -14,7 +14,7 @@ from command_line import parse_command
 from diagnose_examples import CORPUS, ROOT
 from gemma4_runtime.releases import BASE, installed_or_base
 from gemma4_triage.diagnose.catalog import RULES
-from gemma4_triage.diagnose.nothing_to_run import REASONS
+from gemma4_triage.diagnose.next_steps import REASONS
 from gemma4_triage.logs import start_line
 from gemma4_triage.logs.catalog import ENDINGS, FALLBACKS, LOADS
 from gemma4_triage.readers.catalog import TITLES

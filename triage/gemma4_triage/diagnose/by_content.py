@@ -29,7 +29,7 @@ _BINARIES = (
     ),
     (b"SQLite format 3", "a database, such as Nsight Systems writes", "gemma4-triage profile reads torch's traces"),
 )
-# Texts that tools print of a server, which no reader takes and which look like nobody's.
+# Texts that tools print of a server, which no reader takes.
 _TEXTS = (
     (
         re.compile(rb"^Thread \d+ \((?:Thread 0x|LWP )[^\n]{1,200}\n+#\d+ ", re.MULTILINE),

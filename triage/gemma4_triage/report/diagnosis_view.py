@@ -8,8 +8,7 @@ from rich.console import Console
 
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.next_steps import fix_line
-from gemma4_triage.diagnose.nothing_to_run import why_nothing
+from gemma4_triage.diagnose.next_steps import fix_line, why_nothing
 from gemma4_triage.diagnose.plan import plan
 from gemma4_triage.diagnose.process_state import State, state_of_incident
 from gemma4_triage.diagnose.timeline import joint_timeline

@@ -9,12 +9,12 @@ from gemma4_triage.diagnose.census import (
     Census,
     Holder,
     Listed,
+    exchanged,
     first_census,
     mapped_defect,
     single,
 )
 from gemma4_triage.diagnose.evidence import cell, said
-from gemma4_triage.diagnose.exchanged_page import exchanged
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding

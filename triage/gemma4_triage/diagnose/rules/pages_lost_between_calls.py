@@ -3,9 +3,8 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import invalid_defect
+from gemma4_triage.diagnose.census import exchanged, invalid_defect
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
-from gemma4_triage.diagnose.exchanged_page import exchanged
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, in_dump
 from gemma4_triage.diagnose.where_wrong import are_free, free_list

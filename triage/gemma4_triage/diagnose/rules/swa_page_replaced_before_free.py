@@ -4,8 +4,8 @@ from gemma4_dumps.audit_findings import TABLE, Suspect
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import exchange_of, lost_pages
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.exchanged_page import exchange_of, lost_pages
 from gemma4_triage.diagnose.incident import LEAK, LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
