@@ -11,7 +11,7 @@ import sglang
 
 from gemma4_runtime import catalog
 from gemma4_runtime.catalog import CATALOG
-from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
+from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS, REPORTING
 from gemma4_runtime.errors import UnsupportedRelease
 from gemma4_runtime.fusion.paths import FUSED, REFERENCE
 from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
@@ -72,7 +72,7 @@ def test_every_file_of_a_folder_is_in_the_catalog(kind):
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
 def test_implementations_and_targets_resolve(patch):
     # A hook may be shared with another kind: of what it shares, it is as if the other one were on.
-    shared = {hook.implementation for hook in PAGE_HOOKS} if patch.id == "clamp" else set()
+    shared = {hook.implementation for hook in (*REPORTING, *(PAGE_HOOKS if patch.id == "clamp" else ()))}
     for name in implementations(patch):
         assert name.startswith(f"gemma4_runtime.{FOLDERS[patch.kind]}.") or name in shared
         pkgutil.resolve_name(name)
