@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gemma4_dumps.audit_findings import suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.guards import Guards
@@ -12,6 +13,12 @@ from gemma4_triage.diagnose.incident import Incident, Ledger
 from gemma4_triage.finding import Evidence, Finding
 
 Value = str | int | float | bool | None
+_OF_REQUEST_ROWS = {
+    "pool": "whose slots they are: what sliding layers write goes by the map",
+    "row_had": "what the row had there at the check before",
+    "page_event": "what became of that page last, by the ledger",
+    "page_was_own": "whether that page was the request's, which has no other for the place",
+}
 
 
 def said(dump: Dump, field: str, meaning: str) -> Evidence:
@@ -98,3 +105,28 @@ def plain_value(record: Any, dotted: str) -> Value:
         else:
             record = getattr(record, name, None)
     return record if record is None or isinstance(record, str | int | float | bool) else None
+
+
+def counted_as_gone(dump: Dump) -> int | None:
+    """Return how many tokens the request counts as evicted; None if it is gone, or there are several."""
+    try:
+        owners = {one.owner for one in suspects(dump)}
+    except DumpError:
+        return None
+    counts = dict(entry.split(":") for entry in str(dump.manifest.scalars.get("evicted") or "").split(",") if entry)
+    (owner,) = owners if len(owners) == 1 else (None,)
+    count = None if owner is None else counts.get(str(owner[0]))
+    return int(count) if count is not None and count.isdecimal() else None
+
+
+def request_row_evidence(dump: Dump) -> Iterator[Evidence]:
+    """Yield what a dump of `request-rows` says of a wrong entry."""
+    yield said(dump, "scalars.value", "what stands there")
+    yield said(dump, "scalars.expected", "what should, by the request; empty where only its shape or owner is wrong")
+    yield said(dump, "scalars.why", "how it is known to be wrong")
+    yield said(dump, "scalars.request_slot", "whose it is")
+    known = (name for name in _OF_REQUEST_ROWS if dump.manifest.scalars.get(name) is not None)
+    yield from (said(dump, f"scalars.{name}", _OF_REQUEST_ROWS[name]) for name in known)
+    yield said(dump, "scalars.token", "which token of the request, or which column of the table")
+    yield said(dump, "site", "where it was looked at, before SGLang indexed with it")
+    yield said(dump, "scalars.owners", "whether the leak ledger was asked whose pages they are")

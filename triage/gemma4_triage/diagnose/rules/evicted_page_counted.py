@@ -1,18 +1,15 @@
 """The prefix cache counts an SWA page as held that the pool has back: the parts exceed the pool."""
 
 from gemma4_dumps.audit_findings import equations, suspects
-from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said, tensor_or_none
+from gemma4_triage.diagnose.evidence import counted_as_gone, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "evicted-page-counted"
-
-
 _WHY: dict[Structure | None, str] = {
     Structure.TREE_NODE: " The request counts them so: the cache is wrong.",
     Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens so.",
@@ -27,7 +24,7 @@ def find(incident: Incident) -> Finding | None:
     if not found:
         return None
     dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
-    gone = _counted_as_gone(dump)
+    gone = counted_as_gone(dump)
     structure = None if gone is None else _accused(dump, gone)
     of_call = structure is Structure.FREE_CALL
     return Finding(
@@ -55,18 +52,6 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump), commands.corpus("page-over-count")),
         upstream=("SGLang 27789",),
     )
-
-
-def _counted_as_gone(dump: Dump) -> int | None:
-    """Return how many tokens the request counts as evicted; None if it is gone, or there are several."""
-    try:
-        owners = {one.owner for one in suspects(dump)}
-    except DumpError:
-        return None
-    counts = dict(entry.split(":") for entry in str(dump.manifest.scalars.get("evicted") or "").split(",") if entry)
-    (owner,) = owners if len(owners) == 1 else (None,)
-    count = None if owner is None else counts.get(str(owner[0]))
-    return int(count) if count is not None and count.isdecimal() else None
 
 
 def _accused(dump: Dump, gone: int) -> Structure | None:
@@ -106,7 +91,7 @@ def _places(dump: Dump) -> tuple[dict[int, tuple[int, int]], dict[int, int]] | N
 
 def _is_told_where(dump: Dump) -> bool | None:
     """Return None where the dump does not say at which place of the row the pages are, and it matters."""
-    return None if _counted_as_gone(dump) is not None and _places(dump) is None else False
+    return None if counted_as_gone(dump) is not None and _places(dump) is None else False
 
 
 def _excess(dump: Dump) -> int | None:

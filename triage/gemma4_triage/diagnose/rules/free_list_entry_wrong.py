@@ -3,18 +3,9 @@
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import (
-    FREE_AND_HELD,
-    NOWHERE,
-    OUT_OF_RANGE,
-    TWICE_FREE,
-    Census,
-    Listed,
-    first_census,
-    invalid_defect,
-    single,
-)
+from gemma4_triage.diagnose.census import NOWHERE, OUT_OF_RANGE, Census, Listed, first_census, invalid_defect, single
 from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.freed_pages import nothing_happened, stranger_defect, strangers
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import free_list_of_pool
@@ -27,8 +18,6 @@ _OF_A_HAND_OUT = (
     "A page that was free is no longer on the free list of the {pool} pool, and another was handed out in its place: "
     "the list named another page, or the call that hands out returned one. Which of them cannot be told from this."
 )
-
-
 _BY_THE_CALL = (
     "A call that hands out pages of the {pool} pool took a page off its free list and gave another, which was free and "
     "still is on the list: the call is wrong, and not the list."
@@ -42,24 +31,16 @@ def find(incident: Incident) -> Finding | None:
         return None
     for pool in ("full", "swa"):
         beyond = census.of(pool, OUT_OF_RANGE)
-        if beyond and _nothing_happened(census):
+        if beyond and nothing_happened(census):
             return _of_start(incident, pool, beyond[0])
         missing = single(one for one in census.of(pool, NOWHERE) if one.was_free)
-        if missing is None or not _alone(census, pool):
+        # More of them are lost by a call, and not by an entry.
+        if missing is None or len(census.of(pool, NOWHERE)) > 1:
             continue
-        strange = [one for one in census.of(pool, OUT_OF_RANGE, TWICE_FREE, FREE_AND_HELD) if _unasked(one)]
+        strange = strangers(census, pool)
         if len(strange) <= 1:
             return _finding(incident, census, pool, missing, single(strange))
     return None
-
-
-def _nothing_happened(census: Census) -> bool:
-    """Return whether the ledger had seen no call of an allocator when the audit ran, and knows of all that there were.
-
-    Nothing was handed out or given back then: what a list has is what it was made with, or was written into it.
-    """
-    scalars = census.dumps[0].manifest.scalars
-    return scalars.get("events_seen") == 0 and not census.step
 
 
 def _of_start(incident: Incident, pool: str, first: Listed) -> Finding:
@@ -83,15 +64,6 @@ def _of_start(incident: Incident, pool: str, first: Listed) -> Finding:
     )
 
 
-def _alone(census: Census, pool: str) -> bool:
-    """Return whether it is the only page of its pool that is nowhere: more are lost by a call, and not by an entry."""
-    return len(census.of(pool, NOWHERE)) == 1
-
-
-def _unasked(one: Listed) -> bool:
-    return one.suspect.fault != FREE_AND_HELD or one.never_asked_back
-
-
 def _finding(incident: Incident, census: Census, pool: str, missing: Listed, strange: Listed | None) -> Finding:
     # Handed out in this very step, the stranger may also be what a hand-out was turned into.
     given_now = strange is not None and census.given_now(strange)
@@ -102,7 +74,7 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
     return Finding(
         rule=ID,
         structure=None if now else Structure.ALLOCATION if by_call else free_list_of_pool(pool),
-        defect=Defect.LOST if strange is None else _defect(missing, strange, by_call),
+        defect=Defect.LOST if strange is None else stranger_defect(missing, strange, by_call),
         cause=(_BY_THE_CALL if by_call else _OF_A_HAND_OUT).format(pool=pool)
         if now or by_call
         else (
@@ -128,16 +100,6 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
             commands.serve(incident, "--preset debug", "--debug trap"),
         ),
     )
-
-
-def _defect(missing: Listed, strange: Listed, by_call: bool) -> Defect:
-    if strange.suspect.fault == OUT_OF_RANGE:
-        return invalid_defect(strange.page)
-    if abs(strange.page - missing.page) == 1:
-        return Defect.OFF_BY_ONE
-    if by_call:
-        return Defect.STALE
-    return Defect.DUPLICATE if strange.suspect.fault == TWICE_FREE else Defect.FOREIGN
 
 
 def _is_open(seen: Seen) -> bool | None:

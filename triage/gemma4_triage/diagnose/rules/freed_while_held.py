@@ -1,29 +1,27 @@
 """A page on the free list that a request or the prefix cache still holds: freed too early, or never freed at all."""
 
-from collections.abc import Sequence
-
-from gemma4_dumps.audit_findings import TABLE, Life, Suspect, lives, suspects
+from gemma4_dumps.audit_findings import TABLE, Suspect, lives
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, HELD_TWICE, NOWHERE, TAKEN, TREE, Census, first_census
-from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.census import FREE_AND_HELD, HELD_TWICE, NOWHERE, first_census
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.freed_pages import free_and_held, freed_from_cache, holder_has_ended, peers_lost, was_freed
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "freed-while-held"
-_EVICTION = "evict_tree"
 
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=LEAK, verdict="freed_in_use")
     if dump is None:
         return _handed_out_again(incident)
-    held = _held(dump)
-    if held and not any(_was_freed(page) for page in held):
+    held = free_and_held(dump)
+    if held and not any(was_freed(page) for page in held):
         return _never_freed(incident, dump, held[0])
     return Finding(
         rule=ID,
@@ -50,7 +48,7 @@ def _handed_out_again(incident: Incident) -> Finding | None:
         of_page = lives(dump)
     except DumpError:
         return None
-    past = [_freed_from_cache(of_page.get((one.suspect.pool, one.page), [])) for one in twice]
+    past = [freed_from_cache(of_page.get((one.suspect.pool, one.page), [])) for one in twice]
     if not past[0] or not all(past):
         return None
     return Finding(
@@ -67,26 +65,11 @@ def _handed_out_again(incident: Incident) -> Finding | None:
             cell(dump, TABLE, (twice[0].row, 0), "the first of them"),
             cell(dump, TABLE, (twice[0].row, 7), "the step at which it was handed out again"),
             said(dump, "step", "the step of the audit"),
-            *_peers_lost(census, {one.page for one in twice}),
+            *peers_lost(census, {one.page for one in twice}),
         ),
         advice=("The audit has the page's earlier lives: look at what gave it back while the cache had it.",),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
-
-
-def _peers_lost(census: Census, twice: set[int]) -> tuple[Evidence, ...]:
-    """Return what says that the SWA pages of those pages are lost, if no others are: they went as those were mapped."""
-    gone = census.of("swa", NOWHERE)
-    if not gone or census.of("full", NOWHERE) or not all(one.suspect.peer in twice for one in gone):
-        return ()
-    return (cell(gone[0].dump, TABLE, (gone[0].row, 10), "the full page that a lost SWA page served"),)
-
-
-def _freed_from_cache(past: Sequence[Life]) -> Life | None:
-    """Return the life before the latest, if the cache had the page and something else than its eviction freed it."""
-    if len(past) < 2 or past[-2].given_step is None or past[-2].free_step is None:
-        return None
-    return None if past[-2].free_site == _EVICTION else past[-2]
 
 
 def _never_freed(incident: Incident, dump: Dump, first: Suspect) -> Finding:
@@ -126,46 +109,14 @@ def _evidence(dump: Dump) -> tuple[Evidence, ...]:
     )
 
 
-def _held(dump: Dump) -> list[Suspect]:
-    """Return what the audit knows of the pages that are free and held; none if its table cannot be read."""
-    try:
-        return [page for page in suspects(dump) if page.fault == FREE_AND_HELD]
-    except DumpError:
-        return []
-
-
-def _was_freed(page: Suspect) -> bool:
-    """Return whether the ledger saw a free of the page since it was handed out last.
-
-    Of a free and a hand-out in one step the last event is the later one.
-    """
-    if page.free_step is None or page.alloc_step is None:
-        return page.free_step is not None
-    later = page.free_step == page.alloc_step and page.last_event not in TAKEN
-    return later or page.free_step > page.alloc_step
-
-
-def _has_ended(dump: Dump) -> bool | None:
-    """Return whether no request that runs, nor the cache, holds such a page; None where the dump does not say."""
-    table, running = tensor_or_none(dump, "holders"), dump.manifest.scalars.get("running")
-    pages = {page.page for page in _held(dump) if page.pool == "full"}
-    if table is None or table.ndim != 2 or not isinstance(running, str):
-        return None
-    alive = {str(TREE), *running.split(",")}
-    holders = [str(int(holder)) for page, holder, _ in table.tolist() if page in pages]
-    return not alive & set(holders) if holders else None
-
-
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
+        Exclusion("the holder is a request that has ended: it was not released", in_dump(holder_has_ended)),
         Exclusion(
-            "the holder is a request that has ended: then it was not released, and nothing reads", in_dump(_has_ended)
-        ),
-        Exclusion(
-            "the audit's table of the page shows another free, or none",
-            in_dump(lambda dump: False if _held(dump) else None),
+            "the audit's table shows another free, or none",
+            in_dump(lambda dump: False if free_and_held(dump) else None),
         ),
         Exclusion(
             "the pages were freed beside the allocator's own calls, which the ledger does not see",

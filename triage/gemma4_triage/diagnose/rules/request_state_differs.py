@@ -1,14 +1,14 @@
 """A batch goes by a row, a length or a write location that is not its request's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import request_row_evidence
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
-from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "request-state-differs"
 _BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked")
@@ -17,13 +17,6 @@ _TOKENS, _NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
 _RELEASED, _PREFIX, _UNLOCKED = "released", "prefix", "unlocked"
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
-
-_SOMETIMES = {
-    "pool": "whose slots they are: what sliding layers write goes by the map",
-    "row_had": "what the row had there at the check before",
-    "page_event": "what became of that page last, by the ledger",
-    "page_was_own": "whether that page was the request's, which has no other for the place",
-}
 
 
 def find(incident: Incident) -> Finding | None:
@@ -86,22 +79,10 @@ def find(incident: Incident) -> Finding | None:
         else Confidence.CERTAIN,
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
-        evidence=tuple(_evidence(dump)),
+        evidence=tuple(request_row_evidence(dump)),
         advice=("What writes this structure in the step of the dump, or in the one before it, is at fault.",),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
-
-
-def _evidence(dump: Dump) -> Iterator[Evidence]:
-    yield said(dump, "scalars.value", "what stands there")
-    yield said(dump, "scalars.expected", "what should, by the request; empty where only its shape or owner is wrong")
-    yield said(dump, "scalars.why", "how it is known to be wrong")
-    yield said(dump, "scalars.request_slot", "whose it is")
-    known = (name for name in _SOMETIMES if dump.manifest.scalars.get(name) is not None)
-    yield from (said(dump, f"scalars.{name}", _SOMETIMES[name]) for name in known)
-    yield said(dump, "scalars.token", "which token of the request, or which column of the table")
-    yield said(dump, "site", "where it was looked at, before SGLang indexed with it")
-    yield said(dump, "scalars.owners", "whether the leak ledger was asked whose pages they are")
 
 
 def _is_known(dump: Dump) -> bool:
