@@ -131,7 +131,7 @@ class TestAlias(OnSmallPools):
         paged.free_segment(node, start_pos=0)
         assert DumpStore(dumps).list() == []
 
-    # The base has no set_full_to_swa_mapping.
+    # 0.5.13.post1 moves no SWA page.
     @pytest.mark.releases("0.5.23")
     def test_a_page_that_moves_while_an_entry_is_left(self, dumps, paged):
         node, mine = extend(paged, 32), extend(paged, 32)
