@@ -55,27 +55,9 @@ class WrongAnswer(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, help="JSON file to write; default: stdout")
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
-    parser.add_argument("--rounds", type=int, default=15, help="samples per arm and size (default 15)")
-    parser.add_argument("--models", nargs="+", choices=tuple(SIZES), default=MODELS, help="default: all but 31b")
-    parser.add_argument("--limit-s", type=float, default=420.0, help="end after this long with what there is")
-    parser.add_argument("--table", type=Path, help="make the table of plans of this file, and measure nothing")
-    options = parser.parse_args(argv)
+    options = read_options(argv, __doc__ or "", 420.0)
     if options.table is not None:
-        try:
-            document = json.loads(options.table.read_text(encoding="utf-8"))
-            target, text = FOLDER / table_name(document), table_text(document, options.table)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            parser.error(f"{options.table} is not a file that --output has written: {type(error).__name__}: {error}")
-        target.write_text(text, encoding="utf-8")
-        print(f"Wrote {target}", file=sys.stderr)
-        return 0
-    if options.rounds < 2:
-        parser.error(f"--rounds is {options.rounds}, expected 2 or more")
-    if options.output and options.output.exists() and not options.force:
-        parser.error(f"{options.output} exists: give --force to overwrite it")
+        return make_table(options.table, table_name, table_text)
     if not torch.cuda.is_available():
         print(
             "bench_small_m_linear measures a GPU, and no CUDA device was found: run it on a GPU host", file=sys.stderr
@@ -91,6 +73,38 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     about = {"dtype": "bfloat16", "rounds": options.rounds, "gain": GAIN}
     write(origin("1.0", "small_m_linear") | about | with_limits(found), options.output)
+    return 0
+
+
+def read_options(argv: list[str] | None, about: str, limit_s: float) -> argparse.Namespace:
+    """Return what a script that makes a table of plans was asked for; exit with 2 where that cannot be."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="JSON file to write; default: stdout")
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--rounds", type=int, default=15, help="samples per arm and size (default 15)")
+    parser.add_argument("--models", nargs="+", choices=tuple(SIZES), default=MODELS, help="default: all but 31b")
+    parser.add_argument("--limit-s", type=float, default=limit_s, help="end after this long with what there is")
+    parser.add_argument("--table", type=Path, help="make the table of plans of this file, and measure nothing")
+    options = parser.parse_args(argv)
+    if options.rounds < 2:
+        parser.error(f"--rounds is {options.rounds}, expected 2 or more")
+    if options.output and options.output.exists() and not options.force:
+        parser.error(f"{options.output} exists: give --force to overwrite it")
+    return options
+
+
+def make_table(
+    rows_file: Path, name: Callable[[dict[str, Any]], str], text: Callable[[dict[str, Any], Path], str]
+) -> int:
+    """Write the table of a file that `--output` has written; return the exit code."""
+    try:
+        document = json.loads(rows_file.read_text(encoding="utf-8"))
+        target, made = FOLDER / name(document), text(document, rows_file)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{rows_file} is not a file that --output has written: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    target.write_text(made, encoding="utf-8")
+    print(f"Wrote {target}", file=sys.stderr)
     return 0
 
 

@@ -12,9 +12,7 @@ norms cannot do so: measure twice there. Exit codes: 0 measured, 1 an answer was
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -24,12 +22,22 @@ from typing import Any
 
 import torch
 from bench_page_guard import origin, write
-from bench_small_m_linear import MODELS, Products, Size, WrongAnswer, fastest, products, table_lines, with_limits
+from bench_small_m_linear import (
+    Products,
+    Size,
+    WrongAnswer,
+    fastest,
+    make_table,
+    products,
+    read_options,
+    table_lines,
+    with_limits,
+)
 
 from gemma4_kernels import launcher
 from gemma4_kernels.small_m_linear import streamed
 from gemma4_kernels.small_m_linear.spec import AXES, StreamedPlan
-from gemma4_kernels.small_m_linear.tuned import FOLDER, tuned_plans
+from gemma4_kernels.small_m_linear.tuned import tuned_plans
 from gemma4_repro.bench.quantiles import spread
 from gemma4_repro.kernel_bench.replay_clock import ROTATED_BYTES, interleaved
 
@@ -45,27 +53,9 @@ _SIZE_LIMIT_S = 20.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, help="JSON file to write; default: stdout")
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
-    parser.add_argument("--rounds", type=int, default=15, help="samples per arm and size (default 15)")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="end after this long with what there is")
-    parser.add_argument("--table", type=Path, help="make the table of plans of this file, and measure nothing")
-    options = parser.parse_args(argv)
+    options = read_options(argv, __doc__ or "", 300.0)
     if options.table is not None:
-        try:
-            document = json.loads(options.table.read_text(encoding="utf-8"))
-            target, text = FOLDER / table_name(document), table_text(document, options.table)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            parser.error(f"{options.table} is not a file that --output has written: {type(error).__name__}: {error}")
-        target.write_text(text, encoding="utf-8")
-        print(f"Wrote {target}", file=sys.stderr)
-        return 0
-    if options.rounds < 2:
-        parser.error(f"--rounds is {options.rounds}, expected 2 or more")
-    if options.output and options.output.exists() and not options.force:
-        parser.error(f"{options.output} exists: give --force to overwrite it")
+        return make_table(options.table, table_name, table_text)
     if not torch.cuda.is_available():
         print("measure_streamed_products measures a GPU, and no CUDA device was found", file=sys.stderr)
         return 3
@@ -191,7 +181,7 @@ def table_text(document: dict[str, Any], rows_file: Path) -> str:
 def _left_out(row: dict[str, Any]) -> bool:
     """Say whether no model that has the product gains by such plans, see NO_GAIN."""
     models = {use.partition(" x ")[2].partition(".")[0] for use in row["uses"]}
-    return all(row["rows"] in NO_GAIN[model] for model in models)
+    return all(row["rows"] in NO_GAIN.get(model, ()) for model in models)
 
 
 def norm_lets_in(first: bool) -> None:
