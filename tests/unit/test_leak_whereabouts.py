@@ -26,7 +26,7 @@ def test_a_request_that_claims_more_than_its_row_has_is_read_as_far_as_that(
     rows = torch.zeros(2, WIDTH, dtype=torch.int32)
     rows[1] = torch.arange(16, 16 + WIDTH)
     request = SimpleNamespace(req_pool_idx=1, cache_protected_len=start, kv_allocated_len=end, swa_evicted_seqlen=0)
-    request.kv_committed_freed = False
+    request.kv_committed_freed, request.kv_committed_len = False, end
     if at_least(installed_or_base(), "0.5.23"):
         from sglang.srt.managers.schedule_batch import ReqKvInfo
 
