@@ -8,11 +8,15 @@ from typing import Any, Protocol
 
 import torch
 
-from gemma4_kernels.small_m_linear.spec import MAX_ROWS
-from gemma4_kernels.small_m_linear.tuned import streamed_plans, streamed_tables
-
 _MOST_KNOWN = 4096
+
+
+def _nowhere(device: int, programs: int, width: int) -> bool:
+    return False
+
+
 _lets_next_in: Callable[[], bool] = bool
+_lets_next_in_here: Callable[[int, int, int], bool] = _nowhere
 
 
 class KnownLaunch:
@@ -148,7 +152,7 @@ class Launcher:
         for number in (*addresses, *strides):
             bits |= number
         early = early and device >= 0 and can_launch_early(device)
-        first = early and _lets_next_in() and _streams_behind(device, programs, pointers[0].shape[-1])
+        first = early and _lets_next_in() and _lets_next_in_here(device, programs, pointers[0].shape[-1])
         constants = (*constants, 0 if not early else 2 if first else 1)
         options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": fuse}
         if early:
@@ -174,24 +178,21 @@ def can_launch_early(device: int) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def let_next_in_where(asked: Callable[[], bool]) -> None:
+def let_next_in_where(on: Callable[[], bool], where: Callable[[int, int, int], bool]) -> None:
     """Settle whether norms let the product behind them start before their own inputs are there.
 
     It is a gain where that product is streamed: it then fills its ring while the kernel ahead of the norm still runs.
     Other products take room from that one by it, and are slower.
 
     Args:
-        asked: At each launch of a program for each row, if products of as many rows of this width are streamed here.
+        on: Asked at each launch, also of one that is known: whether any does.
+        where: Asked of a launch that is new, with its CUDA device, its programs and the width of its first tensor. A
+            norm has a program for each row.
     """
-    global _lets_next_in
-    _lets_next_in = asked
+    global _lets_next_in, _lets_next_in_here
+    _lets_next_in, _lets_next_in_here = on, where
 
 
-@functools.cache
-def _streams_behind(device: int, rows: int, width: int) -> bool:
-    """Say whether products of so many rows of this width are streamed on this CUDA device."""
-    sizes = streamed_tables().get((torch.cuda.get_device_name(device), "bfloat16"), {})
-    plans = [
-        streamed_plans(torch.cuda.get_device_name(device), "bfloat16", *size) for size in sizes if size[1] == width
-    ]
-    return rows <= MAX_ROWS and any(found is not None and found[rows] is not None for found in plans)
+def let_nothing_in() -> None:
+    """Have each kernel let the one behind it start once its own inputs are there, as from the start."""
+    let_next_in_where(bool, _nowhere)

@@ -6,6 +6,7 @@ from test_small_m_linear import assert_product, draw
 
 from gemma4_kernels import tickets
 from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
+from gemma4_kernels.launcher import let_next_in_where, let_nothing_in
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_gelu_mul, small_m_linear
 from gemma4_kernels.small_m_linear.spec import AXES, Plan, StreamedPlan
@@ -51,6 +52,33 @@ def test_a_chain_of_early_launches_has_the_bits_of_one_that_waits(plan):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = chain(True)
+    for _ in range(50):
+        captured.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
+@pytest.mark.parametrize("plan", STREAMED[:3], ids=str)
+def test_a_product_that_a_norm_lets_in_first_has_the_bits_of_one_that_waits(plan):
+    weights = [matrices(1024, 1024, seed=seed) for seed in range(LAYERS)]
+    ones, x = torch.ones(1024, device="cuda", dtype=torch.bfloat16), matrices(8, 1024, seed=99)
+
+    def chain():
+        hidden = x
+        for weight in weights:
+            hidden = small_m_linear(rmsnorm_add(hidden, ones, x), weight, plan)
+        return hidden
+
+    expected = chain()
+    torch.cuda.synchronize()
+    try:
+        let_next_in_where(lambda: True, lambda *launch: True)
+        chain()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = chain()
+    finally:
+        let_nothing_in()
     for _ in range(50):
         captured.fill_(torch.nan)
         graph.replay()

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemma4_kernels import launcher
-from gemma4_kernels.launcher import KnownLaunches, let_next_in_where
+from gemma4_kernels.launcher import KnownLaunches, let_next_in_where, let_nothing_in
 from gemma4_kernels.small_m_linear import streamed
 from gemma4_kernels.small_m_linear.launch import small_m_linear
 from gemma4_kernels.small_m_linear.spec import GATES, StreamedPlan
@@ -127,14 +126,14 @@ def test_what_it_can_read(x, weight, fits):
 
 def test_a_norm_lets_the_product_in_where_products_of_its_rows_are_streamed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: H200)
-    launcher._streams_behind.cache_clear()
+    streamed.streams_behind.cache_clear()
     try:
-        streams = launcher._streams_behind
+        streams = streamed.streams_behind
         assert [streams(0, rows, 2560) for rows in (0, 1, 2, 8, 16, 17, 4096)] == [0, 0, 1, 1, 1, 0, 0]
         assert [streams(0, rows, 2816) for rows in (1, 8, 16)] == [1, 1, 0]
         assert not streams(0, 8, 100)
     finally:
-        launcher._streams_behind.cache_clear()
+        streamed.streams_behind.cache_clear()
 
 
 def test_a_launch_is_known_in_the_order_that_it_was_made_in():
@@ -142,10 +141,10 @@ def test_a_launch_is_known_in_the_order_that_it_was_made_in():
     try:
         known.keep("key", made)  # type: ignore[arg-type]
         assert known.get("key") is made
-        let_next_in_where(lambda: True)
+        let_next_in_where(lambda: True, lambda *launch: True)
         assert known.get("key") is None
     finally:
-        let_next_in_where(bool)
+        let_nothing_in()
     assert known.get("key") is made
 
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemma4_kernels.small_m_linear.spec import GATES, Gate, StreamedPlan
+from gemma4_kernels.small_m_linear.spec import GATES, MAX_ROWS, Gate, StreamedPlan
+from gemma4_kernels.small_m_linear.tuned import streamed_plans, streamed_tables
 
 SOURCE = Path(__file__).with_name("streamed.cu")
 MOST_HELD_DEPTH = 4096
@@ -136,6 +137,15 @@ def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
         and weight.stride(0) % 8 == 0
         and (x.stride(0) % 8 == 0 or x.shape[0] == 1)
     )
+
+
+@functools.cache
+def streams_behind(device: int, rows: int, width: int) -> bool:
+    """Say whether products of so many rows of this width are streamed on this CUDA device, by its table."""
+    gpu = torch.cuda.get_device_name(device)
+    sizes = streamed_tables().get((gpu, "bfloat16"), {})
+    plans = [streamed_plans(gpu, "bfloat16", *size) for size in sizes if size[1] == width]
+    return rows <= MAX_ROWS and any(found is not None and found[rows] is not None for found in plans)
 
 
 class _Attribute(ctypes.Structure):

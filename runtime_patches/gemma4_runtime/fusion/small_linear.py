@@ -18,7 +18,7 @@ from torch import Tensor
 from gemma4_kernels.launcher import let_next_in_where
 from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_gelu_mul, small_m_linear
 from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan, StreamedPlan
-from gemma4_kernels.small_m_linear.streamed import fits, unavailable
+from gemma4_kernels.small_m_linear.streamed import fits, streams_behind, unavailable
 from gemma4_kernels.small_m_linear.tuned import streamed_plans, tables, tuned_plans
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.eligible import rows_reason, server_reason
@@ -35,7 +35,7 @@ OP = "small-m-linear"
 STREAMED = "streamed-products"
 """The op whose kernel takes the place of OP's where it is faster still."""
 
-let_next_in_where(lambda: switched_on(STREAMED))
+let_next_in_where(lambda: switched_on(STREAMED), streams_behind)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor | None:
