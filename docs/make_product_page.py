@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gemma4_kernels.layer_tail.tuned import tuned_plans as tail_plans
 from gemma4_kernels.small_m_linear.tuned import streamed_plans
 from gemma4_triage.cli.option_names import todays_line
 
@@ -21,6 +22,8 @@ STREAMED = ROOT / "kernels" / "bench" / "rows" / "streamed_products_h200_2026-11
 STREAMED_STEPS = [
     ROOT / "docs" / "bench" / f"step_streamed_h200_2026-11-26_{model}.json" for model in ("e4b", "e2b", "26b")
 ]
+TAIL = ROOT / "kernels" / "bench" / "rows" / "layer_tail_h200_2026-11-27.json"
+TAIL_STEPS = [ROOT / "docs" / "bench" / f"step_tail_h200_2026-11-27_{model}.json" for model in ("e4b", "e2b")]
 PEERS = ROOT / "kernels" / "bench" / "rows" / "product_peers_h200_2026-11-26.json"
 SHOWN = (1, 8, 16)
 STREAMED_AT_ONE_ROW = ("e4b", "e2b")
@@ -178,6 +181,62 @@ def streamed(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     return text + STREAMED_END.format(slower=slower)
 
 
+TAIL_HEAD = """## A layer behind its attention in one launch
+
+Six products, of which one is the next layer's, and five norms follow the attention of a layer with per-layer
+embeddings. `layer-tail` ([layer_tail.cu](../kernels/gemma4_kernels/layer_tail/layer_tail.cu)) is all of them in one
+launch, for at most 8 rows: a block on each multiprocessor, whose ring goes on filling with the next product's weights
+while rows go from block to block and are normed. Blocks wait for each other, so the launch is cooperative. Its table
+names it where it was faster than the ops one by one, and where a whole step was: up to {most} rows.
+
+```
+{command}
+```
+
+Microseconds of a layer without its attention, medians of one run; *one by one* are the kernels above and our norms,
+*limit* is the size of the layer's weights over {rate:.2f} TB/s as above:
+
+| layer | rows | one by one | one launch | limit | of limit |
+|---|---|---|---|---|---|
+"""
+TAIL_STEP_HEAD = """
+Whole steps, all defaults with and without it, 768 tokens of context:
+
+```
+{commands}
+```
+
+| model, batch | as shipped, ms | one by one, ms | ours, ms | one by one / ours | as shipped / ours | kernels |
+|---|---|---|---|---|---|---|
+"""
+
+
+def tail(document: dict[str, Any], steps: list[dict[str, Any]], bytes_per_s: float) -> str:
+    """Return the section on layers of one launch."""
+    gpu = document["gpu"]["name"]
+    taken = {
+        row["rows"]: bool((plans := tail_plans(gpu, row["hidden"], row["wide"], row["inner"])) and plans[row["rows"]])
+        for row in document["rows"]
+    }
+    most = max(rows for rows, is_taken in taken.items() if is_taken)
+    text = TAIL_HEAD.format(most=most, command=document["command"], rate=bytes_per_s / 1e12)
+    for row in document["rows"]:
+        ours, limit_us = row["us"]["ours"]["median"], row["weight_bytes"] / bytes_per_s * 1e6
+        times = f"{row['us']['one-by-one']['median']:.1f} | {ours:.1f} | {limit_us:.1f} | {limit_us / ours:.0%}"
+        text += f"| {', '.join(row['uses'])} | {row['rows']} | {times} |\n"
+    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
+    text += TAIL_STEP_HEAD.format(commands="\n".join(commands))
+    for step in steps:
+        rows = {(row["batch"], row["arm"]): row for row in step["rows"]}
+        (model,) = step["models"]
+        for batch in (batch for batch, arm in rows if arm == "all" and taken[batch]):
+            cells = [rows[batch, arm] for arm in ("shipped", "all-separate", "all")]
+            shipped, separate, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
+            ratios = f"x{separate / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
+            text += f"| {model}, {batch} | {shipped:.2f} | {separate:.2f} | {ours:.2f} | {ratios} |\n"
+    return text + "\n"
+
+
 PEERS_HEAD = """## Beside other libraries
 
 ```
@@ -313,6 +372,8 @@ def markdown(
     steps: list[dict[str, Any]],
     gates: list[dict[str, Any]],
     others: dict[str, Any],
+    tails: dict[str, Any],
+    tail_steps: list[dict[str, Any]],
     streams: dict[str, Any],
     streamed_runs: list[dict[str, Any]],
 ) -> str:
@@ -340,7 +401,7 @@ def markdown(
             todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in gates
         ),
         gates="\n".join(line for step in gates for line in gate_lines(step)),
-        peers=peers(others),
+        peers=tail(tails, tail_steps, document["read_bytes_per_s"]) + peers(others),
         streamed=streamed(streams, streamed_runs),
     )
     for row in (row for row in rows if row["rows"] in SHOWN):
@@ -352,11 +413,13 @@ def markdown(
 
 
 def read_documents() -> tuple[Any, ...]:
-    """Return what `markdown` takes: the rows of products, steps, peers and streamed weights."""
+    """Return what `markdown` takes: the rows of products, steps, peers, layers of one launch and streamed weights."""
     steps, gates = ([json.loads(path.read_text()) for path in paths] for paths in (STEPS, GATES))
+    tail_steps = [json.loads(path.read_text()) for path in TAIL_STEPS]
+    tails = json.loads(TAIL.read_text())
     streams = [json.loads(path.read_text()) for path in STREAMED_STEPS]
     products, others, streamed_rows = (json.loads(path.read_text()) for path in (ROWS, PEERS, STREAMED))
-    return products, steps, gates, others, streamed_rows, streams
+    return products, steps, gates, others, tails, tail_steps, streamed_rows, streams
 
 
 if __name__ == "__main__":

@@ -94,12 +94,15 @@ def read_options(argv: list[str] | None, about: str, limit_s: float) -> argparse
 
 
 def make_table(
-    rows_file: Path, name: Callable[[dict[str, Any]], str], text: Callable[[dict[str, Any], Path], str]
+    rows_file: Path,
+    name: Callable[[dict[str, Any]], str],
+    text: Callable[[dict[str, Any], Path], str],
+    folder: Path = FOLDER,
 ) -> int:
-    """Write the table of a file that `--output` has written; return the exit code."""
+    """Write the table of a file that `--output` has written into a folder; return the exit code."""
     try:
         document = json.loads(rows_file.read_text(encoding="utf-8"))
-        target, made = FOLDER / name(document), text(document, rows_file)
+        target, made = folder / name(document), text(document, rows_file)
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"{rows_file} is not a file that --output has written: {type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -34,6 +34,7 @@ from bench_small_m_linear import (
     with_limits,
 )
 
+from gemma4_kernels.cuda_source import machine_code, unavailable
 from gemma4_kernels.launcher import let_next_in_where
 from gemma4_kernels.small_m_linear import streamed
 from gemma4_kernels.small_m_linear.spec import AXES, StreamedPlan
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("measure_streamed_products measures a GPU, and no CUDA device was found", file=sys.stderr)
         return 3
-    if reason := streamed.unavailable(torch.device("cuda", 0)):
+    if reason := unavailable(torch.device("cuda", 0)):
         print(f"The streaming kernel cannot run here: {reason}", file=sys.stderr)
         return 3
     found: list[dict[str, Any]] = []
@@ -111,7 +112,7 @@ def measure(sizes: dict[Size, list[str]], rounds: int, limit_s: float) -> Iterat
         programs = min(about.multi_processor_count, size[0])
         jobs += [streamed.built_for(plan, rows, *size, "none", programs, True) for plan in candidates(rows, size)]
     with ThreadPoolExecutor(_WORKERS) as pool:
-        list(pool.map(lambda built: streamed.machine_code(built, architecture), dict.fromkeys(jobs)))
+        list(pool.map(lambda built: machine_code(streamed.SOURCE, built.defined, architecture), dict.fromkeys(jobs)))
     print(f"compiled {len(set(jobs))} candidates in {time.monotonic() - begin:.0f} s", file=sys.stderr)
     most = max(columns * depth for columns, depth in sizes)
     memory = torch.empty(most + ROTATED_BYTES // 2, device="cuda", dtype=torch.bfloat16)

@@ -66,7 +66,8 @@ EARLY = [op for op in OPS if "EARLY_LAUNCH" in (PACKAGE / op / "kernel.py").read
 
 
 def test_the_fused_ops_start_early():
-    assert set(EARLY) == set(OPS) - {"page_guard"}
+    # What is in CUDA C++ says so in its own source.
+    assert set(EARLY) == set(OPS) - {"page_guard", "layer_tail"}
 
 
 @pytest.mark.parametrize("op", EARLY)

@@ -54,6 +54,18 @@ def test_what_the_manual_says_of_it_is_in_the_rows(page):
     assert all(abs(gain[model, 64] - 1) < 0.01 for model in ("e4b", "e2b", "26b"))
 
 
+def test_what_the_manual_says_of_layers_of_one_launch_is_in_the_rows(page):
+    *_, steps, _, _ = page.read_documents()
+    us = {(row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in steps for row in d["rows"]}
+    gain = {key[:2]: us[(*key[:2], "all-separate")] / us[(*key[:2], "all")] for key in us if key[2] == "all"}
+    said = (ROOT / "docs" / "patches.md").read_text()
+    (paragraph,) = [part for part in said.split("\n\n") if part.startswith("`layer-tail`")]
+    cells = [(model, batch) for model in ("e4b", "e2b") for batch in (1, 2, 4)]
+    assert re.findall(r"x\d\.\d\d", paragraph) == [f"x{gain[cell]:.2f}" for cell in cells]
+    assert all(gain[cell] > 1 for cell in cells)
+    assert all(document["wrong"] == document["lost"] == [] for document in steps)
+
+
 def test_what_the_manual_says_of_streamed_products_is_in_the_rows(page):
     *_, steps = page.read_documents()
     us = {(row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in steps for row in d["rows"]}

@@ -16,6 +16,8 @@ DENSE = {"post-attention-norms", "rmsnorm-residual-scalar"}
 PLE = {"rmsnorm-add", "gelu-tanh-mul", "ple-front-end"}
 EITHER = {"cross-layer-norm", "qk-norm-rope"}
 SHARED_KEYS = {"q-only-projection"}
+TAIL = ("layer-tail", "small-m-linear", "streamed-products")
+"""A CPU has no plan for the last two; the first wants all three in force."""
 OPS = sorted(EXPERTS | DENSE | PLE | EITHER | SHARED_KEYS)
 HAS = {"toy-26b": EXPERTS | EITHER, "toy-e4b": DENSE | PLE | EITHER | SHARED_KEYS}
 NEW_TOKENS = 6
@@ -27,10 +29,10 @@ NOT_TAKEN = "hidden states on cpu"
 @pytest.fixture(scope="module", params=sorted(HAS))
 def ran(request, tmp_path_factory, engine_forks, engine_arguments):
     """(toy, set of ops to what came out): none, each op alone, all, and all on a server that must not take them."""
-    sets = [[], *([op] for op in OPS), OPS]
+    sets = [[], *([op] for op in OPS), OPS, [*OPS, *TAIL]]
     done = engine_forks.run(
         tmp_path_factory.mktemp("layer-ops"),
-        {"GEMMA4_TRIAGE_PATCHES": ",".join(OPS)},
+        {"GEMMA4_TRIAGE_PATCHES": ",".join((*OPS, *TAIL))},
         240,
         {
             "task": "layer_op_parity:run_sets",
@@ -64,6 +66,15 @@ def test_tokens_and_logits_are_those_without_it(ran, chosen):
     # On this CPU a kernel's torch reference ran; a product of fewer rows has no kernel of ours.
     wanted = {op: {"fused" if op == "q-only-projection" else "reference"} for op in concerned}
     assert {op: set(paths) for op, paths in fused["paths"].items()} == wanted
+
+
+def test_a_layer_behind_its_attention_in_one_launch_changes_no_token(ran):
+    toy, results = ran
+    fused = results[*OPS, *TAIL]
+    assert fused["tokens"] == results[()]["tokens"]
+    assert difference(fused, results[()]) <= TOLERANCE
+    # Prefills have more rows than the tail takes, so the ops that it takes the place of ran too.
+    assert set(fused["paths"].get("layer-tail", {})) == ({"reference"} if toy == "toy-e4b" else set())
 
 
 def test_logits_are_no_constants(ran):

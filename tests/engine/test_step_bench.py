@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemma4_repro.step_bench.plan import SEVERAL
+from gemma4_repro.step_bench.plan import ALL, ATTENTION, SEVERAL
 from toy_arguments import ENGINE
 
 # No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
@@ -29,9 +29,12 @@ OPS_OF_E4B = {
     # A CPU has no table of plans.
     "small-m-linear": 0,
     "streamed-products": 0,
+    # Alone it is not taken.
+    "layer-tail": 0,
     # Nor has it Triton's attention.
     "decode-attention": 0,
 }
+IN_THE_TAIL = dict.fromkeys(("post-attention-norms", "rmsnorm-add", "gelu-tanh-mul", "cross-layer-norm"), 0)
 OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope"), LAYERS)
 OPS_OF_26B |= {"small-m-linear": 0, "streamed-products": 0, "decode-attention": 0}
 
@@ -57,13 +60,16 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     assert dull < 1e-6 < 0.3 < drawn < 5
     # Before the plugin's optimisations are attached, and after, with none in force.
     assert found["shipped"]["bit_equal"]
-    assert list(found["arms"]) == ["none", "all-cublas", "all-unstreamed", "all-sglang-attention", "all", *calls]
+    several = ["all-cublas", "all-unstreamed", "all-separate", "all-sglang-attention", "all"]
+    assert list(found["arms"]) == ["none", *several, *calls]
     assert found["arms"]["none"]["bit_equal"]
     assert all(answer["right"] for answer in found["arms"].values()), found["arms"]
     assert 0 < found["arms"]["none"]["tolerance"] < 0.1
     for arm, fused in found["fused"].items():
         # A layer's end and the norm after it take the place of its end alone.
         everything = calls | ({"rmsnorm-residual-scalar": 0} if arm in SEVERAL else {})
+        if "layer-tail" in calls and arm in (ATTENTION, ALL):
+            everything |= IN_THE_TAIL | {"layer-tail": LAYERS}
         wanted = everything if arm in SEVERAL else {op: count for op, count in calls.items() if op == arm}
         assert {op: count for op, count in fused.items() if count} == {op: c for op, c in wanted.items() if c}
     assert set(found["broken"]) == {broken, *({"rmsnorm-residual-scalar"} & set(calls))}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemma4_kernels.cuda_source import compiled, unavailable
 from gemma4_kernels.launcher import KnownLaunches, let_next_in_where, let_nothing_in
 from gemma4_kernels.small_m_linear import streamed
 from gemma4_kernels.small_m_linear.launch import small_m_linear
@@ -49,15 +50,16 @@ def test_it_compiles_for_hopper_without_a_gpu(rows, depth, gate):
     pytest.importorskip("cuda.bindings.nvrtc")
     if gate != "none" and rows == 16:
         pytest.skip("a gate's depth is held")
-    code = streamed.compiled(built(rows, 2560, depth, StreamedPlan(1280, 4, 2, 10, 1), gate), "sm_90a")
+    code = compiled(streamed.SOURCE, built(rows, 2560, depth, StreamedPlan(1280, 4, 2, 10, 1), gate).defined, "sm_90a")
     assert code[:4] == b"\x7fELF"
     assert b"streamed_product_kernel" in code
 
 
 def test_a_source_that_is_refused_says_so():
     pytest.importorskip("cuda.bindings.nvrtc")
+    wrong = built(8, 64, 64, StreamedPlan(64, 2, 1, 4, 1))._replace(rows=-8)
     with pytest.raises(RuntimeError, match=r"streamed\.cu does not compile for sm_90a: .*error"):
-        streamed.compiled(built(8, 64, 64, StreamedPlan(64, 2, 1, 4, 1))._replace(rows=-8), "sm_90a")
+        compiled(streamed.SOURCE, wrong.defined, "sm_90a")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -98,7 +100,7 @@ def test_what_a_table_names_is_no_slower_than_the_other_kernel_that_was_timed_be
 
 def test_a_cpu_has_no_streaming_kernel():
     x = torch.ones(4, 64, dtype=torch.bfloat16)
-    assert streamed.unavailable(x.device) == "not a CUDA device"
+    assert unavailable(x.device) == "not a CUDA device"
     out = small_m_linear(x, x, StreamedPlan(64, 2, 1, 4, 1))
     assert torch.equal(out, torch.full((4, 4), 64, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="path"):

@@ -9,6 +9,7 @@ import functools
 
 import torch
 
+from gemma4_kernels.cuda_source import unavailable
 from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 from gemma4_kernels.small_m_linear import reference, streamed
@@ -188,7 +189,7 @@ def _stream(
 ) -> streamed.StreamedLaunch | None:
     """Launch it once by streamed.cu; return what makes the same launch again on the current device."""
     x, weight, *_ = pointers
-    if reason := streamed.unavailable(x.device):
+    if reason := unavailable(x.device):
         raise ValueError(f"a streamed plan cannot run here: {reason}")
     if not streamed.fits(x, weight):
         have = f"{x.dtype} {list(x.shape)} with strides {x.stride()} and {weight.stride()}"

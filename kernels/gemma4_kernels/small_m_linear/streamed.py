@@ -1,21 +1,19 @@
-"""Build and launch streamed.cu: CUDA's own compiler library makes it for this GPU, once per process and plan.
+"""Launch streamed.cu, the product of few rows that streams its weight: built on the spot, once per process and plan.
 
-It takes bf16 alone, on Hopper and later, where `cuda.bindings` (cuda-python, which SGLang requires) is there.
+It takes bf16 alone, on Hopper and later.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import importlib
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from gemma4_kernels.cuda_source import CudaLaunch, function_of
 from gemma4_kernels.small_m_linear.spec import GATES, MAX_ROWS, Gate, StreamedPlan
 from gemma4_kernels.small_m_linear.tuned import streamed_plans, streamed_tables
 
@@ -23,9 +21,7 @@ SOURCE = Path(__file__).with_name("streamed.cu")
 MOST_HELD_DEPTH = 4096
 """Up to this depth all of x is held in registers."""
 _TILE, _PADDING_BYTES, _BF16_BYTES = 8, 64, 2
-_KERNEL = b"streamed_product_kernel"
-_LAUNCH_EARLY = 6
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+_KERNEL = "streamed_product_kernel"
 
 
 class Built(NamedTuple):
@@ -46,6 +42,11 @@ class Built(NamedTuple):
     def ring_bytes(self) -> int:
         """Return the shared memory of its ring."""
         return self.stages * _TILE * (self.stage_depth * _BF16_BYTES + _PADDING_BYTES)
+
+    @property
+    def defined(self) -> dict[str, int]:
+        """Return it by the names of the source."""
+        return {name.upper(): value for name, value in self._asdict().items()}
 
 
 def built_for(plan: StreamedPlan, rows: int, columns: int, depth: int, gate: Gate, programs: int, early: bool) -> Built:
@@ -68,66 +69,6 @@ def built_for(plan: StreamedPlan, rows: int, columns: int, depth: int, gate: Gat
     )
 
 
-def compiled(built: Built, architecture: str) -> bytes:
-    """Return the machine code for an architecture such as `sm_90a`. No GPU is needed.
-
-    Raises:
-        ImportError: cuda.bindings is not installed.
-        RuntimeError: The compiler refused the source; the text is its own.
-    """
-    nvrtc = importlib.import_module("cuda.bindings.nvrtc")
-
-    def checked(answer: tuple[Any, ...]) -> Any:
-        if int(answer[0]):
-            raise RuntimeError(f"the compiler library answered {answer[0]!r}")
-        return answer[1] if len(answer) > 1 else None
-
-    program = checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
-    defined = {name.upper(): value for name, value in built._asdict().items()}
-    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
-    options += [f"-D{name}={value}".encode() for name, value in defined.items()]
-    try:
-        (status, *_) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if int(status):
-            text = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
-            checked(nvrtc.nvrtcGetProgramLog(program, text))
-            raise RuntimeError(f"{SOURCE.name} does not compile for {architecture}: {text.decode(errors='replace')}")
-        code = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))
-        checked(nvrtc.nvrtcGetCUBIN(program, code))
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-    return bytes(code)
-
-
-@functools.cache
-def unavailable(device: torch.device) -> str | None:
-    """Return why this kernel cannot run on a device, or None if it can."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return "not a CUDA device"
-    if torch.cuda.get_device_capability(device)[0] < 9:
-        return "a GPU before Hopper"
-    try:
-        importlib.import_module("cuda.bindings.nvrtc")
-    except ImportError:
-        return "cuda.bindings is not installed"
-    return None
-
-
-def machine_code(built: Built, architecture: str) -> bytes:
-    """Return what `compiled` makes, out of Triton's cache folder if it was made before."""
-    from triton.runtime.cache import get_cache_manager
-
-    version = importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
-    text = repr((SOURCE.read_bytes(), built, architecture, version))
-    cache, name = get_cache_manager(hashlib.sha256(text.encode()).hexdigest()), SOURCE.stem + ".cubin"
-    path = cache.get_file(name)
-    if path is not None:
-        return Path(path).read_bytes()
-    code = compiled(built, architecture)
-    cache.put(code, name)
-    return code
-
-
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Say whether the kernel can read these: bf16, 16-byte rows, and a depth in whole blocks of 32."""
     return (
@@ -148,59 +89,29 @@ def streams_behind(device: int, rows: int, width: int) -> bool:
     return rows <= MAX_ROWS and any(found is not None and found[rows] is not None for found in plans)
 
 
-class _Attribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint64 * 8))
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
 class StreamedLaunch:
     """A launch whose shapes, strides and plan are settled: `again` launches it on tensors, as a KnownLaunch does.
 
     Args:
-        function: Of the driver.
-        built: What it was compiled for.
+        built: What it is compiled for.
         programs: How many blocks.
         strides: Of x, weight, out and factor, in elements.
         numbers: Rows, columns, depth.
-        device: The CUDA device that it was loaded on.
+        device: The CUDA device.
     """
 
-    __slots__ = ("_addresses", "_config", "_device", "_function", "_kept", "_launch", "_lock", "_pointers", "_stream")
+    __slots__ = ("_addresses", "_device", "_launch")
 
     def __init__(
-        self, function: int, built: Built, programs: int, strides: Sequence[int], numbers: Sequence[int], device: int
+        self, built: Built, programs: int, strides: Sequence[int], numbers: Sequence[int], device: int
     ) -> None:
-        from triton.runtime import driver
-
-        active: Any = driver.active
-        self._stream, self._device = active.get_current_stream, device
-        self._launch, self._function = _driver().cuLaunchKernelEx, ctypes.c_void_p(function)
-        self._addresses = (ctypes.c_uint64 * 4)()
-        longs, ints = (ctypes.c_int64 * 4)(*strides), (ctypes.c_int * 3)(*numbers)
-        attribute = _Attribute(id=_LAUNCH_EARLY)
-        attribute.value[0] = 1
-        places = [ctypes.addressof(self._addresses) + 8 * number for number in range(4)]
-        places += [ctypes.addressof(longs) + 8 * number for number in range(4)]
-        places += [ctypes.addressof(ints) + 4 * number for number in range(3)]
-        self._pointers = (ctypes.c_void_p * len(places))(*places)
-        self._config = _Config(
-            grid=(programs, 1, 1),
-            block=(32 * built.warps + 32, 1, 1),
-            shared_bytes=built.ring_bytes,
-            attributes=ctypes.pointer(attribute),
-            attribute_count=built.early,
+        self._device, self._addresses = device, [ctypes.c_uint64() for _ in range(4)]
+        function = function_of(SOURCE, _KERNEL, tuple(built.defined.items()), device, built.ring_bytes)
+        arguments = [*self._addresses, *map(ctypes.c_int64, strides), *map(ctypes.c_int, numbers)]
+        threads, early = 32 * built.warps + 32, bool(built.early)
+        self._launch = CudaLaunch(
+            function, _KERNEL, programs, threads, built.ring_bytes, arguments, early=early, device=device
         )
-        self._kept, self._lock = (longs, ints, attribute), threading.Lock()
 
     def again(self, pointers: Sequence[torch.Tensor]) -> bool:
         """Launch it on other tensors of the same shapes, strides and dtypes; say whether it could be.
@@ -211,13 +122,10 @@ class StreamedLaunch:
         x, weight, out, factor = (pointer.data_ptr() for pointer in pointers)
         if (x | weight) & 15 or torch.cuda.current_device() != self._device:
             return False
-        addresses = self._addresses
-        with self._lock:
-            addresses[0], addresses[1], addresses[2], addresses[3] = x, weight, out, factor
-            self._config.stream = self._stream(self._device)
-            status = self._launch(ctypes.byref(self._config), self._function, self._pointers, None)
-        if status:
-            raise RuntimeError(f"CUDA's driver refused to launch {_KERNEL.decode()}: error {status}")
+        first, second, third, fourth = self._addresses
+        with self._launch.lock:
+            first.value, second.value, third.value, fourth.value = x, weight, out, factor
+            self._launch()
         return True
 
 
@@ -233,30 +141,4 @@ def launch_of(
     programs = min(torch.cuda.get_device_properties(device).multi_processor_count, columns)
     built = built_for(plan, rows, columns, depth, gate, programs, early)
     strides = [tensor.stride(0) for tensor in (x, weight, out, factor)]
-    return StreamedLaunch(_function(built, device), built, programs, strides, (rows, columns, depth), device)
-
-
-@functools.cache
-def _function(built: Built, device: int) -> int:
-    """Compile and load the kernel on a device, and return the driver's handle of it."""
-    major, minor = torch.cuda.get_device_capability(device)
-    code = machine_code(built, f"sm_{major}{minor}a")
-    driver, module, function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
-    # The module is never unloaded: graphs that were captured hold its kernel.
-    _checked("load", driver.cuModuleLoadData(ctypes.byref(module), code))
-    _checked("find", driver.cuModuleGetFunction(ctypes.byref(function), module, _KERNEL))
-    most_shared = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked("size", driver.cuFuncSetAttribute(function, most_shared, built.ring_bytes))
-    assert function.value is not None
-    return function.value
-
-
-def _checked(what: str, status: int) -> None:
-    if status:
-        raise RuntimeError(f"CUDA's driver could not {what} {_KERNEL.decode()}: error {status}")
-
-
-@functools.cache
-def _driver() -> Any:
-    """Return CUDA's driver library, which is loaded already where torch runs on CUDA."""
-    return ctypes.CDLL("libcuda.so.1")
+    return StreamedLaunch(built, programs, strides, (rows, columns, depth), device)

@@ -10,10 +10,15 @@ from gemma4_repro.errors import ReproError
 from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
 from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
-NONE, SHIPPED, CUBLAS, UNSTREAMED = "none", "shipped", "all-cublas", "all-unstreamed"
+NONE, SHIPPED, CUBLAS, UNSTREAMED, SEPARATE = "none", "shipped", "all-cublas", "all-unstreamed", "all-separate"
 ATTENTION, ALL = "all-sglang-attention", "all"
-SEVERAL = (CUBLAS, UNSTREAMED, ATTENTION, ALL)
-LEFT_OUT = {CUBLAS: "small-m-linear", UNSTREAMED: "streamed-products", ATTENTION: "decode-attention"}
+SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, ATTENTION, ALL)
+LEFT_OUT = {
+    CUBLAS: "small-m-linear",
+    UNSTREAMED: "streamed-products",
+    SEPARATE: "layer-tail",
+    ATTENTION: "decode-attention",
+}
 """Arms of several ops, of which one may take another's place."""
 OPS = tuple(patch.id for patch in LAYER_OPS)
 ARMS = {
@@ -21,6 +26,7 @@ ARMS = {
     SHIPPED: "captured by SGLang before anything of ours was loaded",
     CUBLAS: "all ops in force but small-m-linear: cuBLAS computes every matrix product",
     UNSTREAMED: "all ops in force but streamed-products: no weight is streamed",
+    SEPARATE: "all ops in force but layer-tail: each product and each norm of a layer is a launch",
     ATTENTION: "all ops in force but decode-attention: SGLang's own kernels compute the attention",
     ALL: "all ops in force",
 } | {patch.id: patch.title for patch in LAYER_OPS}
@@ -47,7 +53,7 @@ def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
     """Does a step of this model have what the op computes? layers: of the model; None: all that it has."""
     if op in ("routing", "triple-rmsnorm"):
         return size.has_experts
-    if op in ("rmsnorm-add", "gelu-tanh-mul", "ple-front-end"):
+    if op in ("rmsnorm-add", "gelu-tanh-mul", "ple-front-end", "layer-tail"):
         return size.has_ple
     if op == "q-only-projection":
         return size.shared_layers(size.layers if layers is None else layers) > 0

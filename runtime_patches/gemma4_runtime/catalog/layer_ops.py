@@ -8,6 +8,9 @@ from gemma4_runtime.patch import About, Edit, Hook, How, Kind, Patch
 _AT = "gemma4_runtime.optimisations"
 _LAYER = Hook("gemma4.layer_forward", How.AROUND, f"{_AT}.layer_forward:around_layer_forward")
 
+_NEXT_NORMS = Hook("gemma4.text_model_init", How.AFTER, f"{_AT}.next_norms:after_text_model_init")
+_HEADS = Hook("gemma4.attention_forward", How.AROUND, f"{_AT}.qk_norm_rope:around_attention_forward")
+
 _PRODUCT = Hook("linear.unquantized_apply", How.AROUND, f"{_AT}.small_m_linear:around_apply")
 
 _PROJECTION = """
@@ -128,7 +131,7 @@ LAYER_OPS: tuple[Patch, ...] = (
         "kernels of this project; nobody has them up to 0.5.23",
         "open up to 0.5.23",
         _LAYER,
-        Hook("gemma4.text_model_init", How.AFTER, f"{_AT}.next_norms:after_text_model_init"),
+        _NEXT_NORMS,
         not_ported="0.5.21, the layer goes through layers/layer_boundary, which takes another return value",
         why="A layer's end and the norm that the next one begins with read and write the same rows twice.",
         eligibility=f"Layers whose next norm is on the same pipeline rank; not traced by torch.compile. {_NORMS}",
@@ -148,7 +151,7 @@ LAYER_OPS: tuple[Patch, ...] = (
         "the norms of queries, keys and values and the rotation of the first two in one launch, out of place",
         "a kernel of this project; the release's rope kernel asks a layer without keys for keys of zeros",
         "two launches in the release, three in layers without keys of their own",
-        Hook("gemma4.attention_forward", How.AROUND, f"{_AT}.qk_norm_rope:around_attention_forward"),
+        _HEADS,
         why="Norms and rotation are two launches; a layer without keys has a third, to fill zeros that nobody reads.",
         eligibility=f"Rotations of whole heads of a power of two, one table of angles on the rows' device. {_NORMS}",
         proof=("tests/kernels/test_qk_norm_rope_gpu.py",),
@@ -231,6 +234,40 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "tests/kernels/test_small_m_linear_gpu.py",
                 "kernels/bench/rows/streamed_products_h200_2026-11-26.json::streamed_products",
                 "docs/bench/step_streamed_h200_2026-11-26_e4b.json::all-unstreamed",
+            ),
+        ),
+    ),
+    Patch(
+        id="layer-tail",
+        kind=Kind.OPTIMISATION,
+        title="all of a layer behind its attention, and the next projection, in one launch that streams their weights",
+        origin="a kernel of this project, built on the spot by CUDA's compiler library",
+        upstream="open up to 0.5.23",
+        not_ported="0.5.21, the layer goes through layers/layer_boundary, which takes another return value",
+        default=True,
+        attachments=(
+            _LAYER,
+            _HEADS,
+            _NEXT_NORMS,
+            PATHS,
+        ),
+        own_paths=("fused", "reference"),
+        about=About(
+            why="Nine launches follow a layer's attention, and at each the memory waits for the last multiprocessor, "
+            "for a norm and for the first weights. In one launch the next weights are under way meanwhile, and rows go "
+            "from one multiprocessor to the others as soon as they are there.",
+            eligibility="Layers with per-layer embeddings and without experts, of 1 to 8 rows of bf16 on one rank, of "
+            "a size, number of rows and GPU that the table has, while the ops that it takes the place of are in force: "
+            "post-attention-norms, rmsnorm-add, gelu-tanh-mul, cross-layer-norm, qk-norm-rope, small-m-linear and "
+            "streamed-products. Linear layers must be unquantised and not wrapped by LoRA. " + _NORMS,
+            fallback="Each of those ops, or SGLang's own lines, as without this.",
+            proof=(
+                "tests/kernels/test_layer_tail.py",
+                "tests/kernels/test_layer_tail_gpu.py",
+                "tests/unit/test_layer_tail_patch.py",
+                "tests/engine/test_layer_ops_live.py",
+                "kernels/bench/rows/layer_tail_h200_2026-11-27.json::layer_tail",
+                "docs/bench/step_tail_h200_2026-11-27_e4b.json::all-separate",
             ),
         ),
     ),

@@ -19,10 +19,17 @@ _PLAN, _NEXT = "_gemma4_triage_plan", "_gemma4_triage_next"
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """ops: ids of those that this layer takes. next_norm: that of the next layer or of the model, if CROSS is one."""
+    """Which ops a layer takes.
+
+    Attributes:
+        ops: Their ids.
+        next_norm: That of the next layer or of the model, if CROSS is one of them.
+        next_attention: Of the next layer, if its norm is that.
+    """
 
     ops: frozenset[str]
     next_norm: CarriedNorm | None
+    next_attention: Any = None
 
 
 def plan_of(layer: Any) -> LayerPlan:
@@ -40,14 +47,21 @@ def forget_plan(layer: Any) -> None:
         delattr(layer, _PLAN)
 
 
-def set_next_norm(layer: Any, norm: CarriedNorm | None) -> None:
-    """norm: None if another pipeline rank norms what this layer leaves."""
-    setattr(layer, _NEXT, norm)
+def set_next_norm(layer: Any, norm: CarriedNorm | None, attention: Any = None) -> None:
+    """Tell a layer what comes behind it.
+
+    Args:
+        layer: A Gemma4DecoderLayer.
+        norm: None if another pipeline rank norms what this layer leaves.
+        attention: Of the next layer; None behind the last one.
+    """
+    # In a tuple, because a module that is an attribute is a part of the layer.
+    setattr(layer, _NEXT, (norm, attention))
 
 
 def _make(layer: Any) -> LayerPlan:
     wanted = [op for op in LAYER_OPS if switched_on(op) and _concerns(op, layer)]
-    next_norm = getattr(layer, _NEXT, None)
+    next_norm, next_attention = getattr(layer, _NEXT, (None, None))
     ops = set()
     for op in wanted:
         reason = server_reason() or _layer_reason(layer) or norms_reason(*_norms(op, layer, next_norm))
@@ -55,7 +69,8 @@ def _make(layer: Any) -> LayerPlan:
             ops.add(op)
         else:
             PATHS.took(op, reason)
-    return LayerPlan(frozenset(ops), next_norm if CROSS in ops else None)
+    carried = CROSS in ops
+    return LayerPlan(frozenset(ops), next_norm if carried else None, next_attention if carried else None)
 
 
 def _concerns(op: str, layer: Any) -> bool:

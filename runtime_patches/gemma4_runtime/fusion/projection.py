@@ -29,7 +29,7 @@ from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.release import QKVParallelLinear, UnquantizedLinearMethod
 
 OP = "q-only-projection"
-_ASKED = "_gemma4_triage_q_only"
+_ASKED, _CARRIED = "_gemma4_triage_q_only", "_gemma4_triage_carried"
 
 
 class Projected(NamedTuple):
@@ -43,6 +43,11 @@ class Projected(NamedTuple):
 def project(attention: Any, hidden_states: Tensor) -> Projected:
     """Say what `Gemma4Attention.forward` begins with. hidden_states: [T, H]."""
     projection = attention.qkv_proj
+    carried = getattr(attention, _CARRIED, None)
+    if carried is not None:
+        setattr(attention, _CARRIED, None)
+        if carried[0] is hidden_states:
+            return _parts(attention, carried[1])
     if reads_others_keys(attention) and switched_on(OP):
         reason = _projection_reason(attention) or rows_reason(hidden_states)
         if reason is None:
@@ -51,7 +56,35 @@ def project(attention: Any, hidden_states: Tensor) -> Projected:
             return Projected(q, None, None)
         PATHS.took(OP, reason)
     qkv, _ = projection(hidden_states)
-    return Projected(*qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1))
+    return _parts(attention, qkv)
+
+
+def carry(attention: Any, hidden_states: Tensor, projected: Tensor) -> None:
+    """Leave an attention layer the projection of hidden_states [T, H], by `weight_of`, until it is next asked for one.
+
+    It is the answer if that very tensor is asked for, as with a carried norm.
+    """
+    setattr(attention, _CARRIED, (hidden_states, projected))
+
+
+def weight_of(attention: Any, hidden_states: Tensor) -> Tensor | None:
+    """Return the weight [N, H] that `project` multiplies by; None if it is quantised, watched or has a bias."""
+    projection = attention.qkv_proj
+    weight = getattr(projection, "weight", None)
+    if _projection_reason(attention) or projection.bias is not None or weight is None:
+        return None
+    if projection._forward_hooks or projection._forward_pre_hooks:
+        return None
+    if weight.dtype is not hidden_states.dtype or weight.device != hidden_states.device or weight.stride(1) != 1:
+        return None
+    return weight[: attention.q_size] if reads_others_keys(attention) and switched_on(OP) else weight
+
+
+def _parts(attention: Any, projected: Tensor) -> Projected:
+    if projected.shape[-1] == attention.q_size:
+        PATHS.took(OP)
+        return Projected(projected, None, None)
+    return Projected(*projected.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1))
 
 
 def reads_others_keys(attention: Any) -> bool:

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemma4_kernels.cuda_source import unavailable
 from gemma4_kernels.launcher import let_next_in_where
 from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_gelu_mul, small_m_linear
 from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan, StreamedPlan
-from gemma4_kernels.small_m_linear.streamed import fits, streams_behind, unavailable
+from gemma4_kernels.small_m_linear.streamed import fits, streams_behind
 from gemma4_kernels.small_m_linear.tuned import streamed_plans, tables, tuned_plans
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.eligible import rows_reason, server_reason
@@ -52,12 +53,12 @@ def product(x: Tensor, weight: Tensor) -> Tensor | None:
 
 def gated_mlp_input(mlp: Any, x: Tensor) -> Tensor | None:
     """Return gelu_tanh(gate) * up of x [M, K], [M, N], or None where the MLP's own lines have to compute it."""
-    if type(mlp) is not Gemma3MLP or type(mlp.act_fn) is not GeluAndMul or mlp.act_fn.approximate != "tanh":
+    if not is_gelu_mlp(mlp):
         return None
     linear = mlp.gate_up_proj
-    if type(linear) is not MergedColumnParallelLinear or linear.gather_output or _watched(mlp, mlp.act_fn, linear):
+    if type(linear) is not MergedColumnParallelLinear or linear.gather_output or watched(mlp, mlp.act_fn, linear):
         return None
-    plan = _plan(x, linear.weight) if _plain(linear) else None
+    plan = _plan(x, linear.weight) if plain(linear) else None
     if plan is None:
         return None
     _took(plan)
@@ -66,7 +67,7 @@ def gated_mlp_input(mlp: Any, x: Tensor) -> Tensor | None:
 
 def gelu_mul(linear: Any, x: Tensor, factor: Tensor) -> Tensor | None:
     """Return gelu_tanh(linear(x)) * factor, [M, N], or None where SGLang's own product has to be made first."""
-    if type(linear) is not ReplicatedLinear or _watched(linear) or not _plain(linear):
+    if type(linear) is not ReplicatedLinear or watched(linear) or not plain(linear):
         return None
     fits = factor.dim() == 2 and factor.shape == (x.shape[0], linear.weight.shape[0]) and factor.stride(1) == 1
     plan = _plan(x, linear.weight) if fits and factor.dtype is x.dtype and factor.device == x.device else None
@@ -82,7 +83,12 @@ def _took(plan: Plan | StreamedPlan) -> None:
         PATHS.took(STREAMED)
 
 
-def _plain(linear: Any) -> bool:
+def is_gelu_mlp(mlp: Any) -> bool:
+    """Say whether this MLP is SGLang's gated one with gelu_tanh."""
+    return type(mlp) is Gemma3MLP and type(mlp.act_fn) is GeluAndMul and mlp.act_fn.approximate == "tanh"
+
+
+def plain(linear: Any) -> bool:
     """Say whether SGLang computes this linear layer as x @ weight.T and nothing else."""
     return (
         type(linear.quant_method) is UnquantizedLinearMethod
@@ -91,7 +97,7 @@ def _plain(linear: Any) -> bool:
     )
 
 
-def _watched(*modules: torch.nn.Module) -> bool:
+def watched(*modules: torch.nn.Module) -> bool:
     """Say whether somebody, as SGLang's `--forward-hooks`, has to see what goes in and out of one of these."""
     return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 

@@ -10,7 +10,8 @@
 |                              | PLE); then the next layer's norm | or rmsnorm-residual-scalar without        |
 | end, experts                 | one; then the next layer's norm  | cross-layer-norm                          |
 
-With small-m-linear a decode step's gates, of the MLP and of PLE, are part of the product ahead of them.
+With small-m-linear a decode step's gates, of the MLP and of PLE, are part of the product ahead of them. With layer-tail
+all that stands behind the attention of a layer with PLE is one launch, where its table has it faster.
 
 With post-attention-norms or triple-rmsnorm a layer's input is left as it was; SGLang adds into it, which spoils hidden
 states captured there.
@@ -29,6 +30,7 @@ from gemma4_runtime.fusion.eligible import alike, eps_of, rows_reason
 from gemma4_runtime.fusion.layer_plan import ADD, CROSS, GELU, POST_ATTENTION, RESIDUAL_SCALAR, TRIPLE, plan_of
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.fusion.small_linear import gated_mlp_input, gelu_mul
+from gemma4_runtime.fusion.tail import leave_unprojected, left_unprojected, tail_of
 from gemma4_runtime.release import gemma_dual_rmsnorm_residual_scalar, gemma_rmsnorm_residual_scalar
 
 _UNLIKE = "tensors that are not alike"
@@ -50,7 +52,14 @@ def around_layer_forward(
             PATHS.took(op, reason)
         return original(layer, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
     normed = layer.input_layernorm(hidden_states)
+    tail = tail_of(layer, plan, hidden_states, per_layer_input)
+    if tail is not None:
+        leave_unprojected(layer.self_attn)
     attention = layer.self_attn(positions=positions, hidden_states=normed, forward_batch=forward_batch)
+    if tail is not None and per_layer_input is not None and left_unprojected(layer.self_attn):
+        if tail.reads(attention):
+            return tail.run(attention, hidden_states, per_layer_input), None
+        attention, _ = layer.self_attn.o_proj(attention)
     if layer.enable_moe_block:
         return _experts(layer, plan, attention, hidden_states), None
     residual, mlp_input = _after_attention(layer, plan, attention, hidden_states)

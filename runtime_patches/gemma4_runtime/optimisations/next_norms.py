@@ -1,4 +1,4 @@
-"""Tells each layer whose norm comes after its tail, for `cross-layer-norm`."""
+"""Tells each layer whose norm comes after its tail, for `cross-layer-norm`, and whose projection, for `layer-tail`."""
 
 from __future__ import annotations
 
@@ -19,4 +19,5 @@ def after_text_model_init(result: Any, model: Any, *args: Any, **kwargs: Any) ->
             NextNorm.FINAL: lambda: model.norm,
             NextNorm.NONE: lambda: None,
         }[after]()
-        set_next_norm(model.layers[index], None if norm is None else CarriedNorm(norm))
+        following = model.layers[index + 1].self_attn if after is NextNorm.LAYER else None
+        set_next_norm(model.layers[index], None if norm is None else CarriedNorm(norm), following)

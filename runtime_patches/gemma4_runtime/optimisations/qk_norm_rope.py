@@ -28,6 +28,7 @@ from gemma4_runtime.fusion.eligible import (
 )
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.fusion.projection import Projected, project, reads_others_keys
+from gemma4_runtime.fusion.tail import wants_unprojected
 
 OP = "qk-norm-rope"
 _ASKED = "_gemma4_triage_qk_norm_rope"
@@ -57,7 +58,10 @@ def around_attention_forward(
 
 def _attend(attention: Any, heads: tuple[Tensor, Tensor | None, Tensor | None], forward_batch: Any) -> Tensor:
     attended = attention.attn(*heads, forward_batch=forward_batch, save_kv_cache=not attention.is_kv_shared_layer)
-    output, _ = attention.o_proj(attended.flatten(-2, -1) if attended.dim() == 3 else attended)
+    rows = attended.flatten(-2, -1) if attended.dim() == 3 else attended
+    if wants_unprojected(attention):
+        return rows
+    output, _ = attention.o_proj(rows)
     return output
 
 

@@ -39,6 +39,7 @@ _BASE: dict[str, str | None] = {
     "MergedColumnParallelLinear": "sglang.srt.layers.linear.MergedColumnParallelLinear",
     "QKVParallelLinear": "sglang.srt.layers.linear.QKVParallelLinear",
     "ReplicatedLinear": "sglang.srt.layers.linear.ReplicatedLinear",
+    "RowParallelLinear": "sglang.srt.layers.linear.RowParallelLinear",
     "UnquantizedLinearMethod": "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod",
     "RadixAttention": "sglang.srt.layers.radix_attention.RadixAttention",
     "RotaryEmbedding": "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding",
