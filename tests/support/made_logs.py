@@ -136,6 +136,12 @@ MADE = {
         f"{stamp(90)} Health check failed. Server couldn't get a response\n",
     ],
     "non-finite-logits": [decode(1), f"{stamp(2)} Detected errors during sampling! NaN in the logits.\n", decode(3)],
+    "orphaned-requests": [
+        decode(1),
+        *(f"{stamp(2)} Received output for rid='7f2c' but the state was deleted in TokenizerManager.\n",) * 8,
+        decode(3),
+    ],
+    "outgrown-pool": [*steady(3, running=2, full=0.99, swa=0.98), retraction(4), decode(5, running=1, full=0.5)],
     "prefix-not-reused": [prefill(turn, new=8000 + 100 * turn, cached=64) for turn in range(1, 9)],
     "shared-memory": [
         "RuntimeError: unable to write: No space left on device: /dev/shm/torch_1, shared memory (shm)\n"

@@ -5,7 +5,7 @@ import pytest
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
-from made_logs import death, decode, prefill, stamp
+from made_logs import death, decode, only, prefill, stamp
 
 SIGQUIT = f"{stamp(9)} SIGQUIT received. signum=None, frame=None. It usually means one child failed.\n"
 ALARMS = {
@@ -90,6 +90,24 @@ def test_what_was_survived_is_none(name):
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_healthy_line_is_none(name):
     assert found_in(prefill(1), CLEAN[name]) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("NotImplementedError()\n", "NotImplementedError"),
+        ("NotImplementedError\n", "NotImplementedError"),
+        (f"{stamp(3)} Unsupported head dimension: 256\n", "head dimension"),
+        (f"{stamp(3)} Unsupported attention backend: fa4\n", "another --attention-backend"),
+    ],
+)
+def test_a_bare_refusal_at_the_end_is_a_finding(line, word):
+    finding = only([line])
+    assert word in " ".join((finding.cause, *finding.advice))
+
+
+def test_a_refusal_that_work_follows_is_none():
+    assert found_in(f"{stamp(1)} Unsupported attention backend: fa4\n", decode(2)) == ()
 
 
 def test_what_is_tried_again_has_not_failed():

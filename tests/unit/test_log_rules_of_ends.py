@@ -54,6 +54,35 @@ class TestWhatIsComputed:
         behind = COLLECTIVE.format(2).replace("1201", "1200")
         assert "rank 2 is behind" in only([*MADE["collective-timeout"], behind]).cause
 
+    def test_ranks_that_are_all_in_one_are_not_behind(self):
+        both = [COLLECTIVE.format(0), COLLECTIVE.format(1)]
+        finding = only([started(tp_size=2), *both])
+        assert "none is behind" in finding.cause
+        assert finding.advice[0].startswith("NCCL_DEBUG=INFO")
+
+    def test_the_number_may_stand_in_the_line_of_its_group(self):
+        status = (
+            "[rank2]:[E1 1] [PG ID 2 PG GUID 3 Rank 2] Exception (either an error or timeout) detected by watchdog at "
+            "work: 1199, last enqueued NCCL work: 1199, last completed NCCL work: 1198. ProcessGroupNCCL timeout\n"
+        )
+        assert "rank 2 is behind" in only([*MADE["collective-timeout"], status]).cause
+
+    def test_a_start_that_takes_long_is_a_reason(self):
+        assert any("it had not served yet" in one for one in only([started(tp_size=4), COLLECTIVE.format(1)]).advice)
+
+    def test_a_session_that_held_slots_as_they_were_counted(self):
+        leak = (
+            "ValueError: pool memory leak detected! [full] total=4000, available=3000, evictable=16, protected=512, "
+            "session_held=160, uncached=0"
+        )
+        advice = only([decode(1), death(2, leak)]).advice
+        assert any("--enable-streaming-session" in one for one in advice)
+
+    def test_an_abort_just_before_is_told(self):
+        gone = f"{stamp(2)} Request is disconnected from the client side (type 3). Abort request obj.rid='a'\n"
+        odd = death(3, "AttributeError: 'NoneType' object has no attribute 'x'")
+        assert any("line 2 tells of a request that was aborted" in one for one in only([decode(1), gone, odd]).advice)
+
 
 EAGER_FRAMES = ("frozen_kv_mtp_worker.py", "draft_forward"), ("model_runner.py", "_eager_fb_view")
 

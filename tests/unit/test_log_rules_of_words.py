@@ -411,7 +411,7 @@ def test_words_of_failures_have_their_form(file):
     """Every entry's expression compiles, and its sentences name no group that it has not."""
     entries = tomllib.loads((records_folder() / "words" / file).read_text(encoding="utf-8"))["failure"]
     for entry in entries:
-        assert entry.keys() <= {"words", "frames", "cause", "advice", "confidence", "package", "first"}
+        assert entry.keys() <= {"words", "frames", "cause", "advice", "confidence", "package", "first", "apart"}
         groups = dict.fromkeys(re.compile(entry["words"]).groupindex, "")
         if groups:
             assert (entry["cause"] + entry["advice"]).format_map(groups)
@@ -438,6 +438,66 @@ def test_a_path_that_somebody_shortened_is_read(path):
     lines = f'{stamp(3)} Scheduler hit an exception: {TRACEBACK}  File "{path}", line 7, in step\n    x = f(y)\n'
     finding = only([decode(1), lines + "ValueError: this is not as it should be\n"])
     assert "It concerns LoRA adapters" in finding.cause
+
+
+def test_a_file_without_its_folder_is_read():
+    lines = (
+        f'{stamp(3)} Scheduler hit an exception: {TRACEBACK}  File "lora_manager.py", line 7, in step\n    x = f(y)\n'
+    )
+    finding = only([decode(1), lines + "ValueError: this is not as it should be\n"])
+    assert "It concerns LoRA adapters" in finding.cause
+
+
+def test_the_start_s_own_request_that_has_no_answer_names_what_is_switched_on():
+    late = "requests.exceptions.ReadTimeout: HTTPConnectionPool(host='0.0.0.0', port=1): Read timed out. (600)"
+    assert (
+        "once without --enable-dp-attention, which this server has"
+        in only(
+            [started(enable_dp_attention=True), f"{stamp(9)} Initialization failed. warmup error: {TRACEBACK}{late}\n"]
+        ).advice
+    )
+
+
+def test_a_state_that_is_gone_is_of_one_request():
+    frame = '  File "/srv/sglang/srt/managers/tokenizer_manager.py", line 7, in _wait_one_response\n    x = f(y)\n'
+    finding = only([decode(1), f"ERROR:    Exception in ASGI application\n{TRACEBACK}{frame}KeyError: '5e25b243e7'\n"])
+    assert "had already thrown away" in finding.cause
+
+
+def test_a_start_that_fails_as_it_loads_the_draft_says_so():
+    frames = (
+        ("managers/scheduler.py", "maybe_init_draft_worker", "x"),
+        ("layers/attention/attention_registry.py", "f", "x"),
+    )
+    last = died("ValueError: this backend can only be used with other models", *frames)
+    assert "it is the draft" in told(only([last]))
+    assert "it is the draft" not in told(only([decode(1), last]))
+
+
+def test_an_event_of_responses_is_of_the_openai_package():
+    said = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ResponseOutputText\n"
+    frame = SRT.format("entrypoints/openai/serving_responses.py", "responses_stream_generator", "x")
+    finding = only([decode(1), f"ERROR:    Exception in ASGI application\n{TRACEBACK}{frame}{said}", decode(2)])
+    assert "pip show openai" in told(finding)
+
+
+def test_a_reranker_that_refuses_everything_was_started_otherwise():
+    asked = f'{stamp(9)} INFO:     127.0.0.1:1 - "POST /v1/rerank HTTP/1.1" 400 Bad Request\n'
+    finding = only([started(model_path="Qwen/Qwen3-Reranker-0.6B", is_embedding=True), asked])
+    assert "without --is-embedding" in told(finding)
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        ("f_kernel launch failed: because value 70218 for parameter coreDim is invalid. Expected value: less than or "
+         "equal to 65535.\n", "70218 blocks"),
+        ("  Aicore kernel execute failed, device_id=4, fault kernel_name=get_last_loc_kernel_0, x\n", "triton-ascend"),
+    ],
+)  # fmt: skip
+def test_what_the_npu_said_of_a_kernel_is_told(before, word):
+    last = died("RuntimeError: NPU function error: AclrtSynchronizeStream, error code is 507035", ("a.py", "f", "x"))
+    assert word in told(only([decode(1), before, last]))
 
 
 @pytest.mark.parametrize(

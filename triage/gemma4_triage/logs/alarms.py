@@ -111,7 +111,8 @@ _SOFT = {
     # SGLang tries optional libraries, and goes on without them.
     "library": rb"cannot open shared object file",
     "error": rb"^(?:[\w.]+\.)?(?!CancelledError)(?:\w*(?:Error|Exception|Violation|Failure|OutOfResources)|"
-    rb"\w+(?:Timeout|Disconnected)|TimeoutExpired|IncompleteRead)(?:: |$)",
+    rb"\w+(?:Timeout|Disconnected)|TimeoutExpired|IncompleteRead)(?:: |:?\s*$|\(\)?\s*$)|"
+    rb"^(?:\[[^\]]{0,60}\] )?Unsupported [\w /-]{3,60}(?:[:.,(=]|$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
     rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
@@ -167,6 +168,7 @@ _WORKS = (
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
     b"could not select",
+    b"unsupported",
     b"diskdescriptor",
     b"no matching manifest",
     b"nvidia-container-cli",
@@ -258,7 +260,7 @@ _CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
 _RIGHT_BELOW = 3  # lines
 _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
 _GROUP = re.compile(rb" {2,}\| ?")  # of a traceback within a group of exceptions
-_LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:: (.*))?")
+_LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:\(\))?(?:: (.*)|:)?")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
 _FRAMES = 12

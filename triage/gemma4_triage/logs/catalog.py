@@ -46,8 +46,10 @@ from gemma4_triage.logs.rules import (
     no_prefix_cache,
     no_slot,
     non_finite_logits,
+    orphaned_requests,
     other_crash,
     out_of_memory,
+    outgrown_pool,
     own_checks,
     pool_leak,
     prefill_graph,
@@ -157,10 +159,12 @@ OF_A_REQUEST: tuple[Rule, ...] = (
 """Of ends, and of what a request failed of that a server survived: they say the same of both."""
 
 LOADS: tuple[Rule, ...] = (
+    orphaned_requests.RULE,
     never_admitted.RULE,
     queue_stands.RULE,
     swa_not_evicted.RULE,
     retraction_thrash.RULE,
+    outgrown_pool.RULE,
     binding_pool.RULE,
     re_prefill_storm.RULE,
     prefix_cache_loss.RULE,

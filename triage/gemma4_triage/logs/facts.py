@@ -55,7 +55,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Eager:
-    """Decode lines that say that their steps ran without a CUDA graph, beside those with one.
+    """Decode lines that say that their steps ran without a CUDA graph, and those with one.
 
     Attributes:
         lines: how many ran without.
@@ -64,7 +64,7 @@ class Eager:
         smallest: the fewest requests that ran without.
         largest_in_graph: the most requests that ran with one.
         speed: tokens per second and request without, the mean over lines.
-        speed_in_graph: the same with one.
+        speed_in_graph: the same with one; 0 if none ran with one.
     """
 
     lines: int
@@ -128,7 +128,7 @@ class RankFacts:
         cached_share_drop: where the share of cached tokens fell; None if it did not.
         retractions: how often requests were retracted, and where.
         series: columns of equal length, downsampled; see `series`.
-        eager: decode lines that ran without a CUDA graph beside others with one; None if there are none.
+        eager: decode lines that ran without a CUDA graph; None if there are none.
     """
 
     rank: str

@@ -192,8 +192,8 @@ class GraphReading:
                 self._first = self._first or Place(int(rows.lines[at]), time_text(int(rows.times[at])))
 
     def facts(self) -> Eager | None:
-        """Return what there is of lines without a graph; None if there are none, or none with one to compare."""
-        if self._first is None or not self._count[1]:
+        """Return what there is of lines without a graph; None if there are none."""
+        if self._first is None:
             return None
         return Eager(
             lines=self._count[0],
@@ -202,7 +202,7 @@ class GraphReading:
             smallest=self._smallest,
             largest_in_graph=self._largest,
             speed=self._speed[0] / self._count[0],
-            speed_in_graph=self._speed[1] / self._count[1],
+            speed_in_graph=self._speed[1] / self._count[1] if self._count[1] else 0.0,
         )
 
 

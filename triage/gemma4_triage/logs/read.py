@@ -49,6 +49,8 @@ _BATCH_AND_MARKS = ((MARK, "batch"), *_MARKS)
 _ANSWER = b'" 200 OK'
 _OF_THE_WATCHDOG = 8
 """Lines below the watchdog's in which it prints the pools."""
+_OUTPUTS_OF_A_ZOMBIE = 8
+"""Outputs that nobody waits for, of one request: an abort leaves those of a step or two."""
 
 
 def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
@@ -121,6 +123,7 @@ class LogReading:
         self._pids: dict[Process, dict[int, None]] = {}
         self._rank_pids: dict[int, int] = {}
         self._starts = 0
+        self._orphans: dict[bytes, int] = {}
         self._settings: dict[str, str] = {}
         self._arguments: dict[str, str] = {}
         self._pool_tokens: dict[Pool, int] = {}
@@ -293,6 +296,8 @@ class LogReading:
             self._remarks[name] = remarks.remark(line, stamp.rank, place)
             if name in remarks.FIRST_TOO:
                 self._remarks.setdefault(f"first_{name}", self._remarks[name])
+            if name == "orphan":
+                self._orphan(line)
             return False
         if kind == "stack":
             self._stacks.begin(line, stamp.rank, place)
@@ -347,6 +352,15 @@ class LogReading:
             self._faults[fault] = None
         self._understand(kind, 1)
         return True
+
+    def _orphan(self, line: bytes) -> None:
+        """Count an output of a request that nobody waits for; a step or two of one are what every abort leaves."""
+        found = remarks.ORPHANS.search(line)
+        rid = found[1] if found else b""
+        if rid in self._orphans or len(self._orphans) < MAX_KEPT:
+            self._orphans[rid] = self._orphans.get(rid, 0) + 1
+            if self._orphans[rid] == _OUTPUTS_OF_A_ZOMBIE:
+                self._remarks["zombie"] = self._remarks["orphan"]
 
     def _leak(self, text: str, place: Place) -> bool:
         found = events.leaks(text, place)

@@ -24,6 +24,13 @@ MARKS = (
     (b"batch_size()=", "hung_batch"),
     (b"but the state was deleted in TokenizerManager", "orphan"),
     (b"aborted last request", "aborted_last"),
+    (b"Abort request", "abort"),
+    (b"Abort running request", "abort"),
+    (b"isconnected from the client side", "abort"),
+    (b"data items provided than corresponding tokens found", "no_media_marks"),
+    (b"Streaming session already has an active request", "busy_session"),
+    (b"parameter coreDim is invalid", "npu_grid"),
+    (b"fault kernel_name=", "npu_kernel"),
     # Of our own runtime: SGLang's accept length then counts steps without drafts as ones that accept nothing.
     (b"gemma4-triage: draft-policy: drafts where they pay", "draft_policy"),
     (b"local protection error", "transport_protection"),
@@ -105,6 +112,8 @@ MARKS = (
     (b"driver on your system is too old", "old_driver"),
     (b"Driver was not detected or is too old", "old_driver"),
 )
+ORPHANS = re.compile(rb"output for (?:self\.)?rid=(\S+)")
+"""What names a request whose outputs nobody waits for."""
 FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch")
 """Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler")

@@ -100,6 +100,7 @@ class Wording:
         confidence: Where it is not the rule's.
         package: The name of the package whose file raised it has to match it, too; None if any will do.
         first: Whether it says more than the part of SGLang or the library whose file raised it.
+        apart: Whether what this server has switched on is to be left out beside, one at a time.
     """
 
     words: re.Pattern[str]
@@ -109,6 +110,7 @@ class Wording:
     confidence: Confidence | None = None
     package: re.Pattern[str] | None = None
     first: bool = False
+    apart: bool = False
 
     def fits(self, death: Death) -> bool:
         """Say whether a failure is worded so, and stands where it has to."""
@@ -139,6 +141,7 @@ def written(file: str) -> tuple[Wording, ...]:
             confidence=Confidence(entry["confidence"]) if "confidence" in entry else None,
             package=pattern(entry["package"]) if "package" in entry else None,
             first=entry.get("first", False),
+            apart=entry.get("apart", False),
         )
         for entry in words(file)
     )
@@ -158,6 +161,19 @@ def kind_by_words(text: str) -> Wording | None:
 def is_of_a_kind_first(death: Death) -> bool:
     """Say whether its kind tells more of it than the file that raised it, such as a package that is missing."""
     return (kind := of_kind(death)) is not None and kind.first
+
+
+def _of_a_draft(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    from gemma4_triage.logs.suspects import as_the_draft_was_loaded
+
+    return as_the_draft_was_loaded(facts, death)
+
+
+def _switched_on(facts: LogFacts) -> tuple[str, ...]:
+    # suspects.py asks for what a log says of a start, as rules do.
+    from gemma4_triage.logs.suspects import features
+
+    return tuple(f"once {one.without}, which this server has" for one in features(facts))
 
 
 def of_wordings(
@@ -210,7 +226,12 @@ def of_wordings(
                     confidence=wording.confidence or confidence,
                     evidence=(*of_failure(facts, death, what), *of_settings(facts, *names)),
                     ruled_out_if=ruled_out_if,
-                    advice=(wording.advice.format_map(named) if named else wording.advice, *advice),
+                    advice=(
+                        *_of_a_draft(facts, death),
+                        wording.advice.format_map(named) if named else wording.advice,
+                        *advice,
+                        *(_switched_on(facts) if wording.apart else ()),
+                    ),
                     next_commands=next_commands,
                 )
                 return

@@ -116,6 +116,7 @@ class Started:
     def words(self) -> dict[str, str]:
         """Return what sentences about this server say of it."""
         said = {name: self.value(name, "auto") for name in ("kv_cache_dtype", "speculative_algorithm")}
+        said["attention_backend"] = self.value("attention_backend")
         said["no_scales"] = " without scales" if "no_kv_scales" in self._remarks else ""
         said |= {"tool_parser": self._parsers.tools[0]} if self._parsers.tools else {}
         said |= {"thought_parser": self._parsers.thoughts[0]} if self._parsers.thoughts else {}

@@ -68,6 +68,22 @@ def _gemma3_without_windows(start: Started) -> bool:
     return start.of("gemma-3-", "gemma3for") and old
 
 
+_APART = frozenset(
+    {
+        "flashinfer",
+        "flashmla",
+        "cutlass_mla",
+        "trtllm_mha",
+        "trtllm_mla",
+        "aiter",
+        "fa4",
+        "torch_native",
+        "tokenspeed_mla",
+    }
+    | {"ascend", "intel_amx", "intel_xpu", "wave", "dual_chunk_flash_attn"}
+)
+"""Attention backends of which each serves some models and GPUs; what serves most is what to hold them against."""
+
 PARTS: tuple[Part, ...] = (
     # The first that fit are shown: what is known of one kind of model, then what is known of all.
     Part(
@@ -216,6 +232,11 @@ PARTS: tuple[Part, ...] = (
     Part(
         "attention-backend",
         "the attention backend in use (another --attention-backend; look at the answers too)",
+        "kernels of one backend have been wrong for a model, a GPU or a type of KV where another's were right: the "
+        "same prompt at temperature 0 with both tells",
+        ("SGLang 13044", "SGLang 9704"),
+        on=lambda start: start.value("attention_backend") in _APART and not start.of("gemma-4", "gemma4"),
+        instead="with another --attention-backend than {attention_backend} (triton, fa3)",
         files=re.compile(r"(?:\w*attention\w*|flash\w*|\w+_mha\w*|triton_backend|aiter_backend|\w*attn\w*)\.py"),
     ),
     Part(
@@ -289,6 +310,15 @@ PARTS: tuple[Part, ...] = (
         on=lambda start: bool(start.value("speculative_algorithm")),
         instead="without --speculative-algorithm {speculative_algorithm}",
         files=re.compile(r"(?:eagle|mtp|spec|draft|ngram)\w*\.py"),
+    ),
+    Part(
+        "streamed-tool-calls",
+        "",
+        "drafts bring several tokens at once, of which parsers of many models lose or shift a call or its arguments; "
+        "the same answer whole is read well. Then a later release",
+        ("SGLang 37634", "SGLang 35564"),
+        on=lambda start: bool(start.value("tool_call_parser")) and bool(start.value("speculative_algorithm")),
+        instead="with requests with tools that do not stream, if calls are missing, doubled or without arguments",
     ),
     Part(
         "torch-compile",
@@ -419,6 +449,8 @@ _FEATURES = {
     "enable_eplb": (r"eplb|expert_location", ""),
     "ep_size": (r"ep_moe|expert_parallel|\bep_|moe_ep", "with --ep-size 1 (--tp alone)"),
     "cpu_offload_gb": (r"offload", ""),
+    "moe_dense_tp_size": (r"gate_up|dense|moe_dense|base partition", ""),
+    "moe_a2a_backend": (r"deep_?ep|a2a|token_dispatcher|mooncake_ep|\bmori", "with --moe-a2a-backend none"),
     "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|batch_get|hicache(?:file|eic|aibrix|simm)", ""),
     "enable_return_routed_experts": (r"experts_capturer|routed_expert", ""),
     "enable_forward_pass_metrics": (r"metrics_reporter|forward_pass_metrics", ""),
@@ -434,6 +466,7 @@ _COMMON = frozenset(
 _HARMLESS = re.compile(
     r"enable_(?:multimodal|metrics\w*|cache_report|request_time_stats\w*|trace|log\w*|mfu_metrics|http2)"
 )
+_ON = frozenset({("moe_dense_tp_size", "1")})
 _OFF = frozenset({"None", "False", "0", "1", "null", "none", "auto", ""})
 
 
@@ -442,7 +475,11 @@ def features(facts: LogFacts) -> tuple[Feature, ...]:
     found = []
     for setting, value in facts.settings.items():
         known = setting in _FEATURES
-        if value in _OFF or _HARMLESS.fullmatch(setting) or not (known or setting.startswith("enable_")):
+        if (
+            (value in _OFF and (setting, value) not in _ON)
+            or _HARMLESS.fullmatch(setting)
+            or not (known or setting.startswith("enable_"))
+        ):
             continue
         words, without = _FEATURES.get(setting, ("|".join(_telling(setting)), ""))
         flag = f"--{setting.replace('_', '-')}"
@@ -467,10 +504,44 @@ _NO_GRAMMARS = (
 
 
 NAMED = "the exception names what it is about"
-_NO_OVERLAP = (
+NO_OVERLAP = (
     "once with --disable-overlap-schedule: a step then begins when the one before it has ended, and nothing is freed "
     "or read too early"
 )
+
+
+_OF_A_DRAFT = re.compile(
+    r".* (?:maybe_init_)?\w*draft_worker\w*$|\w*(?:eagle|draft|mtp|nextn|dflash|dspark|standalone)\w*\.py:"
+)
+
+
+def as_the_draft_was_loaded(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to do where a start failed while it loaded the draft and no more the target; empty if it did not."""
+    chain = death.chain or death.place.line
+    raised = [frame for one in facts.deaths if (one.chain or one.place.line) == chain for frame in one.frames]
+    if facts.served or death.usage is not None or not any(map(_OF_A_DRAFT.match, (*raised, *death.frames))):
+        return ()
+    if any(".py:" in frame and frame.endswith((" forward", " capture", " replay")) for frame in death.frames[-3:]):
+        return ()
+    return (
+        "the target was loaded, it is the draft (--speculative-draft-model-path): its own --speculative-draft-"
+        "attention-backend (flashinfer, triton, trtllm_mha) and --speculative-draft-model-quantization, where it is of "
+        "another kind than the target; a draft that this release serves; once without --speculative-algorithm",
+    )
+
+
+_SOON = 40  # lines
+
+
+def aborted_before(facts: LogFacts, death: Death) -> str:
+    """Return what to do about a request that was aborted just before something died; "" if none was."""
+    aborted = facts.remarks.get("abort")
+    if aborted is None or not 0 < death.place.line - aborted.place.line <= _SOON:
+        return ""
+    return (
+        f"line {aborted.place.line} tells of a request that was aborted just before: one that ends in the middle of a "
+        "step is a frequent defect. Clients and routers that wait longer and give up fewer; then a later release"
+    )
 
 
 def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
@@ -484,15 +555,17 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     device = facts.settings.get("device", "None")
     elsewhere = device not in (*_OFF, "cuda")
     named = [one for one in on if death is not None and one.is_named(death)]
+    given_up = aborted_before(facts, death) if death is not None else ""
     overlaps = facts.served and facts.settings.get("disable_overlap_schedule", "None") != "True"
     rest = [one.flag for one in on if one not in named]
     return (
         *((_NO_CUDA.format(device),) * elsewhere),
         *((_NO_GRAMMARS,) * (facts.settings.get("grammar_backend") == "none")),
         *(f"once {one.without}: {NAMED}" for one in named),
+        *((given_up,) * bool(given_up)),
         *(
             (f"this server has {', '.join(rest)}: leave out one at a time, with the same load, until it holds",)
             * bool(rest)
         ),
-        *((_NO_OVERLAP,) * overlaps),
+        *((NO_OVERLAP,) * overlaps),
     )

@@ -44,6 +44,34 @@ _OF_SGLANG = re.compile(
     rb"configs|eplb)/))"
     rb'([^"]+)"'
 )
+# A bare name, as people shorten a path to: those that one folder of SGLang alone has, and no package that it calls.
+_BARE = re.compile(rb'\s*File "([A-Za-z_]\w*\.py)"')
+_FOLDERS = {
+    "managers": "scheduler schedule_batch schedule_policy tp_worker tokenizer_manager detokenizer_manager "
+    "data_parallel_controller cache_controller scheduler_output_processor_mixin mm_utils io_struct "
+    "tp_worker_overlap_thread multi_tokenizer_mixin template_manager",
+    "mem_cache": "memory_pool memory_pool_host radix_cache hiradix_cache swa_radix_cache mamba_radix_cache "
+    "unified_radix_cache hi_mamba_radix_cache swa_memory_pool chunk_cache allocator",
+    "model_executor": "model_runner cuda_graph_runner forward_batch_info piecewise_cuda_graph_runner",
+    "model_loader": "weight_utils",
+    "speculative": "eagle_worker eagle_worker_v2 eagle_info eagle_info_v2 eagle_utils ngram_worker ngram_info "
+    "spec_info multi_layer_eagle_worker standalone_worker eagle_draft_cuda_graph_runner spec_utils dflash_worker",
+    "layers": "logits_processor sampler radix_attention vocab_parallel_embedding dp_attention communicator",
+    "layers/attention": "flashattention_backend flashinfer_backend flashinfer_mla_backend triton_backend "
+    "trtllm_mha_backend trtllm_mla_backend hybrid_attn_backend hybrid_linear_attn_backend aiter_backend nsa_backend "
+    "torch_native_backend cutlass_mla_backend flashmla_backend dual_chunk_flashattention_backend",
+    "layers/quantization": "fp8 fp8_utils fp8_kernel modelopt_quant compressed_tensors_moe mxfp4 awq gptq w8a8_int8 "
+    "marlin_utils",
+    "layers/moe": "fused_moe token_dispatcher",
+    "lora": "lora_manager mem_pool lora_registry",
+    "constrained": "xgrammar_backend outlines_backend llguidance_backend base_grammar_backend grammar_manager",
+    "entrypoints": "http_server engine",
+    "entrypoints/openai": "serving_chat serving_completions serving_base serving_responses",
+    "disaggregation": "prefill decode",
+    "models": "gemma2 gemma3_causal gemma3_mm gemma3n_causal gemma4_causal gemma4_mm gpt_oss qwen2 qwen3 qwen3_moe "
+    "qwen3_next qwen3_5 qwen3_vl qwen2_5_vl deepseek_v2 deepseek_v4 deepseek_nextn llama4 mllama4",
+}
+_FOLDER_OF = {f"{name}.py": folder for folder, names in _FOLDERS.items() for name in names.split()}
 _OF_PACKAGE = re.compile(rb'\s*File "[^"]*/(?:site|dist)-packages/(\w+)')
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
@@ -245,7 +273,7 @@ def death_of(
     statement: str = "",
 ) -> Death:
     """Return an exception with what its frames say: their texts, whose files they are in, and who called whom."""
-    paths = [_named(_OF_SGLANG, frame) for frame in frames]
+    paths = [_named(_OF_SGLANG, frame) or _unfolded(frame) for frame in frames]
     return Death(
         place,
         rank,
@@ -264,6 +292,12 @@ def _named(file: re.Pattern[bytes], frame: bytes) -> str:
     """Return what an expression over a frame's file names; "" if it does not fit."""
     match = file.match(frame[:_LONGEST_MESSAGE])
     return "" if match is None else match[1].decode(errors="replace")
+
+
+def _unfolded(frame: bytes) -> str:
+    """Return the path below SGLang's srt of a file that a frame names without its folder; "" if it is none of those."""
+    name = _named(_BARE, frame)
+    return f"{_FOLDER_OF[name]}/{name}" if name in _FOLDER_OF else ""
 
 
 def _frame_text(line: bytes) -> str:

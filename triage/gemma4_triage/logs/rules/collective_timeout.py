@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over, pattern
-from gemma4_triage.logs.rules import unexplained_line
+from gemma4_triage.logs.rules import hang, unexplained_line
 from gemma4_triage.logs.suspects import features
 
 _TIMEOUT = pattern(
@@ -146,23 +146,67 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-def _timeout(facts: LogFacts, death: Death) -> Finding:
+_STATUS = pattern(r"last enqueued (?:NCCL )?work: (\d+), last completed (?:NCCL )?work: (\d+)")
+_ALL = (
+    "every rank that the log knows of is in the same one, so that none is behind: what carries it stands (a link, a "
+    "card, a kernel of NCCL's), or a rank of another node is missing"
+)
+_SAME = "those that report are in the same one: another rank did not come, or what carries it stands"
+_EARLY = (
+    "it had not served yet: a rank that still loads weights, compiles (DeepGEMM) or captures graphs comes late. "
+    "Weights on a local disk, python3 -m sglang.compile_deep_gemm beforehand, and --dist-timeout 3600 meanwhile"
+)
+_LINK = (
+    "NCCL_DEBUG=INFO, and the first NCCL WARN of any node; dmesg -T | grep -i xid on each; over nodes once with "
+    "NCCL_IB_DISABLE=1, within one with NCCL_P2P_DISABLE=1; another release of NCCL (pip show nvidia-nccl-cu12)"
+)
+
+
+def _waiting(facts: LogFacts) -> dict[int, tuple[int, str]]:
+    """Return, by rank, the number and the kind of the collective that each rank waits in, by NCCL's watchdog."""
     works: dict[int, tuple[int, str]] = {}
     for text in (text for alarm in facts.alarms if alarm.kind == "nccl" for text in (alarm.text, *alarm.more)):
-        if (rank := _RANK.search(text)) and (work := _WORK.search(text)):
+        if (rank := _RANK.search(text)) is None:
+            continue
+        if work := _WORK.search(text):
             works.setdefault(int(rank[1]), (int(work[1]), work[2]))
+        elif status := _STATUS.search(text):
+            works.setdefault(int(rank[1]), (int(status[2]) + 1, "a collective"))
+    return works
+
+
+def _group(facts: LogFacts) -> set[int]:
+    """Return the ranks that there are: by --tp, which counts them all, else those that the log names themselves."""
+    size = facts.settings.get("tp_size", "0")
+    if size.isdecimal() and int(size) > 1 and facts.settings.get("pp_size", "1") in ("1", "None"):
+        return set(range(int(size)))
+    named = (match for rank in facts.ranks if (match := _OF_TENSORS.search(rank.rank)))
+    return {int(match[1]) for match in named}
+
+
+_OF_TENSORS = pattern(r"\bTP(\d+)")
+
+
+def _timeout(facts: LogFacts, death: Death) -> Finding:
+    works, group = _waiting(facts), _group(facts)
     waits = ", ".join(f"rank {rank} in {kind} {number}" for rank, (number, kind) in sorted(works.items()))
-    size = int(facts.settings.get("tp_size", "0")) if facts.settings.get("tp_size", "0").isdecimal() else 0
-    silent = [rank for rank in range(size) if rank not in works] if works else []
+    silent = sorted(group - set(works)) if works else []
     behind = min(works, key=lambda rank: works[rank][0]) if len({number for number, _ in works.values()}) > 1 else None
+    kinds = {kind for number, kind in works.values() if number == min(one for one, _ in works.values())}
+    together = behind is None and len(works) > 1 and not silent and len(kinds) == 1
     if behind is not None:
         suspect = f"rank {behind} is behind the others"
     elif silent:
         suspect = (
-            f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} did not report and may never have got there"
+            f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent[:_SHOWN]))}"
+            f"{' and more' * (len(silent) > _SHOWN)} did not report and may never have got there"
         )
+    elif len(kinds) > 1:
+        suspect = f"they wait in different ones at one place ({', '.join(sorted(kinds))}), which never meet"
     else:
-        suspect = "which rank did not come the log does not say"
+        suspect = _ALL if group else _SAME
+        suspect = suspect if together else "which rank did not come the log does not say"
+    named = [one for one in features(facts) if one.is_named(death)]
     return Finding(
         rule=RULE.id,
         cause=f"Ranks waited in a collective until its timeout; {suspect}.",
@@ -173,14 +217,21 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("an exception of some rank stands before the first timeout: that is the cause",),
         advice=(
+            *((_LINK,) if together else ()),
+            *((_EARLY,) if not facts.served and facts.settings.keys() | facts.remarks.keys() else ()),
+            *(f"once {one.without}: its code was exchanging data" for one in named),
             "collect, before the timeout, has every process's stack: the rank that is not in a collective is the one",
             "several nodes: the first error of the silent ones, and their network (NCCL_DEBUG=INFO); "
             "--dist-timeout waits longer",
             *((_BEFORE_STEPS,) if any(map(_MEETS.match, death.frames)) else ()),
             "once with --disable-custom-all-reduce, once without overlap (--disable-overlap-schedule): one at a time",
+            *hang.switches(facts),
         ),
         next_commands=(COLLECT,),
     )
+
+
+_SHOWN = 8
 
 
 RULE = of_death(

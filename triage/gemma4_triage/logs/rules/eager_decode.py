@@ -1,46 +1,110 @@
-"""Batches larger than the largest captured CUDA graph decode step by step, at a fraction of the speed."""
+"""Batches decode step by step, at a fraction of the speed: larger than the largest CUDA graph, or never in one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.facts import Eager, LogFacts, RankFacts
 from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, remarked
+from gemma4_triage.logs.suspects import features
 
 _LINES, _SHARE = 3, 0.2  # of the decode lines; a few above the limit are a peak of load
 _SLOWER = 0.6  # of the speed per request; a larger batch alone costs less
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    for rank in facts.schedulers:
-        eager = rank.eager
-        if eager is None or eager.lines < max(_LINES, _SHARE * (eager.lines + eager.graph_lines)):
-            continue
-        if eager.smallest <= eager.largest_in_graph or eager.speed > _SLOWER * eager.speed_in_graph:
-            continue
-        yield Finding(
-            rule=RULE.id,
-            cause=f"Batches of over {eager.largest_in_graph} requests decode without a CUDA graph"
-            f"{on_rank(rank.rank)}: {eager.speed:.0f} tokens/s per request, {eager.speed_in_graph:.0f} within graphs.",
-            confidence=Confidence.LIKELY,
-            evidence=(
-                at(facts, eager.first, eager.smallest, "the fewest requests in a decode line with cuda graph: False"),
-                over(facts, "decode lines", eager.lines, f"without a graph, beside {eager.graph_lines} with one"),
-                over(
-                    facts, "decode lines", eager.largest_in_graph, "the most requests in a line with cuda graph: True"
-                ),
-                *remarked(facts, "graph_sizes", "the sizes that were captured"),
-                *of_settings(facts, "cuda_graph_max_bs", "max_running_requests"),
-            ),
-            ruled_out_if=("batches of the same size are as slow with a larger --cuda-graph-max-bs",),
-            advice=(
-                "raise --cuda-graph-max-bs to the requests that run at once; it takes memory, so lower "
-                "--mem-fraction-static a little if the capture then fails",
-                f"or bound the batch: --max-running-requests {eager.largest_in_graph} and more servers",
-            ),
-        )
+    ran = [(rank, rank.eager) for rank in facts.schedulers if rank.eager is not None]
+    without = [eager for _, eager in ran if eager is not None]
+    if without and not any(eager.graph_lines for eager in without):
+        if _asked_for_graphs(facts, without):
+            yield _never(facts, without)
         return
+    yield from islice((_beyond(facts, rank, eager) for rank, eager in ran if eager and _is_too_large(eager)), 1)
+
+
+def _is_too_large(eager: Eager) -> bool:
+    """Say whether batches above those of the graphs are frequent, and slow beside those within."""
+    often = eager.graph_lines > 0 and eager.lines >= max(_LINES, _SHARE * (eager.lines + eager.graph_lines))
+    return often and eager.smallest > eager.largest_in_graph and eager.speed <= _SLOWER * eager.speed_in_graph
+
+
+def _beyond(facts: LogFacts, rank: RankFacts, eager: Eager) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause=f"Batches of over {eager.largest_in_graph} requests decode without a CUDA graph"
+        f"{on_rank(rank.rank)}: {eager.speed:.0f} tokens/s per request, {eager.speed_in_graph:.0f} within graphs.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            at(facts, eager.first, eager.smallest, "the fewest requests in a decode line with cuda graph: False"),
+            over(facts, "decode lines", eager.lines, f"without a graph, beside {eager.graph_lines} with one"),
+            over(facts, "decode lines", eager.largest_in_graph, "the most requests in a line with cuda graph: True"),
+            *remarked(facts, "graph_sizes", "the sizes that were captured"),
+            *of_settings(facts, "cuda_graph_max_bs", "max_running_requests"),
+        ),
+        ruled_out_if=("batches of the same size are as slow with a larger --cuda-graph-max-bs",),
+        advice=(
+            "raise --cuda-graph-max-bs to the requests that run at once; it takes memory, so lower "
+            "--mem-fraction-static a little if the capture then fails",
+            f"or bound the batch: --max-running-requests {eager.largest_in_graph} and more servers",
+        ),
+    )
+
+
+_ALWAYS = 8  # decode lines
+_WITHOUT = ("disable_cuda_graph", "enforce_eager", "disable_decode_cuda_graph")
+_HAVE_LINES = ("enable_dp_attention", "enable_two_batch_overlap")
+_DATA_PARALLEL = (
+    "a --cuda-graph-max-bs above the requests of all data-parallel ranks together: some releases hold their sum "
+    "against it (SGLang 5527); --max-running-requests that stays below it"
+)
+
+
+def _asked_for_graphs(facts: LogFacts, eager: list[Eager]) -> bool:
+    """Say whether no decode step ran within a graph although the start asked for graphs of that many requests."""
+    asked = facts.settings
+    largest = asked.get("cuda_graph_max_bs", "None")
+    return (
+        sum(one.lines for one in eager) >= _ALWAYS
+        and facts.device == "cuda"
+        and "model_path" in asked
+        and not any(asked.get(name) == "True" for name in _WITHOUT)
+        and asked.get("cuda_graph_backend_decode") != "disabled"
+        and (
+            (largest.isdecimal() and min(one.smallest for one in eager) <= int(largest))
+            or "graph_sizes" in facts.remarks
+        )
+    )
+
+
+def _never(facts: LogFacts, eager: list[Eager]) -> Finding:
+    asked, lines = facts.settings, sum(one.lines for one in eager)
+    least = min(eager, key=lambda one: one.smallest)
+    return Finding(
+        rule=RULE.id,
+        cause="No decode step ran within a CUDA graph, though graphs of that many requests were "
+        "captured: each step launches its kernels one by one, which is slow.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            at(facts, least.first, least.smallest, "the fewest requests in a decode line with cuda graph: False"),
+            over(facts, "decode lines", lines, "without a graph, and none with one"),
+            *remarked(facts, "graph_sizes", "the sizes that were captured"),
+            *of_settings(facts, "cuda_graph_max_bs", "enable_dp_attention", "dp_size", "enable_two_batch_overlap"),
+        ),
+        ruled_out_if=("it is as fast as with --disable-cuda-graph left out on one GPU",),
+        advice=(
+            *((_DATA_PARALLEL,) if asked.get("enable_dp_attention") == "True" else ()),
+            *(
+                ("once without --enable-two-batch-overlap: a batch that not every rank can split has no graph",)
+                if asked.get("enable_two_batch_overlap") == "True"
+                else ()
+            ),
+            *(f"once {one.without}" for one in features(facts) if one.setting not in _HAVE_LINES),
+            "requests without log probabilities of prompts, hidden states or adapters, whose batches some releases run "
+            "without a graph; then a later release",
+        ),
+    )
 
 
 RULE = Rule("eager-decode", "batches above the largest CUDA graph decode slowly", _find)

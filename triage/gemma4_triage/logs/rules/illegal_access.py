@@ -163,11 +163,35 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
             "once with --chunked-prefill-size 8192: offsets of kernels in Triton (experts, attention) pass what 32 "
             "bits hold in a long prefill (SGLang 4856, SGLang 20389)"
         )
+    backend = asked.get("attention_backend", "None")
+    if backend not in ("None", "triton"):
+        found.append(f"once with another --attention-backend than {backend}, of the draft too")
     if part is not None and (drafts is False or part.id != "drafts"):
         found.append(f"once without {part.without}")
     if asked.get("disable_cuda_graph") != "True" and (part is None or part.id != "cuda-graphs"):
         found.append("once with --disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel")
-    return (*dict.fromkeys(found), *switched_on(facts))
+    return (
+        *dict.fromkeys(found),
+        *switched_on(facts, death),
+        *((_PREFILL_GRAPHS,) if _captures_prefills(facts) else ()),
+    )
+
+
+_PREFILL_GRAPHS = (
+    "once without graphs of prefills: --cuda-graph-backend-prefill disabled (--disable-piecewise-cuda-graph in "
+    "releases before 0.5.14)"
+)
+
+
+def _captures_prefills(facts: LogFacts) -> bool:
+    """Say whether prefills may run in graphs: later releases capture them unless they are told not to."""
+    asked = facts.settings
+    off = ("disable_cuda_graph", "disable_piecewise_cuda_graph")
+    return (
+        bool(asked)
+        and asked.get("cuda_graph_backend_prefill") != "disabled"
+        and not any(asked.get(name) == "True" for name in off)
+    )
 
 
 def _long_chunks(facts: LogFacts, death: Death) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from gemma4_triage.finding import Confidence, Finding
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, pattern, says
+from gemma4_triage.logs.rule import of_death, of_failure, over, pattern, remarked, says
 
 _COUNTS = (
     pattern(r"Got (?P<text>\d+) tokens in the text but (?P<made>\d+)"),
@@ -64,7 +67,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"
         cause = "the prompt was cut behind or inside an image, or the processor expands to fewer placeholders"
     return Finding(
-        rule=RULE.id,
+        rule=_OF_DEATH.id,
         cause=f"Image or audio placeholders and embeddings differ in number{said}; {cause}.",
         confidence=Confidence.LIKELY if counts else Confidence.POSSIBLE,
         evidence=tuple(of_failure(facts, death, "what the server says")),
@@ -84,6 +87,38 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death(
+_OF_DEATH = of_death(
     "image-tokens", "placeholders and embeddings differ in number", _explains, _tell, alarms=("image-tokens",)
 )
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    found = list(_OF_DEATH.find(facts))
+    if not found and "no_media_marks" in facts.remarks:
+        found.append(
+            Finding(
+                rule=_OF_DEATH.id,
+                cause="Requests bring images, video or sound that their prompts have no mark for: the model answers as "
+                "if it had not seen them, and a prompt put together so may lack its text too.",
+                confidence=Confidence.LIKELY,
+                evidence=(*remarked(facts, "no_media_marks", "the last of them"), *_shortest(facts)),
+                ruled_out_if=("the prompt of such a request, in --log-requests, has a mark for each image",),
+                advice=(
+                    "the chat template has to be this model's: leave --chat-template out, or the publisher's; text "
+                    "that the client puts together needs the model's mark of an image once for each",
+                    "text alone: send no empty image_data; a later release, which puts such requests (rerankers of "
+                    "images, for one) together otherwise",
+                ),
+                upstream=("SGLang 28070",),
+            )
+        )
+    yield from found
+
+
+def _shortest(facts: LogFacts) -> list[Evidence]:
+    """Return how few tokens prompts had, where batches of one token say that next to nothing was left of them."""
+    new, requests = (sum(getattr(rank, name) for rank in facts.schedulers) for name in ("new_tokens", "new_requests"))
+    return [over(facts, "prefill lines", new, f"prompt tokens of {requests} requests")] if requests and new else []
+
+
+RULE = replace(_OF_DEATH, find=_find)

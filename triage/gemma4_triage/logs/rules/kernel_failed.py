@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import of_wordings, pattern
+from gemma4_triage.logs.rule import of_wordings, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
 from gemma4_triage.logs.suspects import switched_on
 
@@ -28,7 +28,43 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         graphs = any(map(_PREFILL_GRAPH.match, (frame for death in facts.failures for frame in death.frames)))
         for found in _OF_WORDINGS.find(facts):
             apart = switched_on(facts) if _ON_THE_DEVICE in found.cause else ()
-            yield found.model_copy(update={"advice": (*(_WITHOUT_GRAPH,) * graphs, *apart, *found.advice)})
+            advice = (*(_WITHOUT_GRAPH,) * graphs, *apart, *found.advice)
+            yield _of_an_npu(facts, found.model_copy(update={"advice": advice}))
+
+
+_GRID = pattern(r"value (\d+) for parameter coreDim .{0,80}?(\d+)\.?$")
+_FAULT = pattern(r"fault kernel_name=(\w+?)(?:_\d+)?\b")
+_FEWER = (
+    "a smaller --chunked-prefill-size and --max-prefill-tokens (fewer than {0} tokens in one step), fewer requests at "
+    "once; then a later release, whose kernel takes its work in pieces"
+)
+_A_KERNEL_OF_TRITON = (
+    "it is one of SGLang's kernels in Triton: the triton-ascend of SGLang's image for this NPU, or a later image; once "
+    "without what calls it, by the frames (--disable-radix-cache, --page-size 128, without drafts)"
+)
+
+
+def _of_an_npu(facts: LogFacts, found: Finding) -> Finding:
+    """Return the finding with what lines before it say of the kernel that failed on an NPU."""
+    if (line := facts.remarks.get("npu_grid")) is not None and (sizes := _GRID.search(line.text)):
+        return found.model_copy(
+            update={
+                "cause": f"A kernel was asked for {sizes[1]} blocks, and the NPU takes at most {sizes[2]} at once: too "
+                "many tokens are in one step.",
+                "evidence": (*found.evidence, *remarked(facts, "npu_grid", "what the NPU said of it")),
+                "advice": (_FEWER.format(sizes[2]), *found.advice[1:]),
+            }
+        )
+    if (line := facts.remarks.get("npu_kernel")) is not None and (kernel := _FAULT.search(line.text)):
+        return found.model_copy(
+            update={
+                "cause": f"The kernel {kernel[1]} failed on the NPU, mostly as it read outside of its memory or was "
+                "compiled for another NPU.",
+                "evidence": (*found.evidence, *remarked(facts, "npu_kernel", "the kernel that failed")),
+                "advice": (_A_KERNEL_OF_TRITON, *found.advice),
+            }
+        )
+    return found
 
 
 _OF_WORDINGS = of_wordings(

@@ -6,6 +6,7 @@ Sources: disaggregation/mooncake/conn.py and common/conn.py, whose messages name
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -206,6 +207,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             _REFUSED,
         )
         shown = [at(facts, refused.place, exception_text(refused), f"the exception, in {refused.frame}")]
+    if state == "WaitingForInput" and (idle := _idle_before(facts, death, said)) is not None:
+        why += f"; the server had been idle for {idle / 60:.0f} minutes before, and connections may be cut meanwhile"
+        advice = (_IDLE, *advice)
     if "split_differs" in facts.remarks:
         shown = [*shown, *remarked(facts, "split_differs", "what both servers are")]
         advice = (_SAME_SPLIT, *advice)
@@ -223,6 +227,34 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=advice,
         next_commands=(COLLECT,),
     )
+
+
+_WAITED = pattern(r"timed out after (\d+(?:\.\d+)?) ?s")
+_PAUSE_S = 120.0
+_IDLE = (
+    "if requests fail after a pause alone: what stands between the hosts (firewall, NAT, RDMA) drops connections that "
+    "are still; a request every minute keeps them, restarting router and servers brings them back (SGLang 9926); then "
+    "a later release of the transfer backend"
+)
+
+
+def _idle_before(facts: LogFacts, death: Death, said: str) -> float | None:
+    """Return for how many seconds no batch had run as the transfer that timed out began; None if not for long."""
+    waited = _WAITED.search(said)
+    times = [
+        (line, time)
+        for rank in facts.schedulers
+        for line, time in zip(rank.series["line"], rank.series["time"], strict=True)
+        if line < death.place.line
+    ]
+    if waited is None or not times:
+        return None
+    try:
+        begin, end = (datetime.fromisoformat(time) for time in (max(times)[1], death.place.time))
+    except (TypeError, ValueError):
+        return None
+    idle = (end - begin).total_seconds() - float(waited[1])
+    return idle if idle >= _PAUSE_S else None
 
 
 def _peer_gone(facts: LogFacts, role: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts, Place, RankFacts
 from gemma4_triage.logs.remarks import number_in
@@ -24,7 +23,6 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if alarm is None or facts.deaths:
         return
     if "orphan" in facts.remarks:
-        yield _orphaned(facts, alarm)
         return
     for rank in facts.schedulers:
         last = _last_row(rank, alarm)
@@ -46,25 +44,6 @@ def _last_row(rank: RankFacts, alarm: Alarm) -> dict | None:
     lines = rank.series.get("line", ())
     before = [index for index, line in enumerate(lines) if line < (alarm.last or alarm.place).line]
     return {name: column[before[-1]] for name, column in rank.series.items()} if before else None
-
-
-def _orphaned(facts: LogFacts, alarm: Alarm) -> Finding:
-    return Finding(
-        rule=RULE.id,
-        cause="A request whose client had gone ran on in the scheduler, and its outputs kept the tokenizer "
-        "manager from "
-        "answering health checks.",
-        confidence=Confidence.LIKELY,
-        evidence=(
-            *remarked(facts, "orphan", "an output of a request that nobody waits for, the last such line"),
-            at(facts, alarm.place, alarm.text, f"the health check; {number_of(alarm.count, 'such line')}"),
-        ),
-        ruled_out_if=("such lines end by themselves long before the first health check fails",),
-        advice=(
-            "restart, and take another release of SGLang: an abort has to reach the scheduler when a client goes",
-            "until then a max_tokens for every request, and a probe that allows more failures",
-        ),
-    )
 
 
 def _waits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Finding:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank, pattern
+from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.started import Started
 
 _WORDS = pattern(
@@ -48,16 +49,34 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 *_advice(facts),
             ),
         )
+    failed, looks = _kernel_before(facts, place)
+    masked = "probability tensor" in death.message and _may_mask(facts)
     return Finding(
         rule=_OF_DEATH.id,
-        cause=f"Logits were NaN or infinite, first in line {place.line}{on_rank(death.rank)}. The log does not "
-        "say which "
-        "layer made them.",
-        confidence=Confidence.CERTAIN,
-        evidence=(*evidence, *of_settings(facts, *_SUSPECTS)),
-        advice=_advice(facts),
+        cause=f"Logits{' (or what a grammar left of them)' * masked} were NaN or infinite, first in line "
+        f"{place.line}{on_rank(death.rank)}. The log does not say which layer made them.",
+        confidence=Confidence.LIKELY if masked or failed else Confidence.CERTAIN,
+        evidence=(*evidence, *failed, *of_settings(facts, *_SUSPECTS)),
+        advice=(*looks, *_advice(facts)),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     )
+
+
+def _may_mask(facts: LogFacts) -> bool:
+    """Say whether this server is made for requests whose grammar masks tokens."""
+    names = ("tool_call_parser", "reasoning_parser")
+    return any(facts.settings.get(name, "None") not in ("None", "") for name in names)
+
+
+def _kernel_before(facts: LogFacts, place: Place) -> tuple[list[Evidence], tuple[str, ...]]:
+    """Return a kernel's own failure that stands before, and what to choose in its place; nothing if none does."""
+    alarm = next((alarm for alarm in facts.alarms if alarm.kind == "device"), None)
+    if alarm is None or alarm.place.line >= place.line:
+        return [], ()
+    part = library_kernel.part_named(alarm.text)
+    computes = f", which computes {part.what}: {part.look}" if part else ": another backend of the part it is of"
+    look = f"begin with line {alarm.place.line}, where a kernel failed before{computes}; then a later release"
+    return [at(facts, alarm.place, alarm.text, "a kernel that had failed before")], (look,)
 
 
 def _advice(facts: LogFacts) -> tuple[str, ...]:
@@ -93,6 +112,11 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
             "batch up to the size of its graph (SGLang 1571)"
         )
     steps.append("once with --sampling-backend pytorch, if only sampling says so: logits that torch takes are finite")
+    if _may_mask(facts):
+        steps.append(
+            "requests without response_format and without a tool that is forced, if only those do it: a grammar that "
+            "leaves no token (while a model thinks, SGLang 13030) looks alike to sampling; another --grammar-backend"
+        )
     steps.append("once with --attention-backend triton and --disable-cuda-graph; --enable-nan-detection names the step")
     return tuple(steps)
 

@@ -20,7 +20,7 @@ from gemma4_triage.logs.rule import (
 )
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL, part_of, part_of_file, part_spoken_of
-from gemma4_triage.logs.suspects import NAMED, of_files, switched_on
+from gemma4_triage.logs.suspects import NAMED, as_the_draft_was_loaded, of_files, switched_on
 from gemma4_triage.logs.tracebacks import TORN
 
 ID = "other-crash"
@@ -71,6 +71,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
+                *as_the_draft_was_loaded(facts, death),
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LeakLine, LogFacts
-from gemma4_triage.logs.rule import Rule, at, of_failure
+from gemma4_triage.logs.rule import Rule, at, of_failure, pattern
 
 _SHOWN = 4
 
@@ -71,9 +71,15 @@ def _advice(facts: LogFacts, drafts: bool) -> tuple[str, ...]:
         "this is a defect of the release's accounting and no lack of memory: take another release",
         f"until then once without {', once without '.join(_suspects(facts, drafts))}",
         *((_OF_ABORTS,) if split else ()),
+        *((_OF_SESSIONS,) if "busy_session" in facts.remarks or any(map(_held, facts.leaks)) else ()),
     )
 
 
+_HELD = pattern(r"session_held=[1-9]")
+_OF_SESSIONS = (
+    "a client that goes away, or asks again before its session's request has ended, leaves slots behind (SGLang "
+    "36475): sessions whose requests follow each other, clients that wait"
+)
 _OF_ABORTS = (
     "on a split server requests that are aborted while their KV is computed or on its way have leaked (SGLang 9817, "
     "SGLang 36926): clients and routers that wait longer"
@@ -93,11 +99,18 @@ def _suspects(facts: LogFacts, drafts: bool) -> list[str]:
     for name in ("disaggregation_decode_enable_offload_kvcache", "disaggregation_decode_enable_radix_cache"):
         if asked.get(name) == "True":
             found.append(f"--{name.replace('_', '-')}")
+    if asked.get("enable_streaming_session") == "True" or any(map(_held, facts.leaks)):
+        found.append("streaming sessions (--enable-streaming-session)")
     if any(leak.pool == "swa" for leak in facts.leaks):
         found.append("a pool of its own for windows (--disable-hybrid-swa-memory)")
     if any("mamba" in leak.pool for leak in facts.leaks):
         found.append("states in the prefix cache (--disable-radix-cache)")
     return found or ["overlap (--disable-overlap-schedule)", "the prefix cache (--disable-radix-cache)"]
+
+
+def _held(leak: LeakLine) -> bool:
+    """Say whether sessions of requests held slots as it was counted."""
+    return _HELD.search(leak.text) is not None
 
 
 def _missing(leak: LeakLine) -> str:

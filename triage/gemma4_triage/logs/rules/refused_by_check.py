@@ -24,7 +24,7 @@ from gemma4_triage.logs.rule import (
     pattern,
     written,
 )
-from gemma4_triage.logs.suspects import NAMED, features, switched_on
+from gemma4_triage.logs.suspects import NAMED, NO_OVERLAP, as_the_draft_was_loaded, features, switched_on
 
 ID = "refused-by-check"
 TITLE = "a check of SGLang's own refused something, and says what"
@@ -515,6 +515,9 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
     if embeddings is not None and facts.settings.get("is_embedding") == "False" and _unsaid(facts):
         yield Refused(embeddings.place, embeddings.text, *_NO_EMBEDDINGS, of_the_start=True)
     elif (answer := facts.remarks.get("answered_400") or embeddings) is not None and _unsaid(facts):
+        if "/rerank" in answer.text and "rerank" in facts.settings.get("model_path", "").lower():
+            yield Refused(answer.place, answer.text, *_OF_A_RERANKER, of_the_start=True)
+            return
         why, look = _UNSAID
         yield Refused(answer.place, answer.text, why, look)
 
@@ -577,19 +580,27 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         advice=(
             *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
             *((f"change or leave out {', '.join(flags)}",) if flags else ()),
+            *as_the_draft_was_loaded(facts, death),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
-            *((_NOT_YET,) if _LACKING.search(said) and part is not _PARTS[0] else ()),
+            *((NOT_YET,) if LACKING.search(said) and part is not _PARTS[0] else ()),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
             _AT_START if part.look.startswith(_ALONE) and not facts.served and not facts.errors else part.look,
-            *(one for one in switched_on(facts, death) if condition and not one.endswith(NAMED)),
+            *_others(facts, death, bool(condition)),
         ),
     )
 
 
-_LACKING = pattern(
+def _others(facts: LogFacts, death: Death, bare: bool) -> Iterator[str]:
+    """Yield what else to leave out of a server that had served: all of it where the check has no words of its own."""
+    for one in switched_on(facts, death) if bare or facts.served else ():
+        if not one.endswith(NAMED) and (bare or one != NO_OVERLAP):
+            yield one
+
+
+LACKING = pattern(
     r"(?i)(?:\bnot|n't|\bun|only)[\s-]?(?:yet |been |currently |been yet )?(?:support|implement|available|compatible)"
 )
-_NOT_YET = "leave out what its words name, or have it otherwise, as they say; else a later release, which may serve it"
+NOT_YET = "leave out what its words name, or have it otherwise, as they say; else a later release, which may serve it"
 _ALONE = "send that request alone: its media"
 _AT_START = (
     "it is of no request, for none was served: lines above it that something was not imported (Ignore import error) "

@@ -10,6 +10,7 @@ from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
 from gemma4_triage.logs.rules import hang
+from gemma4_triage.logs.rules.refused_by_check import LACKING, NOT_YET, part_spoken_of
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 ID = "unexplained-line"
@@ -178,6 +179,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         what, look = f"{what}; by its words {told.clause(lead.text)}", (told.advice, *look)
     if lead.kind == "signalled" and "llegal instruction" in lead.text:
         look = (_OTHER_CPU, *look)
+    if kind is _LAST and (spoken := part_spoken_of(Death(lead.place, lead.rank, "", lead.text))) is not None:
+        look = (*((NOT_YET,) if LACKING.search(lead.text) else ()), f"it is about {spoken.what}: {spoken.look}", *look)
     if kind is _LAST and _OF_PIP.match(lead.text):
         what, look = _PIP
     if kind is _LAST and (asserted := _ASSERTED.search(lead.text)):

@@ -38,10 +38,12 @@ _NAMED_SO = (
 """What names of checkpoints say of how they were quantised."""
 _SHAPE = pattern(
     r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape|"
-    r"size of tensor a \(\d+\) must match the size of tensor b|split_with_sizes expects|start \(\d+\) \+ length"
+    r"size of tensor a \(\d+\) must match the size of tensor b|split_with_sizes expects|"
+    r"number of sizes provided|is invalid for input of size|expanded size of the tensor|start \(\d+\) \+ length"
 )
 _LOADS = pattern(
-    r".*\b(?:load_weights|weight_loader|_load_w\d+\w*|_load_\w*weight\w*|default_weight_loader|load_column_parallel_weight)\w*$"
+    r".*\b(?:load_weights|weight_loader|_load_w\d+\w*|_load_\w*weight\w*|default_weight_loader|load_column_parallel_weight|"
+    r"_handle_\w*param\w*|_?(?:permute|remap|convert|shard|split|fuse)_?\w*weights?\w*|load_\w*experts?\w*)\w*$"
 )
 
 _LACKED = pattern(r"weights (?:were|are) not initialized from (?:the )?checkpoints?: (.{0,120})")

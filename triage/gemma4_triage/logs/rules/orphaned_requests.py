@@ -1,0 +1,46 @@
+"""Requests whose clients have gone run on in the scheduler, whose outputs nobody takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_dumps.wording import number_of
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.rule import Rule, at, remarked
+
+_ADVICE = (
+    "restart, and take another release of SGLang: an abort has to reach the scheduler when a client goes",
+    "until then a max_tokens for every request, and clients and routers that wait longer",
+)
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    alarm = next((alarm for alarm in facts.alarms if alarm.kind == "health"), None)
+    if alarm is not None and not facts.deaths and "orphan" in facts.remarks:
+        yield Finding(
+            rule=RULE.id,
+            cause="A request whose client had gone ran on in the scheduler, and its outputs kept the tokenizer "
+            "manager from answering health checks.",
+            confidence=Confidence.LIKELY,
+            evidence=(
+                *remarked(facts, "orphan", "an output of a request that nobody waits for, the last such line"),
+                at(facts, alarm.place, alarm.text, f"the health check; {number_of(alarm.count, 'such line')}"),
+            ),
+            ruled_out_if=("such lines end by themselves long before the first health check fails",),
+            advice=(*_ADVICE, "until then a probe that allows more failures"),
+        )
+    elif "zombie" in facts.remarks:
+        yield Finding(
+            rule=RULE.id,
+            cause="Requests whose clients had gone run on in the scheduler: their abort was lost, they take room and "
+            "time until they end by themselves, and fill the log.",
+            confidence=Confidence.LIKELY,
+            evidence=tuple(remarked(facts, "zombie", "one request's output that nobody waits for, once more")),
+            ruled_out_if=("the lines of each such request end within a few steps",),
+            advice=_ADVICE,
+            upstream=("SGLang 36876",),
+        )
+
+
+RULE = Rule("orphaned-requests", "requests run on whose clients have gone", _find, alarms=frozenset({"health"}))
