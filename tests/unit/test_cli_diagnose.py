@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from diagnose_examples import CORPUS, ROOT
+from made_logs import death
 
 SEED = CORPUS / "swa-state-stale"
 SAMPLES = ROOT / "dumps" / "samples"
@@ -185,6 +186,22 @@ class TestLog:
         assert (run["logs"][0]["relation"], run["logs"][0]["guess"]) == ("guess", True)
         _, out, _ = cli("diagnose", SEED, "--log", log)
         assert "a guess: perhaps of the server of 20261121T165049" in out
+
+    def test_a_run_that_only_ended_stands_behind_a_guessed_log_that_says_why(self, cli, tmp_path):
+        (tmp_path / "guards").mkdir()
+        fields = {"verified": True, "patches": [], "pid": 1, "command": [], "created_utc": "2026-01-01T00:00:00+00:00"}
+        fields["ended"] = {"how": "child failed", "why": "SIGQUIT"}
+        (tmp_path / "guards" / "1.json").write_text(json.dumps(fields))
+        log = tmp_path / "server.log"
+        for said, rules in (
+            ("No CUDA GPUs are available", ["no-gpu", "ended-without-saying-why"]),
+            # What is no more certain than that it ended says nothing better.
+            ("a word that no rule knows", ["ended-without-saying-why", "other-crash"]),
+        ):
+            log.write_text("".join(death(1, f"RuntimeError: {said}")))
+            code, out, _ = cli("diagnose", "--dir", tmp_path, "--log", log, "--json")
+            assert code == 1
+            assert [one["findings"][0]["rule"] for one in document(out)["incidents"]] == rules
 
     def test_it_goes_to_the_incident_whose_dump_it_names(self, cli, tmp_path):
         log = tmp_path / "server.log"

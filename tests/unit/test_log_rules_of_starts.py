@@ -49,6 +49,11 @@ class TestGpusAndDrivers:
         finding = only([warning, death(1, "RuntimeError: No accelerator (CUDA, XPU, HPU, NPU) is available.")])
         assert "CUDA 12.2 at most" in finding.cause
 
+    def test_no_accelerator_in_the_words_of_a_release_with_platform_plugins(self):
+        said = "RuntimeError: No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available."
+        finding = only([death(1, said)])
+        assert (finding.rule, finding.confidence.value) == ("no-gpu", "certain")
+
     def test_a_driver_that_is_new_enough_is_not_blamed(self):
         assert only(MADE["no-gpu"]).cause == (
             "The process can use no GPU: it sees none, or its torch is a build without CUDA."

@@ -116,7 +116,7 @@ def _evidence(names: list[str], directory: Path | None, limit: int | None, logs:
 
 
 def _diagnoses(evidence: Evidence, logs: list[LogFacts], where: str) -> list[Diagnosis]:
-    from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
+    from gemma4_triage.diagnose.all_evidence import concluded, incidents_of
     from gemma4_triage.diagnose.unread import refuse_torn, refuse_unread
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
@@ -133,7 +133,7 @@ def _diagnoses(evidence: Evidence, logs: list[LogFacts], where: str) -> list[Dia
             + (", and no line of SGLang's scheduler in the logs" if logs else ""),
             "name what a server left, such as its log; serve --debug 1 leaves dumps; gemma4-triage samples has some",
         )
-    return [Diagnosis(incident, findings_of(incident)) for incident in incidents]
+    return [Diagnosis(*one) for one in concluded(incidents)]
 
 
 def _all_but_the_newest(diagnoses: list[Diagnosis]) -> list[Diagnosis]:

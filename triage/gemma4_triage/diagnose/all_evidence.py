@@ -12,7 +12,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
 from gemma4_triage.diagnose.plan import completed
 from gemma4_triage.diagnose.rules import ended_without_saying_why
-from gemma4_triage.finding import Finding
+from gemma4_triage.finding import Finding, at_most, causes
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers import collection, py_spy, requests_file
 from gemma4_triage.readers.reading import Reading
@@ -27,6 +27,33 @@ def incidents_of(material: Material, logs: Sequence[LogFacts], readings: Iterabl
     given = list(readings)
     bundles = [reading.identity for reading in given if reading.identity.folder]
     return assign_readings(assign_logs(found, [one for one in logs if one.understood_lines], bundles), given)
+
+
+def concluded(incidents: Sequence[Incident]) -> list[tuple[Incident, tuple[Finding, ...]]]:
+    """Return incidents with what they come to, in their order.
+
+    A run of which nothing is known but that it ended stands behind the log that is guessed to be its own, if that says
+    why with more certainty.
+    """
+    found = [(incident, findings_of(incident)) for incident in incidents]
+    ordered = list(found)
+    for run, says in found:
+        told = causes(says)
+        if [cause.rule for cause in told] != [ended_without_saying_why.ID]:
+            continue
+        why = next((one for one in found if _is_guessed(one[0], run) and _surer(causes(one[1]), told[0])), None)
+        if why is not None:
+            ordered.remove((run, says))
+            ordered.insert(ordered.index(why) + 1, (run, says))
+    return ordered
+
+
+def _is_guessed(alone: Incident, run: Incident) -> bool:
+    return any((link.relation, link.incident) == ("guess", run.name) for link in alone.log_links)
+
+
+def _surer(told: Sequence[Finding], than: Finding) -> bool:
+    return bool(told) and told[0].confidence is not at_most(told[0].confidence, than.confidence)
 
 
 def findings_of(incident: Incident) -> tuple[Finding, ...]:

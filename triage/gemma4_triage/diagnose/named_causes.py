@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.mutations.score import Named
-from gemma4_triage.diagnose.assign_logs import assign_logs
-from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.all_evidence import concluded, incidents_of
 from gemma4_triage.diagnose.material import read_store
 from gemma4_triage.finding import Finding, causes
-from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_source
 from gemma4_triage.logs.source import Source
 
@@ -31,14 +28,9 @@ def named_causes(dumps: Path, log: Path) -> list[Named]:
         DumpError: the folder cannot be listed.
     """
     material = read_store(DumpStore(dumps), None)
-    logs = [facts for facts in [read_source(Source(str(log)), 2)] if facts.understood_lines] if log.exists() else []
-    named = []
-    for incident in assign_logs(material.incidents, logs):
-        release = next((dump.manifest.versions.get("sglang") for dump in incident.dumps), None) or ""
-        told = [facts if facts.release else replace(facts, release=release) for facts in incident.logs]
-        found = conclude(incident, [one for facts in told for one in findings(facts)])
-        named += [_named(finding) for finding in causes(found)]
-    return named
+    logs = [read_source(Source(str(log)), 2)] if log.exists() else []
+    incidents = incidents_of(material, logs)
+    return [_named(finding) for _, found in concluded(incidents) for finding in causes(found)]
 
 
 def _named(finding: Finding) -> Named:
