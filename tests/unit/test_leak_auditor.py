@@ -180,6 +180,20 @@ class TestSglangsOwnChecks:
         assert self.checker(ValueError("pool memory leak detected!")) is None
         assert world.auditor.passed == {"check": 1}
 
+    def test_what_came_since_the_audit_is_audited_before_sglang_fails_on_it(self, world):
+        world.idle()
+        world.findings = (lost(3),)
+        assert self.checker(ValueError("pool memory leak detected!")) is None
+        assert world.reported == [("idle", "pool_leak", [3])]
+
+    def test_of_a_server_that_is_at_work_again_nothing_is_audited_anew(self, world):
+        world.idle()
+        leak_audit.before_next_batch(world.scheduler)
+        world.findings = (lost(3),)
+        with pytest.raises(ValueError, match="memory leak"):
+            self.checker(ValueError("pool memory leak detected!"))
+        assert world.audits == 1
+
     def test_what_it_has_not_named_does_not(self, world):
         world.idle(lost(3, pool="requests"))
         with pytest.raises(ValueError, match="memory leak"):

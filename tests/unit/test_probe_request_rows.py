@@ -18,7 +18,7 @@ from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.included import peer_history
 from gemma4_runtime.probes import request_rows
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import COMMITS_WHAT_IS_ACCEPTED, held
 from gemma4_runtime.rows.counts import check_counters
 from gemma4_runtime.rows.seen import note_counts, seen_of
 from gemma4_triage.diagnose.conclude import conclude
@@ -326,8 +326,91 @@ def test_of_the_draft_model_and_of_a_step_without_requests_nothing_is_checked(se
     assert list(DumpStore(server.dumps).list()) == []
 
 
-def test_with_overlap_a_requests_own_counts_lag_behind_and_are_not_compared(server):
-    server.scheduler.enable_overlap = True
+def launch(server, accepted=None):
+    """Launch a decode of all requests, or a verification that accepts so many tokens, and look at no result of it."""
+    scheduler, requests = server.scheduler, server.world.requests
+    scheduler.enable_overlap = True
+    if accepted is not None:
+        scheduler.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
+    for request in requests:
+        request.output_ids = array("q", [7])
+        request.origin_input_ids = array("q", range(held(request).kv_committed_len - (accepted is None)))
+    lengths = torch.tensor([held(request).kv_committed_len for request in requests])
+    note_counts(seen_of(scheduler), requests, lengths=lengths.tolist())
+    result = SimpleNamespace(accept_lens=None if accepted is None else torch.full((len(requests),), accepted))
+    result.copy_done = None
+    scheduler.result_queue = [(SimpleNamespace(reqs=requests, forward_mode=ForwardMode.DECODE), result)]
+    return lengths
+
+
+ACCEPTED = [
+    pytest.param(None, id="plain"),
+    pytest.param(
+        3,
+        id="drafts",
+        marks=pytest.mark.skipif(not COMMITS_WHAT_IS_ACCEPTED, reason="what is in flight is counted otherwise there"),
+    ),
+]
+
+
+@pytest.mark.parametrize("accepted", ACCEPTED)
+@pytest.mark.parametrize("by", [0, -1])
+def test_with_overlap_a_count_is_held_against_tokens_and_batch_with_what_is_in_flight(server, accepted, by):
+    lengths = launch(server, accepted)
+    record = held(server.world.requests[0])
+    record.kv_committed_len += by
+    with pytest.raises(TrappedViolation) if by else nullcontext():
+        server.check_between_steps(lengths)
+    dumps = [read_dump(entry.path) for entry in DumpStore(server.dumps).list()]
+    assert len(dumps) == -by
+    for dump in dumps:
+        said = dump.manifest.scalars
+        assert (said["structure"], said["defect"]) == ("request counters", "off by one")
+        assert (said["value"], said["expected"], said["account"]) == (lengths[0] - 1, lengths[0], "committed")
+        assert conclude(Incident((dump,)))[0].confidence is Confidence.CERTAIN
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_with_overlap_a_batchs_length_is_held_against_count_and_tokens(server, by):
+    lengths = launch(server)
+    lengths[0] += by
+    with pytest.raises(TrappedViolation) if by else nullcontext():
+        server.check_between_steps(lengths)
+    said = [read_dump(entry.path).manifest.scalars for entry in DumpStore(server.dumps).list()]
+    assert [(one["structure"], one["account"]) for one in said] == [("batch lengths", "batch")] * by
+
+
+@pytest.mark.skipif(not COMMITS_WHAT_IS_ACCEPTED, reason="what is in flight is counted otherwise there")
+@pytest.mark.parametrize("by", [0, 1])
+def test_with_overlap_a_drafts_length_is_what_waits_to_be_accepted_further_on(server, by):
+    launch(server, accepted=3)
+
+    def change(made):
+        made.seq_lens.add_(3)
+        made.positions.add_(3)
+        made.seq_lens[0] += by
+        made.positions[0] += by
+
+    with pytest.raises(TrappedViolation) if by else nullcontext():
+        server.draft(change)
+    found = [conclude(Incident((read_dump(entry.path),)))[0] for entry in DumpStore(server.dumps).list()]
+    # Count and tokens go by the same accepted tokens, so that they may be wrong together.
+    said = [(one.structure, one.defect, one.confidence) for one in found]
+    assert said == [(Structure.BATCH_LENGTHS, Defect.OFF_BY_ONE, Confidence.LIKELY)] * by
+
+
+@pytest.mark.parametrize("unknown", ["twice", "mixed", "grammar", "accepted"])
+def test_with_overlap_nothing_is_compared_where_what_is_in_flight_is_not_known(server, unknown):
+    launch(server)
+    if unknown == "twice":
+        server.scheduler.result_queue *= 2
+    elif unknown == "mixed":
+        server.scheduler.result_queue[0][0].forward_mode = ForwardMode.MIXED
+    elif unknown == "grammar":
+        for request in server.world.requests:
+            request.grammar = object()
+    else:
+        server.scheduler.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
 
     def change(made):
         server.world.requests[0].origin_input_ids = array("q", range(3))
@@ -616,6 +699,9 @@ def test_a_request_that_has_less_allocated_than_it_has_committed(server):
 @pytest.mark.parametrize("name", ["kv_committed_len", "kv_allocated_len"])
 def test_with_overlap_counts_are_held_against_what_they_were_before_the_forward(server, name):
     server.scheduler.enable_overlap = True
+    # What it will give them is not known.
+    launched = SimpleNamespace(reqs=server.world.requests, forward_mode=ForwardMode.MIXED)
+    server.scheduler.result_queue = [(launched, None)]
     server.forward()
     record = held(server.world.requests[0])
     server.check_between_steps()

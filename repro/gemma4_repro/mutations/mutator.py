@@ -54,7 +54,7 @@ _READERS: dict[Structure, frozenset[str]] = {
     Structure.FULL_FREE_LIST: _ROWS_READ | {"scheduler.on_idle"},
     Structure.SWA_FREE_LIST: _ROWS_READ | {"scheduler.on_idle"},
     # Where a request has ended its length is taken out of the batch before a forward is made of that.
-    Structure.BATCH_LENGTHS: frozenset({"forward_batch.init_new"}),
+    Structure.BATCH_LENGTHS: frozenset({"forward_batch.init_new", "paged.alloc_decode"}),
 }
 """Calls after which an entry may have been read. Of any other structure the very next reader follows at once."""
 

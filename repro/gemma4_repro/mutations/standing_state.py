@@ -110,7 +110,8 @@ def _attribute(owner: Any, name: str, where: str, upper: int, **more: Any) -> En
 
 def _batch_length_entries(live: LiveState) -> list[Entry]:
     batch = live.batch
-    if batch is None or batch.seq_lens is None or not len(batch.seq_lens):
+    # With overlap a batch may be without requests that have ended while its tensors have them still.
+    if batch is None or batch.seq_lens is None or not 0 < len(batch.seq_lens) == len(batch.reqs):
         return []
 
     def put(lengths: Any) -> None:

@@ -37,6 +37,7 @@ class Auditor:
         found: Pages by verdict.
         passed: Failures of SGLang's own checks that did not stop the server, by check.
         cannot: Why there is no audit; empty if there is one.
+        idle: The scheduler while it is idle, until it looks for work again.
     """
 
     ledger: LeakLedger
@@ -45,6 +46,7 @@ class Auditor:
     found: Counter[str] = field(default_factory=Counter)
     passed: Counter[str] = field(default_factory=Counter)
     cannot: str | None = None
+    idle: Any = None
     _said: dict[str, str] = field(default_factory=dict)
     _reported: set[tuple[Fault, str, int]] = field(default_factory=set)
     _events_at_idle: int = -1
@@ -69,6 +71,15 @@ class Auditor:
                 self._write_tally()
             took = time.monotonic() - began
             self._idle_again = began + max(IDLE_EVERY_S, took / IDLE_SHARE)
+
+    def anew(self, site: str) -> None:
+        """Audit an idle scheduler once more: SGLang's own check has found what the latest audit did not.
+
+        Raises:
+            TrappedViolation: see `report`.
+        """
+        if self.idle is not None and self._readable(self.idle):
+            self._run(self.idle, site, idle=True)
 
     def at_step(self, scheduler: Any, every: int) -> None:
         """Audit if `every` steps have passed. Raises TrappedViolation, see `report`."""

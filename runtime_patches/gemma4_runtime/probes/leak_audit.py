@@ -45,6 +45,7 @@ def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
 def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     """Run before `Scheduler.get_next_batch_to_run`, where no step is half done."""
     auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
+    auditor.idle = None
     every = current.settings().leak_every
     if every:
         auditor.at_step(scheduler, every)
@@ -54,7 +55,9 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
 def before_idle(scheduler: Any, **_unknown: Any) -> None:
     """Run before `Scheduler.on_idle`, which checks SGLang's own equation."""
     if scheduler.is_fully_idle():
-        auditor_of(scheduler.token_to_kv_pool_allocator).at_idle(scheduler, "idle")
+        auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
+        auditor.idle = scheduler
+        auditor.at_idle(scheduler, "idle")
 
 
 def before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -64,8 +67,13 @@ def before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def around_report_leak(original: Callable[..., Any], checker: Any, pool_name: str, token_msg: str) -> Any:
-    """Run around SGLang's `_report_leak`, which raises ValueError about its pool equation."""
+    """Run around SGLang's `_report_leak`, which raises ValueError about its pool equation.
+
+    Idle pools are not audited at each of its checks, so that it may see first what is wrong.
+    """
     auditor = auditor_of(checker.token_to_kv_pool_allocator)
+    if not auditor.explains("full", "swa"):
+        auditor.anew("idle")
     return _unless_explained(
         auditor, auditor.explains("full", "swa"), ValueError, original, checker, pool_name, token_msg
     )

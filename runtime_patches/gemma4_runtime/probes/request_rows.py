@@ -24,7 +24,7 @@
 An entry counts as changed if the request was not retracted since the check before and holds the same nodes of the
 prefix cache as then: only what inserts its tokens there writes again over a row's old entries. Owners are asked of the
 leak ledger where that is on, and the dump says "not checked: ledger off" where it is not. With overlap a request's own
-counts lag behind its batch, and lengths are not held against them.
+counts lag behind its batch by what waits in the scheduler's queue of results, which is counted in.
 
 It copies rows to the host and waits for the device, so `contain` leaves it out unless it is named.
 """
@@ -176,7 +176,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     check_lengths(scheduler, batch, made)
     check_positions(scheduler, requests, made)
     of_prefill = mode.is_extend() and not mode.is_target_verify()
-    note_counts(_running, requests, of_prefill, scheduler.enable_overlap)
+    note_counts(_running, requests, of_prefill, scheduler.enable_overlap, made.seq_lens.tolist())
     _check_rows(scheduler, requests, INIT, made)
     check_writes(scheduler, requests, made)
     check_locks(scheduler, requests, INIT, made)

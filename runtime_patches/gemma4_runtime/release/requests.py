@@ -8,6 +8,8 @@ from typing import Any
 from gemma4_runtime.releases import at_least, read_as
 
 _IN_A_RECORD = at_least(read_as(), "0.5.23")
+COMMITS_WHAT_IS_ACCEPTED = _IN_A_RECORD
+"""With drafts, a request commits what is accepted as results are looked at, and nothing of it before."""
 
 
 def held(request: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,13 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.release.prefix_caches import path_slots, unreadable_cache
-from gemma4_runtime.release.requests import committed_freed, held, prefilled_until, swa_evicted
+from gemma4_runtime.release.requests import (
+    COMMITS_WHAT_IS_ACCEPTED,
+    committed_freed,
+    held,
+    prefilled_until,
+    swa_evicted,
+)
 from gemma4_runtime.rows.report import (
     COUNTER,
     DRAFT_POSITIONS,
@@ -22,7 +29,7 @@ from gemma4_runtime.rows.report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.rows.seen import counts_before, evicted_before, seen_of
+from gemma4_runtime.rows.seen import counts_before, evicted_before, launched_at, seen_of
 
 LENGTH_OF, COMMITTED_OF, TOKENS_OF, NONE_OF = "batch", "committed", "tokens", "none"
 """Who gives account of a request's length: its batch, its count, and its tokens. Two that agree outvote the third.
@@ -38,6 +45,60 @@ _OF_ACCOUNTS = (
 )
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """What results that nobody has looked at yet will give a request.
+
+    Attributes:
+        tokens: How many.
+        lag: By how many of them what it has committed will grow.
+        is_known: Whether these numbers are known.
+    """
+
+    tokens: int = 0
+    lag: int = 0
+    is_known: bool = True
+
+
+_NOTHING, _UNKNOWN = _Waiting(), _Waiting(is_known=False)
+
+
+def _waiting(scheduler: Any) -> dict[int, _Waiting]:
+    """Return by `id` what each request will get: with overlap a step is launched before the results of the last."""
+    found: dict[int, _Waiting] = {}
+    for batch, result in getattr(scheduler, "result_queue", None) or ():
+        for number, request in enumerate(batch.reqs):
+            known = id(request) not in found and not any(
+                getattr(request, name, None) for name in ("grammar", "beam_group")
+            )
+            found[id(request)] = _result_of(scheduler, batch, result, number) if known else _UNKNOWN
+    return found
+
+
+def _result_of(scheduler: Any, batch: Any, result: Any, number: int) -> _Waiting:
+    """Return what one request of a batch gets: a token, whose place it has taken already, or what is accepted."""
+    mode, drafts = batch.forward_mode, not scheduler.spec_algorithm.is_none()
+    if mode.is_mixed() or (drafts and not COMMITS_WHAT_IS_ACCEPTED):
+        return _UNKNOWN
+    of_drafts = drafts and (mode.is_decode() or mode.is_target_verify())
+    if not of_drafts:
+        return _Waiting(tokens=1) if mode.is_decode() or mode.is_extend() else _UNKNOWN
+    accepted = getattr(result, "accept_lens", None)
+    if accepted is None or len(accepted) != len(batch.reqs):
+        return _UNKNOWN
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
+    return _Waiting(tokens=int(accepted[number]), lag=int(accepted[number]))
+
+
+def _known(request: Any) -> int:
+    return len(request.origin_input_ids) + len(request.output_ids)
+
+
+def _runs(request: Any) -> bool:
+    return held(request).req_pool_idx is not None and not request.finished() and not committed_freed(request)
+
+
 def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False) -> None:
     """Hold the batch's lengths against the tokens and the counters of its requests.
 
@@ -47,26 +108,33 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
         made: The forward's batch.
         in_draft: Whether it is a draft's, whose last token has no KV yet, as in the verification behind it.
     """
-    if scheduler.enable_overlap:
-        return
     mode, lengths = made.forward_mode, made.seq_lens.tolist()
-    of_drafts = in_draft or mode.is_target_verify()
+    of_drafts, overlap = in_draft or mode.is_target_verify(), scheduler.enable_overlap
+    waiting = _waiting(scheduler)
+    ahead = [waiting.get(id(request), _NOTHING) for request in batch.reqs]
     if of_drafts:
-        tokens = [len(request.origin_input_ids) + len(request.output_ids) - 1 for request in batch.reqs]
+        tokens = [_known(request) + more.tokens - 1 for request, more in zip(batch.reqs, ahead, strict=True)]
     elif mode.is_decode():
-        tokens = [len(request.origin_input_ids) + len(request.output_ids) for request in batch.reqs]
+        tokens = [_known(request) + more.tokens for request, more in zip(batch.reqs, ahead, strict=True)]
+    elif overlap:
+        return
     else:
         tokens = [prefilled_until(request) for request in batch.reqs]
-    committed = [held(request).kv_committed_len for request in batch.reqs]
+    committed = [held(request).kv_committed_len + more.lag for request, more in zip(batch.reqs, ahead, strict=True)]
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     rows = [held(request).req_pool_idx for request in batch.reqs]
-    accounts = list(zip(lengths, committed, tokens, strict=True))
+    accounts = [
+        account if more.is_known and _runs(request) else (0, 0, 0)
+        for request, more, account in zip(batch.reqs, ahead, zip(lengths, committed, tokens, strict=True), strict=True)
+    ]
     for of, structure in _OF_ACCOUNTS:
         wrong = [entry for row, account in enumerate(accounts) if (entry := _outvoted(row, account, of)) is not None]
         if wrong:
             kinds = [defect_of(w.value, w.expected, width + 1, foreign=set(tokens)) for w in wrong]
             alone = of_drafts and of == LENGTH_OF
-            agreed = id(batch.reqs[wrong[0].row]) in seen_of(scheduler).agreed if alone else True
+            first = wrong[0].row
+            # What waits to be looked at says of the count and of the tokens how far they will go.
+            agreed = id(batch.reqs[first]) in seen_of(scheduler).agreed and not ahead[first].lag if alone else True
             had = {"as_before": None, "account": of, "agreed_before": agreed}
             site, role = (DRAFT_POSITIONS, "draft") if in_draft else (INIT, "target")
             kinds = or_swapped(wrong, kinds)
@@ -96,8 +164,9 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
     """
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
-    live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
+    live = [r for r in requests if _runs(r)]
     wrong, kinds, accounts, of_batch, seen = [], [], {}, [], seen_of(scheduler)
+    waiting = _waiting(scheduler)
     seen.agreed, after_a_forward = set(), bool(seen.counts)
     for number, request in enumerate(live):
         had, before = evicted_before(seen, request), counts_before(seen, request)
@@ -117,12 +186,13 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             others = [held(other).cache_protected_len for other in live if other is not request]
             wrong.append(WrongEntry("unlike", number, 0, protected, path.numel()))
             kinds.append(_count_defect(scheduler, protected, path.numel(), others))
-        committed, tokens = held(request).kv_committed_len, len(request.origin_input_ids) + len(request.output_ids) - 1
-        by_batch = (lengths or {}).get(id(request))
+        # The token that was sampled last has no KV yet.
+        more, launched = waiting.get(id(request), _NOTHING), launched_at(seen, request)
+        committed, tokens = held(request).kv_committed_len, _known(request) + more.tokens - more.lag - 1
+        by_batch = launched if more.lag else (lengths or {}).get(id(request))
         # One that was retracted is read again, in chunks if it is long, with the answer that it has so far.
         between_chunks = request is getattr(scheduler, "chunked_req", None)
-        # The token that was sampled last has no KV yet. With overlap the request does not know of it.
-        if request.output_ids and not between_chunks and not scheduler.enable_overlap and committed != tokens:
+        if request.output_ids and not between_chunks and more.is_known and committed != tokens:
             others = [held(other).kv_committed_len for other in live if other is not request]
             of = COMMITTED_OF if by_batch in (None, tokens) else TOKENS_OF if by_batch == committed else NONE_OF
             value, expected = (tokens, committed) if of == TOKENS_OF else (committed, tokens)
@@ -138,7 +208,8 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             kinds.append(defect_of(value, expected, width + 1))
         elif by_batch == committed == tokens:
             seen.agreed.add(id(request))
-        if by_batch is not None and scheduler.spec_algorithm.is_none() and committed == tokens != by_batch:
+        without_drafts = scheduler.spec_algorithm.is_none() and more.is_known
+        if by_batch is not None and without_drafts and committed == tokens != by_batch:
             # After a verification count and tokens come from one list, and the next draft is where they are held.
             of_batch.append(WrongEntry("unlike", number, 0, by_batch, committed))
         if before is not None:
@@ -155,7 +226,7 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         slots = [held(request).req_pool_idx for request in live]
         had = {"as_before": None, "account": accounts.get(0)}
         report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots, had=had)
-    elif of_batch and not scheduler.enable_overlap:
+    elif of_batch:
         slots = [held(request).req_pool_idx for request in live]
         counts = {held(request).kv_committed_len for request in live}
         kinds = or_swapped(of_batch, [defect_of(w.value, w.expected, width + 1, foreign=counts) for w in of_batch])
@@ -170,7 +241,7 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     0.5.23 keeps the lock at the request, and one without is named.
     """
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
-    live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
+    live = [r for r in requests if _runs(r)]
     if unreadable_cache(cache):
         return
     paths = {number: path for number, request in enumerate(live) if (path := path_slots(cache, request)) is not None}

@@ -23,6 +23,7 @@ class Seen:
         lengths: What its kernels were told of each request slot.
         counts: By request slot: its stay there, and what it counted before its forward as committed, as allocated, and
             as gone from the sliding window; None for the last where a prefill may change it.
+        launched: By request slot: its stay there, and the length with which its latest forward was launched.
         prefilled: The request slots of the forward before, if it was a prefill.
         agreed: By `id`, the requests whose batch had the length that they have themselves, at the check between steps.
         batch: The batch that runs.
@@ -38,6 +39,7 @@ class Seen:
         self.swa_written = np.empty(0, np.int64)
         self.lengths: dict[int, int] = {}
         self.counts: dict[int, tuple[tuple[Any, ...], int, int, int | None]] = {}
+        self.launched: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.prefilled: set[int] = set()
         self.agreed: set[int] = set()
         self.batch: Any = None
@@ -62,15 +64,24 @@ def evicted_before(seen: Seen, request: Any) -> int | None:
     return known[1] if known is not None and known[0] == stay else None
 
 
-def note_counts(seen: Seen, requests: Sequence[Any], of_prefill: bool = False, overlapped: bool = False) -> None:
-    """Note, before a forward, what each request of its batch counts.
+def note_counts(
+    seen: Seen,
+    requests: Sequence[Any],
+    of_prefill: bool = False,
+    overlapped: bool = False,
+    lengths: Sequence[int] = (),
+) -> None:
+    """Note, before a forward, what each request of its batch counts, and with which length it is launched.
 
     Args:
         seen: What was seen of them.
         requests: Those of the batch.
         of_prefill: Whether it is a prefill, which takes tokens out of the window as its results are looked at.
         overlapped: Whether that is so with the results of the forward before, after this one was launched.
+        lengths: Of the forward, one for each request.
     """
+    for request, length in zip(requests, lengths, strict=False):
+        seen.launched[held(request).req_pool_idx] = ((request.rid, request.retraction_count), length)
     lagging = seen.prefilled if overlapped else set()
     seen.prefilled = {held(request).req_pool_idx for request in requests} if of_prefill else set()
     for request in requests:
@@ -79,6 +90,12 @@ def note_counts(seen: Seen, requests: Sequence[Any], of_prefill: bool = False, o
         evicted = None if of_prefill or record.req_pool_idx in lagging else swa_evicted(request)
         counted = (record.kv_committed_len, record.kv_allocated_len, evicted)
         seen.counts[record.req_pool_idx] = (stay, *counted)
+
+
+def launched_at(seen: Seen, request: Any) -> int | None:
+    """Return with which length a request's latest forward was launched, if that was in this stay."""
+    known = seen.launched.get(held(request).req_pool_idx)
+    return known[1] if known is not None and known[0] == (request.rid, request.retraction_count) else None
 
 
 def counts_before(seen: Seen, request: Any) -> tuple[int, int, int | None] | None:
