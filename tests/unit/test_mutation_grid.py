@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_repro.mutations.draw import OLDER_SEEDS, draw
+from gemma4_repro.mutations.draw import OLDER_SEEDS, SEEDS_BEFORE_SERVERS, draw
 from gemma4_repro.mutations.grid import (
     ADDED_LATER,
     GRID,
+    SERVERS_ADDED_LATER,
     Phase,
     Room,
     Server,
@@ -19,6 +20,7 @@ from gemma4_repro.mutations.grid import (
     servers_of,
     structures_of,
 )
+from gemma4_repro.mutations.load import LOAD, engine_arguments
 from gemma4_runtime.releases import BASE
 
 RELEASES = (BASE, "0.5.23")
@@ -63,6 +65,19 @@ def test_a_draw_has_every_server_that_its_cells_can_have(release: str) -> None:
 def test_older_seeds_draw_what_their_rows_have(seed: int) -> None:
     assert {one.server for one in draw(seed, 100, BASE)} == {Server.STEPWISE}
     assert not {one.structure for one in draw(seed, 100, BASE)}.intersection(ADDED_LATER)
+
+
+@pytest.mark.parametrize("seed", sorted(SEEDS_BEFORE_SERVERS))
+def test_seeds_before_later_servers_draw_what_their_rows_have(seed: int) -> None:
+    drawn = {one.server for one in draw(seed, 200, "0.5.23")}
+    assert drawn == set(Server) - set(SERVERS_ADDED_LATER)
+
+
+def test_the_load_is_read_in_chunks_where_they_are_not_switched_off() -> None:
+    usual, at_once = (engine_arguments({}, False, server) for server in (Server.STEPWISE, Server.UNCHUNKED))
+    stages = zip(LOAD.stage_of(), LOAD.prompts(), strict=True)
+    assert 0 < usual["chunked_prefill_size"] < sum(len(prompt) for stage, prompt in stages if stage == 1)
+    assert at_once["chunked_prefill_size"] == -1
 
 
 @pytest.mark.parametrize("release", RELEASES)

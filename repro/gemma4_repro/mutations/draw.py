@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from pydantic import BaseModel, ConfigDict
 
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_repro.mutations.grid import Cell, Phase, Server, cells, servers_of, structures_of
+from gemma4_repro.mutations.grid import (
+    SERVERS_ADDED_LATER,
+    Cell,
+    Phase,
+    Server,
+    cells,
+    servers_of,
+    structures_of,
+)
 
 OLDER_SEEDS = frozenset({2411, 2412, 2413, 2414, 2415, 2417, 2420, 2421, 2701, 2702, 2801, 2802, 2803, 2900, 3000})
 """Their rows were committed while every server ran step by step with a prefix cache, and before grid.ADDED_LATER.
 
 They draw what they drew then.
 """
+SEEDS_BEFORE_SERVERS = frozenset({3101, 3102, 3103, 3104})
+"""They were drawn before grid.SERVERS_ADDED_LATER."""
 _HYBRID_SHARE = 0.04
 """Under Triton's interpreter such a load takes 40 s and not 5."""
+_AFTER_THE_FIRST = (Server.OVERLAPPED, Server.UNCACHED, Server.HYBRID)
 _MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 3, Phase.IDLE: 0}
 _MOST_SKIPPED_ELSEWHERE = 12
+_MOST_SKIPPED_UNCHUNKED = 1
+"""A load has few prefills where they are not in chunks."""
 _MOST_SKIPPED_OF = {Structure.FREE_CALL: 3, Structure.FREE_GROUP: 1}
 """Requests give pages back when they end, which is seldom in a short load, and seldom in two calls of one group."""
 
@@ -84,8 +97,10 @@ def draw(seed: int, count: int, release: str) -> tuple[Mutation, ...]:
     """
     if count < 1:
         raise ValueError(f"a draw has at least one mutation, not {count}")
+    left_out = (*SERVERS_ADDED_LATER, *_AFTER_THE_FIRST) if seed in OLDER_SEEDS else ()
+    left_out = SERVERS_ADDED_LATER if seed in SEEDS_BEFORE_SERVERS else left_out
     return tuple(
-        _mutation(random.Random(f"{seed}/{number}"), number, cell, None if seed in OLDER_SEEDS else release)
+        _mutation(random.Random(f"{seed}/{number}"), number, cell, release, left_out)
         for number, cell in enumerate(islice(_in_turn(seed, release), count), start=1)
     )
 
@@ -104,33 +119,38 @@ def _in_turn(seed: int, release: str) -> Iterator[Cell]:
             yield left[structure].pop()
 
 
-def _mutation(chance: random.Random, number: int, cell: Cell, release: str | None) -> Mutation:
+def _mutation(chance: random.Random, number: int, cell: Cell, release: str, left_out: Collection[Server]) -> Mutation:
     """Draw one.
 
     Args:
         chance: Makes every choice.
         number: Of the mutation.
         cell: Its kind.
-        release: Whose servers there are to choose from; None for the one that there was first.
+        release: Whose servers there are to choose from.
+        left_out: Servers that are none of them.
     """
     either = chance.random() < 0.5
     most = _MOST_SKIPPED.get(cell.phase, _MOST_SKIPPED_ELSEWHERE)
     if cell.structure in _MOST_SKIPPED_OF:
         most = _MOST_SKIPPED_OF[cell.structure]
     mtp = either if cell.mtp is None else cell.mtp
+    skipped, entry_seed = chance.randint(0, most), chance.getrandbits(32)
+    server = _server(chance, [one for one in servers_of(release, cell, mtp) if one not in left_out])
+    if server is Server.UNCHUNKED and cell.phase is Phase.PREFILL:
+        skipped = min(skipped, _MOST_SKIPPED_UNCHUNKED)
     return Mutation(
         number=number,
         structure=cell.structure,
         defect=cell.defect,
         phase=cell.phase,
         mtp=mtp,
-        skipped=chance.randint(0, most),
-        entry_seed=chance.getrandbits(32),
-        server=Server.STEPWISE if release is None else _server(chance, servers_of(release, cell, mtp)),
+        skipped=skipped,
+        entry_seed=entry_seed,
+        server=server,
     )
 
 
-def _server(chance: random.Random, servers: tuple[Server, ...]) -> Server:
+def _server(chance: random.Random, servers: Sequence[Server]) -> Server:
     quick = [server for server in servers if server is not Server.HYBRID]
     seldom = chance.random() < _HYBRID_SHARE and Server.HYBRID in servers
     return Server.HYBRID if seldom else chance.choice(quick)

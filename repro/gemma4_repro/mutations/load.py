@@ -27,6 +27,8 @@ _SERVERS: Mapping[Server, Mapping[str, Any]] = {
         "decode_attention_backend": "trtllm_mha",
         "speculative_attention_mode": "decode",
     },
+    # SGLang works out how much of the memory is left from the size of a chunk.
+    Server.UNCHUNKED: {"chunked_prefill_size": -1, "mem_fraction_static": 0.5},
 }
 
 PAUSE_S = 0.5
@@ -35,7 +37,7 @@ PAUSE_S = 0.5
 
 def engine_arguments(models: Mapping[str, Any], mtp: bool, server: Server = Server.STEPWISE) -> dict[str, Any]:
     """Return the arguments of sglang's Engine. models: where the toys lie."""
-    arguments = e4b_engine("trtllm_mha", chunked_prefill_size=128, **_SERVERS[server]) | dict(models)
+    arguments = e4b_engine("trtllm_mha", **{"chunked_prefill_size": 128} | _SERVERS[server]) | dict(models)
     return arguments if mtp else {key: value for key, value in arguments.items() if not key.startswith("speculative_")}
 
 

@@ -122,6 +122,11 @@ class Census:
         return tuple(Holder(row, *map(int, entry)) for row, entry in enumerate(table.tolist()))
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Return whether the server has a prefix cache that keeps what it is given; True where the dump is silent."""
+        return keeps_prefixes(self.dumps[0])
+
+    @property
     def step(self) -> int:
         """The step of the audit."""
         return self.dumps[0].manifest.step or 0
@@ -142,6 +147,11 @@ class Census:
         """
         inside = one.suspect.alloc_site in OF_VERIFIES
         return one.suspect.alloc_step is not None and one.suspect.alloc_step >= self.step - (0 if inside else 1)
+
+
+def keeps_prefixes(dump: Dump) -> bool:
+    """Return False where an audit says that what stands in the prefix cache's place keeps nothing."""
+    return dump.manifest.scalars.get("caches_prefixes") is not False
 
 
 def first_census(incident: Incident) -> Census | None:

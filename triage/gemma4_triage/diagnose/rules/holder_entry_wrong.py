@@ -37,19 +37,20 @@ def _strangers(census: Census, lost: Listed) -> list[Holder]:
         of_page = [one for one in holders if one.page == suspect.page]
         if suspect.suspect.fault == FREE_AND_HELD:
             found |= {one.page: one for one in of_page}
-        elif (loser := _loser(lost, of_page)) is not None:
+        elif (loser := _loser(census, lost, of_page)) is not None:
             found[suspect.page] = loser
     return list(found.values())
 
 
-def _loser(lost: Listed, of_page: list[Holder]) -> Holder | None:
+def _loser(census: Census, lost: Listed, of_page: list[Holder]) -> Holder | None:
     """Return which of a page's holders had the lost page; None if that cannot be told.
 
     The ledger says whether the prefix cache was given the page. Where it does not, a prompt's pages go to the cache,
-    and what a request is given while it decodes stays its own.
+    and what a request is given while it decodes stays its own; without a cache all of it does.
     """
     owner = None if lost.suspect.owner is None else lost.suspect.owner[0]
-    of_request = not lost.is_of_cache and lost.suspect.alloc_site in audit.OF_DECODES
+    stays = lost.suspect.alloc_site in audit.OF_DECODES or not census.caches_prefixes
+    of_request = not lost.is_of_cache and stays
     mine = owner if of_request else TREE
     return next((one for one in of_page if one.holder == mine), None)
 

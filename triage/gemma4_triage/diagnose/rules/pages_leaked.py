@@ -5,7 +5,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import GIVEN
+from gemma4_triage.diagnose.census import GIVEN, keeps_prefixes
 from gemma4_triage.diagnose.evidence import cell, readable_events, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
@@ -50,9 +50,7 @@ def find(incident: Incident) -> Finding | None:
     )
     given = _given_to_cache(dump)
     evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))
-    # A server without a prefix cache has something in its place that keeps nothing.
-    cached = dump.manifest.scalars.get("caches_prefixes") is not False
-    of_cache = given or (cached and known and ended is True and _only_prompts(dump))
+    of_cache = given or (keeps_prefixes(dump) and known and ended is True and _only_prompts(dump))
     why = _EVICTED if evicted else _GIVEN if given else _OF_CACHE if of_cache else _why(known, ended)
     return Finding(
         rule=ID,
