@@ -37,7 +37,7 @@ PAUSE_S = 0.5
 
 def engine_arguments(models: Mapping[str, Any], mtp: bool, server: Server = Server.STEPWISE) -> dict[str, Any]:
     """Return the arguments of sglang's Engine. models: where the toys lie."""
-    arguments = e4b_engine("trtllm_mha", **{"chunked_prefill_size": 128} | _SERVERS[server]) | dict(models)
+    arguments = e4b_engine("trtllm_mha", **{"chunked_prefill_size": 128, **_SERVERS[server]}) | dict(models)
     return arguments if mtp else {key: value for key, value in arguments.items() if not key.startswith("speculative_")}
 
 
