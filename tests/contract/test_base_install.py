@@ -53,7 +53,7 @@ MOST_KIB = 141 * 1024
 """What an environment of `python3 -m venv` and `pip install .` may take, in the sense of `du -sk`."""
 OTHERS_KIB = 127_400
 """What of it pip and the dependencies take on Python 3.11, rounded up; docs/first_hour.md has the sum of a walk."""
-HEADROOM_KIB = 200
+HEADROOM_KIB = 60
 """For dependencies that grow."""
 
 
@@ -108,22 +108,26 @@ def test_it_has_the_arguments_of_every_release(base_install):
 
 
 @pytest.mark.parametrize(
-    ("line", "most_s"),
+    ("line", "most"),
     [
-        ("--help", 0.3),
-        *((f"diagnose tests/data/logs/{log}.log", 0.5) for log in ("probe-logged", "prefix-loss", "illegal-access")),
-        ("dumps show 20261121T103430 --dir dumps/samples", 0.6),
+        ("--help", 1.1),
+        *((f"diagnose tests/data/logs/{log}.log", 2.9) for log in ("probe-logged", "prefix-loss", "illegal-access")),
+        ("dumps show 20261121T103430 --dir dumps/samples", 2.3),
     ],
 )
-def test_it_answers_at_once(base_install, line, most_s):
-    def cpu_s() -> float:
+def test_it_answers_at_once(base_install, line, most):
+    def cpu_s(*command) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run(base_install / "gemma4-triage", *line.split(), cwd=REPOSITORY)
+        run(*command, cwd=REPOSITORY)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # Processor time; the least of several, since what else runs here takes caches and turns away.
-    assert min(cpu_s() for _ in range(6)) < most_s
+    # Processor time, in that of the libraries alone, since machines differ, and one by the hour; the least of several,
+    # since what else runs here takes caches and turns away.
+    libraries = base_install / "python", "-c", "import numpy, rich.console, rich.table, typer.main"
+    took = [(cpu_s(base_install / "gemma4-triage", *line.split()), cpu_s(*libraries)) for _ in range(6)]
+    ours_s, libraries_s = (min(column) for column in zip(*took, strict=True))
+    assert ours_s < most * libraries_s
 
 
 @pytest.mark.parametrize("package", ["torch", "sglang", "triton", "transformers"])

@@ -31,7 +31,7 @@ def tuned_plans(gpu: str, dtype: str, columns: int, depth: int) -> tuple[Plan | 
     Returns:
         Of 0..MAX_ROWS rows, a plan, or None where cuBLAS was faster.
     """
-    return _by_rows(tables().get((gpu, dtype), {}).get((columns, depth)))
+    return by_rows(tables().get((gpu, dtype), {}).get((columns, depth)))
 
 
 @functools.cache
@@ -40,34 +40,38 @@ def streamed_plans(gpu: str, dtype: str, columns: int, depth: int) -> tuple[Stre
 
     The arguments are those of `tuned_plans`.
     """
-    return _by_rows(streamed_tables().get((gpu, dtype), {}).get((columns, depth)))
+    return by_rows(streamed_tables().get((gpu, dtype), {}).get((columns, depth)))
 
 
-def _by_rows(measured: dict[int, Any] | None) -> tuple[Any, ...] | None:
+def by_rows(measured: dict[int, Any] | None, most: int = MAX_ROWS) -> tuple[Any, ...] | None:
+    """Return the plans of 0 to `most` rows: of a number that was not measured, that of the next larger one."""
     if measured is None:
         return None
     sizes = sorted(measured)
-    above = [next((size for size in sizes if size >= rows), None) for rows in range(MAX_ROWS + 1)]
+    above = [next((size for size in sizes if size >= rows), None) for rows in range(most + 1)]
     return tuple(None if size is None or rows == 0 else measured[size] for rows, size in enumerate(above))
 
 
-def tables() -> dict[tuple[str, str], dict[tuple[int, int], dict[int, Plan | None]]]:
+def tables() -> dict[tuple[str, str], dict[tuple[int, ...], dict[int, Plan | None]]]:
     """Return the plans by (GPU, dtype), (columns, depth) and number of rows."""
-    return _tables("tuned", Plan)
+    return tables_of("tuned", Plan)
 
 
-def streamed_tables() -> dict[tuple[str, str], dict[tuple[int, int], dict[int, StreamedPlan | None]]]:
+def streamed_tables() -> dict[tuple[str, str], dict[tuple[int, ...], dict[int, StreamedPlan | None]]]:
     """Return the plans of streamed.cu by (GPU, dtype), (columns, depth) and number of rows."""
-    return _tables("streamed", StreamedPlan)
+    return tables_of("streamed", StreamedPlan)
 
 
 @functools.cache
-def _tables(prefix: str, kind: Callable[..., Any]) -> dict[tuple[str, str], dict[tuple[int, int], dict[int, Any]]]:
+def tables_of(
+    prefix: str, kind: Callable[..., Any], folder: Path = FOLDER, key: tuple[str, ...] = ("columns", "depth")
+) -> dict[tuple[str, str], dict[tuple[int, ...], dict[int, Any]]]:
+    """Return what the files of a folder say by (GPU, dtype), size and number of rows; `key` names a size's numbers."""
     tables = {}
-    for file in sorted(FOLDER.glob(f"{prefix}_*.json")):
+    for file in sorted(folder.glob(f"{prefix}_*.json")):
         document = json.loads(file.read_text(encoding="utf-8"))
         tables[document["gpu"]["name"], document["dtype"]] = {
-            (entry["columns"], entry["depth"]): {
+            tuple(entry[name] for name in key): {
                 int(rows): None if plan is None else kind(*plan) for rows, plan in entry["plans"].items()
             }
             for entry in document["entries"]

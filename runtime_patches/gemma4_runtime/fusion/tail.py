@@ -7,7 +7,6 @@ switches off one of these ops wants to see that one gone.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -174,7 +173,7 @@ def _tail(layer: Any, plan: LayerPlan, hidden: Tensor) -> LayerTail | str:
         if reason := unavailable(hidden.device):
             return reason
         sizes = hidden.shape[1], weights.down.shape[1], weights.o.shape[1]
-        plans = _plans(torch.cuda.get_device_name(hidden.device), *sizes)
+        plans = tuned_plans(torch.cuda.get_device_name(hidden.device), *sizes)
         tail_plan = plans[hidden.shape[0]] if plans else None
         if tail_plan is None:
             return "its ops one by one are as fast, or nobody measured"
@@ -183,8 +182,3 @@ def _tail(layer: Any, plan: LayerPlan, hidden: Tensor) -> LayerTail | str:
     else:
         tail_plan = TailPlan(32, 2, 1, 4)
     return LayerTail(layer, plan, weights, following, next_projection, tail_plan)
-
-
-@functools.cache
-def _plans(gpu: str, hidden: int, wide: int, inner: int) -> tuple[TailPlan | None, ...] | None:
-    return tuned_plans(gpu, hidden, wide, inner)
