@@ -372,14 +372,18 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) layer_tail_kernel(
                           : which == PLE_GATE        ? PLE
                           : which == NEXT_PROJECTION ? a.next_columns
                                                      : HIDDEN;
-      const int depth = which == OUT_OF_ATTENTION ? a.inner : which == DOWN ? a.wide : which == PLE_PROJECTION ? PLE : HIDDEN;
+      const int depth = which == OUT_OF_ATTENTION ? a.inner
+                        : which == DOWN           ? a.wide
+                        : which == PLE_PROJECTION ? PLE
+                                                  : HIDDEN;
       const int held = which == GATE_UP ? TILE / 2 : TILE;
       const int begin = begin_of(columns, blockIdx.x), end = begin_of(columns, blockIdx.x + 1);
       const int tiles = (end - begin + held - 1) / held, chunks = (depth + STAGE_DEPTH - 1) / STAGE_DEPTH;
       const bool by_chunk = which == OUT_OF_ATTENTION || which == DOWN;
       for (int number = 0, tile = 0, chunk = 0; number < tiles * chunks; number++) {
         const int first = begin + tile * held;
-        filler.fill(a.weight[which], a.weight_stride[which], columns, depth, held, first, min(held, end - first), chunk);
+        const int left = min(held, end - first);
+        filler.fill(a.weight[which], a.weight_stride[which], columns, depth, held, first, left, chunk);
         if (by_chunk) {
           if (++tile == tiles) tile = 0, chunk++;
         } else if (++chunk == chunks) {
