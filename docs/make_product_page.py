@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gemma4_kernels.layer_tail.tuned import tuned_plans as tail_plans
+from gemma4_kernels.layer_tail.kernel import tuned_plans as tail_plans
 from gemma4_kernels.small_m_linear.tuned import streamed_plans
 from gemma4_triage.cli.option_names import todays_line
 

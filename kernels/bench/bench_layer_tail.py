@@ -26,9 +26,9 @@ from bench_small_m_linear import WrongAnswer, make_table, read_options
 from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm
 from gemma4_kernels.cuda_source import unavailable
 from gemma4_kernels.launcher import let_next_in_where, let_nothing_in
+from gemma4_kernels.layer_tail.kernel import FOLDER
 from gemma4_kernels.layer_tail.launch import layer_tail
 from gemma4_kernels.layer_tail.spec import AXES, TailPlan, TailWeights
-from gemma4_kernels.layer_tail.tuned import FOLDER
 from gemma4_kernels.post_attention_norms.launch import post_attention_norms
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_gelu_mul, small_m_linear

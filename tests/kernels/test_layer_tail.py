@@ -10,9 +10,9 @@ from torch.nn.functional import gelu
 
 from gemma4_kernels.cuda_source import compiled
 from gemma4_kernels.layer_tail import kernel
+from gemma4_kernels.layer_tail.kernel import FOLDER, tables, tuned_plans
 from gemma4_kernels.layer_tail.launch import layer_tail, readable
 from gemma4_kernels.layer_tail.spec import CASES, TOLERANCES, TailPlan, TailWeights
-from gemma4_kernels.layer_tail.tuned import FOLDER, tables, tuned_plans
 
 EPS = 1e-6
 ROOT = Path(__file__).parents[2]

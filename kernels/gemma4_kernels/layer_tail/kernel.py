@@ -1,4 +1,4 @@
-"""Build and launch layer_tail.cu on the current stream."""
+"""Build and launch layer_tail.cu on the current stream, by plans that kernels/bench/bench_layer_tail.py measured."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import torch
 
 from gemma4_kernels.cuda_source import CudaLaunch, function_of
 from gemma4_kernels.layer_tail.spec import MAX_ROWS, TailPlan
+from gemma4_kernels.small_m_linear.tuned import by_rows, tables_of
 
 SOURCE = Path(__file__).with_name("layer_tail.cu")
+FOLDER = SOURCE.parent
+"""Of the tables of plans by GPU, `tuned_*.json`."""
 KERNEL = "layer_tail_kernel"
 _TILE, _PADDING_BYTES, _BF16_BYTES = 8, 64, 2
 _COPIES = 8
@@ -150,3 +153,24 @@ def _built(plan: TailPlan, hidden: int, ple: int, device: int, early: bool) -> t
         function, KERNEL, programs, threads, shared, [arguments], early=early, all_at_once=True, device=device
     )
     return launch, arguments
+
+
+@functools.cache
+def tuned_plans(gpu: str, hidden: int, wide: int, inner: int) -> tuple[TailPlan | None, ...] | None:
+    """Return the plans of a layer's tail by its number of rows, or None if its size was not measured on that GPU.
+
+    Args:
+        gpu: As CUDA names it.
+        hidden: Width of the residual stream.
+        wide: Width of the MLP.
+        inner: Width of the attention ahead of its output projection.
+
+    Returns:
+        Of 0..MAX_ROWS rows, a plan, or None where the ops one by one were faster.
+    """
+    return by_rows(tables().get((gpu, "bfloat16"), {}).get((hidden, wide, inner)), MAX_ROWS)
+
+
+def tables() -> dict[tuple[str, str], dict[tuple[int, ...], dict[int, TailPlan | None]]]:
+    """Return the plans by (GPU, dtype), (hidden, wide, inner) and number of rows."""
+    return tables_of("tuned", TailPlan, FOLDER, ("hidden", "wide", "inner"))

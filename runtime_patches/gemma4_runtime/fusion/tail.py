@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gemma4_kernels.cuda_source import unavailable
+from gemma4_kernels.layer_tail.kernel import tuned_plans
 from gemma4_kernels.layer_tail.launch import layer_tail, readable
 from gemma4_kernels.layer_tail.spec import MAX_ROWS, TailPlan, TailWeights
-from gemma4_kernels.layer_tail.tuned import tuned_plans
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion import projection
 from gemma4_runtime.fusion.eligible import eps_of, norms_reason, rows_reason, server_reason
