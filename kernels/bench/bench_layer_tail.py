@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from bench_page_guard import origin, write
-from bench_small_m_linear import WrongAnswer, make_table, read_options
+from bench_small_m_linear import WrongAnswer, make_table, read_options, table_name
 
 from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm
 from gemma4_kernels.cuda_source import unavailable
@@ -219,11 +219,6 @@ def line(row: dict[str, Any]) -> str:
     """Return a row as a line of text."""
     medians = ", ".join(f"{arm} {us['median']:.2f}" for arm, us in row["us"].items())
     return f"{row['uses'][0]}, {row['rows']} rows: {medians} us; {row['plan']}"
-
-
-def table_name(document: dict[str, Any]) -> str:
-    """Return the file name of a GPU's table."""
-    return "tuned_" + document["gpu"]["name"].lower().removeprefix("nvidia ").replace(" ", "_") + ".json"
 
 
 def table_text(document: dict[str, Any], rows_file: Path) -> str:
