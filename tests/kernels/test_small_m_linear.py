@@ -166,6 +166,14 @@ def test_gates_are_those_of_fp64(path, dtype):
     assert ((found - gated(product) * factor.double()).abs() <= limit).all()
 
 
+def assert_gated(found, wanted):
+    """Hold it to the same bits on a GPU; the interpreter's products are numpy's, whose sums depend on shape and CPU."""
+    if DEVICE == "cuda":
+        assert torch.equal(found, wanted)
+    else:
+        torch.testing.assert_close(found, wanted, rtol=2**-9, atol=1e-6 * wanted.abs().max().item())
+
+
 @needs_kernel
 @by_plan
 @by_dtype
@@ -176,11 +184,11 @@ def test_a_gate_in_the_same_launch_has_the_bits_of_one_behind_it(plan, dtype):
             gate, partner = small_m_linear(x, weight, plan, path="kernel").chunk(2, dim=1)
             out = torch.full((rows, columns), torch.nan, dtype=dtype, device=DEVICE)
             assert small_m_geglu(x, weight, plan, out=out, path="kernel") is out
-            assert torch.equal(out, gelu_tanh_mul(gate, partner, path="kernel"))
+            assert_gated(out, gelu_tanh_mul(gate, partner, path="kernel"))
             # A layer's slice of the per-layer embeddings: its rows lie apart.
             factor = draw(rows, 3, columns, dtype=dtype, seed=2)[:, 1]
             found = small_m_gelu_mul(x, weight[:columns], factor, plan, path="kernel")
-            assert torch.equal(found, gelu_tanh_mul(gate.contiguous(), factor, path="kernel"))
+            assert_gated(found, gelu_tanh_mul(gate.contiguous(), factor, path="kernel"))
 
 
 @by_path

@@ -65,6 +65,7 @@ REASONS: dict[str, str] = {
     "injected-fault": "the fault was injected on request: leave it out",
     "lora-refused": _ARGUMENT,
     "media-unreadable": _REQUEST,
+    "orphaned-requests": _ELSEWHERE,
     "other-crash": _UNKNOWN,
     "prefill-starves-decode": _ARGUMENT,
     "prefix-not-reused": _REQUEST,
