@@ -28,7 +28,7 @@ from gemma4_runtime.release import MergedColumnParallelLinear, ReplicatedLinear,
 OP = "layer-tail"
 _PARTS = (POST_ATTENTION, ADD, GELU, CROSS)
 _ELSEWHERE = ("qk-norm-rope", SMALL, STREAMED)
-_UNPROJECTED, _ASKED = "_gemma4_triage_unprojected", "_gemma4_triage_tail"
+_UNPROJECTED = "_gemma4_triage_unprojected"
 _WANTED, _LEFT = "wanted", "left"
 
 
@@ -107,11 +107,7 @@ def _reason(layer: Any, plan: LayerPlan, hidden: Tensor, ple: Tensor) -> str | N
     missing = [op for op in _PARTS if op not in plan.ops] + [op for op in _ELSEWHERE if not switched_on(op)]
     if missing or plan.next_norm is None:
         return f"without {', '.join(missing) or 'a norm behind it on this rank'}"
-    asked = getattr(layer, _ASKED, None)
-    if asked is None:
-        asked = (_layer_reason(layer, plan.next_norm.norm),)
-        setattr(layer, _ASKED, asked)
-    if reason := asked[0] or server_reason() or rows_reason(hidden):
+    if reason := server_reason() or rows_reason(hidden) or _layer_reason(layer, plan.next_norm.norm):
         return reason
     linears = layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj, layer.per_layer_input_gate
     if watched(layer.mlp, layer.mlp.act_fn, *linears, layer.per_layer_projection):
@@ -122,7 +118,7 @@ def _reason(layer: Any, plan: LayerPlan, hidden: Tensor, ple: Tensor) -> str | N
 
 
 def _layer_reason(layer: Any, next_norm: Any) -> str | None:
-    """Asked once for each layer: LoRA and hooks that wrap put other modules in the place of its linear layers."""
+    """Asked at each forward: LoRA puts other modules in the place of a layer's linear ones."""
     norms = (
         layer.post_attention_layernorm,
         layer.pre_feedforward_layernorm,
