@@ -94,6 +94,31 @@ def test_a_server_that_must_not_take_them_has_sglangs_own_bits_and_says_why(ran)
 
 
 @pytest.mark.parametrize("toy", sorted(HAS))
+def test_a_decode_steps_attention_may_begin_with_what_is_ahead_of_it(toy, tmp_path, engine_forks, engine_arguments):
+    """Layers with keys of their own and without, in both pools: later steps read what earlier ones have stored."""
+    front = ("qk-norm-rope", "decode-attention", "attention-front")
+    sets = [(), front, ("qk-norm-rope", "attention-front")]
+    done = engine_forks.run(
+        tmp_path,
+        {"GEMMA4_TRIAGE_PATCHES": ",".join(front)},
+        240,
+        {
+            "task": "layer_op_parity:run_sets",
+            "engine": engine_arguments | {"model_path": str(toy_path(toy)), "attention_backend": "triton"},
+            "prompts": held_out_prompts(1, 37, seed=7) + held_out_prompts(1, 1, seed=8),
+            "new_tokens": 4,
+            "sets": sets,
+        },
+    )
+    assert done.returncode == 0, done.log[-4000:]
+    plain, fused, without = done.outputs
+    assert fused["tokens"] == without["tokens"] == plain["tokens"]
+    assert difference(fused, plain) <= TOLERANCE
+    assert {op: set(paths) for op, paths in fused["paths"].items()} == {op: {"reference"} for op in front}
+    assert set(without["paths"]["attention-front"]) == {"without decode-attention"}
+
+
+@pytest.mark.parametrize("toy", sorted(HAS))
 def test_in_bf16_they_are_no_further_from_fp32_than_sglang(toy, tmp_path, engine_forks, engine_arguments):
     ops = sorted(HAS[toy])
     sets = [(), *((op,) for op in ops), tuple(ops)]

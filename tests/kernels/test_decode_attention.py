@@ -5,7 +5,7 @@ import torch
 from kernel_paths import DEVICE, PATHS, cases_here, needs_kernel
 
 from gemma4_kernels.decode_attention import spec
-from gemma4_kernels.decode_attention.launch import Plan, decode_attention
+from gemma4_kernels.decode_attention.launch import Front, NewKeys, Plan, decode_attention
 
 # Triton's interpreter cuts bf16 off instead of rounding it.
 DTYPES = (torch.float32, torch.float16) + ((torch.bfloat16,) if DEVICE == "cuda" else ())
@@ -147,6 +147,175 @@ def test_the_same_bits_each_time_and_whatever_is_beside(plan):
     if plan is not None:
         alone = decode_attention(q[1:], keys, values, starts[1:], slots, 0.3, plan=plan, path="kernel")
         assert torch.equal(alone[0], first[1])
+
+
+class Step:
+    """A step's tokens as the projection has them, in one tensor, and the last slots of each request still empty."""
+
+    def __init__(self, lengths, kv_heads, group, head_dim, dtype, own=True, seed=0):
+        heads = kv_heads * group
+        self.starts, self.slots, count = lists(lengths)
+        self.keys, self.values = (draw(count, kv_heads, head_dim, dtype=dtype, seed=seed + n) for n in (1, 2))
+        qkv = draw(len(lengths), (heads + 2 * kv_heads) * head_dim, dtype=dtype, seed=seed + 3, scale=3.0)
+        parts = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], 1)
+        self.q, new_keys, new_values = (part.unflatten(1, (-1, head_dim)) for part in parts)
+        angles = draw(64, head_dim // 2, seed=seed + 4)
+        weights = draw(2, head_dim, dtype=dtype, seed=seed + 5)
+        ends = self.starts[1:].long() - 1
+        # Requests without slots write all the same, as padded ones of a graph do: into a slot that nobody reads.
+        unread = [slot for slot in range(count) if slot not in set(self.slots.tolist())]
+        places = torch.tensor(
+            [int(self.slots[end]) if length else unread[0] for end, length in zip(ends.tolist(), lengths, strict=True)],
+            device=DEVICE,
+        )
+        positions = torch.tensor([(7 * n + 1) % 64 for n in range(len(lengths))], device=DEVICE)
+        self.scale = 0.3
+        self.front = Front(
+            weights[0],
+            torch.cat((angles.cos(), angles.sin()), 1),
+            positions,
+            1e-6,
+            NewKeys(new_keys, new_values, weights[1], places) if own else None,
+        )
+        if own:
+            self.keys[places], self.values[places] = torch.nan, torch.nan
+
+    def run(self, **how):
+        keys, values = self.keys.clone(), self.values.clone()
+        out = decode_attention(self.q, keys, values, self.starts, self.slots, self.scale, front=self.front, **how)
+        return out, keys, values
+
+    def expected(self):
+        """(queries, keys, values) ready for attention, in fp64 by complex numbers, then as the pools hold them."""
+        front, new = self.front, self.front.new
+        half = self.q.shape[2] // 2
+
+        def normed(rows, weight):
+            rows = rows.double()
+            return rows / (rows.square().mean(-1, keepdim=True) + front.eps).sqrt() * weight.double()
+
+        def turned(rows, weight):
+            pairs = torch.complex(*normed(rows, weight).split(half, -1))
+            table = front.cos_sin_cache[front.positions].double()
+            pairs = pairs * torch.complex(*table.split(half, -1))[:, None]
+            return torch.cat((pairs.real, pairs.imag), -1).to(self.q.dtype)
+
+        keys, values = self.keys.clone(), self.values.clone()
+        if new is not None:
+            keys[new.places] = turned(new.keys, new.weight)
+            values[new.places] = normed(new.values, torch.ones(1, device=DEVICE)).to(self.q.dtype)
+        return turned(self.q, front.q_weight), keys, values
+
+
+FRONTS = pytest.mark.parametrize("own", [True, False], ids=["own-keys", "others-keys"])
+
+
+def assert_step(step, found):
+    out, keys, values = found
+    q, expected_keys, expected_values = step.expected()
+    # What is stored is rounded once; scores move with the rounding of queries and keys, so the result is held against
+    # an attention of the values as stored.
+    step_of = torch.finfo(out.dtype).eps
+    for stored, expected in ((keys, expected_keys), (values, expected_values)):
+        same = stored.isnan() & expected.isnan()
+        near = (stored.double() - expected.double()).abs() <= 2 * step_of * expected.double().abs() + 1e-5 * step_of
+        assert (same | near | ((stored - expected).abs() <= 4 * step_of)).all()
+    assert_attention_near(out, q, keys, values, step)
+
+
+def assert_attention_near(out, q, keys, values, step):
+    readable_keys, readable_values = keys.nan_to_num(), values.nan_to_num()
+    expected, largest = expected_of(q, readable_keys, readable_values, step.starts, step.slots, step.scale)
+    limit = spec.TOLERANCES[str(out.dtype).removeprefix("torch.")].relative
+    # A query element off by one rounding moves a score by up to its share of the sum: |q| |k| eps.
+    reach = (q.double().norm(dim=2).max() * readable_keys.double().norm(dim=2).max() * step.scale).item()
+    limit += 2 * torch.finfo(out.dtype).eps * reach / q.shape[2] ** 0.5
+    assert out.isfinite().all()
+    assert ((out.double() - expected).abs() <= limit * largest + torch.finfo(out.dtype).tiny).all()
+
+
+@pytest.mark.parametrize("lengths", [(1,), (37,), (129, 64, 0, 200, 1), (33, 65)], ids=str)
+@FRONTS
+@by_dtype
+@by_path
+def test_a_front_norms_turns_and_stores_first(path, dtype, own, lengths):
+    step = Step(lengths, 2, 4, 32, dtype, own)
+    assert_step(step, step.run(path=path))
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 16), (2, 1, 64), (1, 16, 16)], ids=str)
+@FRONTS
+@by_path
+def test_a_front_of_other_heads(path, own, sizes):
+    step = Step((70, 3), *sizes, torch.float32, own)
+    assert_step(step, step.run(path=path))
+
+
+@needs_kernel
+@by_plan
+@FRONTS
+def test_a_front_however_the_slots_are_shared_has_the_same_bits_each_time(plan, own):
+    step = Step((100, 1, 33, 32), 2, 4, 32, torch.float32, own)
+    first = step.run(plan=plan, path="kernel")
+    assert_step(step, first)
+    for _ in range(2 if DEVICE == "cpu" else 100):
+        again = step.run(plan=plan, path="kernel")
+        assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(again, first, strict=True))
+
+
+@needs_kernel
+@by_path
+def test_a_front_writes_its_places_and_nothing_else(path):
+    step = Step((37, 0, 50), 2, 2, 16, torch.float32)
+    _, keys, values = step.run(path=path)
+    places = step.front.new.places
+    untouched = torch.ones(len(keys), dtype=torch.bool, device=DEVICE)
+    untouched[places] = False
+    assert torch.equal(keys[untouched], step.keys[untouched])
+    assert torch.equal(values[untouched], step.values[untouched])
+    assert keys[places].isfinite().all()
+    assert values[places].isfinite().all()
+
+
+@needs_kernel
+@by_path
+def test_a_front_with_hard_numbers(path):
+    """Rows of zeros, of one large element, and of numbers whose squares are no fp32 denormal's."""
+    step = Step((40, 41, 42), 1, 4, 16, torch.float32)
+    step.q[0] = 0
+    step.q[1] = 1e-18
+    step.q[2, :, 3] = 1e15
+    step.front.new.keys[0] = 0
+    step.front.new.values[1] = 0
+    assert_step(step, step.run(path=path))
+
+
+def front_with(step, **changed):
+    new = step.front.new._replace(**{name: changed.pop(name) for name in list(changed) if name in NewKeys._fields})
+    return step.front._replace(new=new, **changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"q_weight": torch.ones(8)}, r"q_weight is \[8\] torch.float32, expected floating \[16\]"),
+        ({"q_weight": torch.ones(32)[::2]}, "q_weight is on .*, expected contiguous"),
+        ({"cos_sin_cache": torch.ones(4, 8)}, r"cos_sin_cache is \[4, 8\]"),
+        ({"positions": torch.zeros(3, dtype=torch.long)}, r"positions is \[3\] torch.int64, expected .* \[2\]"),
+        ({"positions": torch.zeros(2)}, r"positions is \[2\] torch.float32"),
+        ({"places": torch.zeros(1, dtype=torch.long)}, r"places is \[1\] torch.int64, expected .* \[2\]"),
+        ({"weight": torch.ones(16).half()}, "the weight of new keys is torch.float16, expected q_weight's"),
+        ({"keys": torch.ones(2, 1, 16)}, r"new keys are \[2, 1, 16\].*, expected \[2, 2, 16\]"),
+        ({"values": torch.ones(2, 2, 16).half()}, r"new values are \[2, 2, 16\] torch.float16"),
+        ({"values": torch.ones(2, 2, 32)[..., :16]}, r"new values have strides \(64, 32, 1\)"),
+    ],
+)
+def test_a_front_that_does_not_fit_is_refused(changed, words):
+    step = Step((5, 6), 2, 4, 16, torch.float32)
+    changed = {name: one.to(DEVICE) for name, one in changed.items()}
+    step.front = front_with(step, **changed)
+    with pytest.raises(ValueError, match=words):
+        step.run()
 
 
 GOOD = {

@@ -48,19 +48,22 @@ def test_other_numbers_of_layers_are_refused_with_those_that_there_are(layers):
 
 
 def test_a_model_has_the_arms_of_its_ops():
-    ops = {model: plan().arms_of(model)[7:] for model in SIZES}
+    ops = {model: plan().arms_of(model)[8:] for model in SIZES}
     everywhere = ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "streamed-products", "decode-attention")
-    assert ops["26b"] == ("routing", "triple-rmsnorm", *everywhere)
-    assert ops["31b"] == ("post-attention-norms", "rmsnorm-residual-scalar", *everywhere)
+    front = "attention-front"
+    assert ops["26b"] == ("routing", "triple-rmsnorm", *everywhere, front)
+    assert ops["31b"] == ("post-attention-norms", "rmsnorm-residual-scalar", *everywhere, front)
     assert ops["e4b"] == ops["e2b"] == tuple(op for op in OPS if op not in ("routing", "triple-rmsnorm"))
     assert "q-only-projection" in plan(layers=12).arms_of("e4b")
     assert "q-only-projection" not in plan(layers=6).ops_of("all", "e4b")  # none of whose keys are shared
     assert plan(arms=("all",)).arms_of("26b") == (NONE, "all")
-    assert plan().ops_of("all", "26b") == ops["26b"]
-    assert plan().ops_of("all-cublas", "26b") == tuple(op for op in ops["26b"] if op != "small-m-linear")
+    # What is no default is in force where it is named.
+    assert plan().ops_of("all", "26b") == ops["26b"][:-1]
+    assert plan().ops_of("all-front", "26b") == ops["26b"]
+    assert plan().ops_of("all-cublas", "26b") == tuple(op for op in ops["26b"][:-1] if op != "small-m-linear")
     assert "streamed-products" not in plan().ops_of("all-unstreamed", "26b")
     assert set(plan().ops_of("all", "e4b")) - set(plan().ops_of("all-separate", "e4b")) == {"layer-tail"}
-    assert plan().ops_of("all-sglang-attention", "26b") == ops["26b"][:-1]
+    assert plan().ops_of("all-sglang-attention", "26b") == ops["26b"][:-2]
     assert plan().ops_of("shipped", "26b") == plan().ops_of(NONE, "26b") == ()
     assert plan().ops_of("routing", "26b") == ("routing",)
 

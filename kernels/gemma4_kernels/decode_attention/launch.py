@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 
 from gemma4_kernels.decode_attention import reference
+from gemma4_kernels.decode_attention.reference import Front, NewKeys
 from gemma4_kernels.decode_attention.spec import GROUPS, HEAD_DIMS, MAX_PARTS
 from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 from gemma4_kernels.tickets import MOST, tickets
 
-__all__ = ["Plan", "decode_attention", "plan_for"]
+__all__ = ["Front", "NewKeys", "Plan", "decode_attention", "plan_for"]
 
 _LIST_DTYPES = (torch.int32, torch.int64)
 _KNOWN = KnownLaunches()
@@ -45,6 +46,7 @@ def decode_attention(
     slots: torch.Tensor,
     scale: float,
     *,
+    front: Front | None = None,
     out: torch.Tensor | None = None,
     plan: Plan | None = None,
     path: Path = "auto",
@@ -59,6 +61,8 @@ def decode_attention(
         starts: int32 or int64 [R + 1 or more]: where each request's slots begin in `slots`.
         slots: int32 or int64 [N]: rows of keys and values. What starts and slots say is not checked.
         scale: Of the scores.
+        front: What is to be done ahead of it in the same launch, see there: q is normed and turned, and so are new keys
+            and values, which are written into the pools. None: q is as it is read, and the pools hold all slots.
         out: [R, H, D] in q's dtype, new if None. It must not overlap what is read.
         plan: How the slots are shared. None: `plan_for`.
         path: The kernel or torch; see `takes_kernel`.
@@ -76,12 +80,15 @@ def decode_attention(
     if path == "auto":
         # Any number of slots will do, and it is another in each step.
         listed = slots.stride(), slots.dtype, slots.device
-        key = (*facts(q, keys, values, starts), listed, out is None or facts(out), float(scale), plan, early)
+        ahead = None if front is None else (*facts(*_ahead(q, front)), front.new is None, front.eps, type(front.eps))
+        key = (*facts(q, keys, values, starts), listed, out is None or facts(out), float(scale), plan, early, ahead)
         if (known := _KNOWN.get(key)) is not None:
             made = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-            if known.again(_pointers(q, keys, values, made, starts, slots, plan)):
+            if known.again(_pointers(q, keys, values, made, starts, slots, plan, front)):
                 return made
     _refuse(q, keys, values, starts, slots)
+    if front is not None:
+        _refuse_front(q, keys, front)
     requests, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
     if out is None:
@@ -92,23 +99,35 @@ def decode_attention(
     if requests == 0:
         return out
     if not takes_kernel(q, path):
-        return out.copy_(reference.decode_attention(q, keys, values, starts, slots, scale))
+        ready = q if front is None else reference.in_front(q, keys, values, front)
+        return out.copy_(reference.decode_attention(ready, keys, values, starts, slots, scale))
     places = requests * kv_heads
     plan = plan or plan_for(requests, kv_heads, q.device)
     if not 1 <= plan.splits <= MAX_PARTS:
         raise ValueError(f"the plan has {plan.splits} parts, expected 1..{MAX_PARTS}")
     if places > MOST:
         raise ValueError(f"{requests} requests of {kv_heads} key heads, at most {MOST} of both are possible")
+    new = None if front is None else front.new
     launch = _launcher().launch(
         places * plan.splits,
-        _pointers(q, keys, values, out, starts, slots, plan),
+        _pointers(q, keys, values, out, starts, slots, plan, front),
         (
             *(stride for tensor in (q, keys, values) for stride in tensor.stride()[:2]),
             out.stride(0),
             out.stride(1),
+            *((0, 0) if new is None else (new.keys.stride(0), new.values.stride(0))),
         ),
-        (float(scale), kv_heads, plan.splits),
-        (heads // kv_heads, 16, head_dim, plan.block, plan.stages, plan.least, MAX_PARTS),
+        (float(scale), 0.0 if front is None else float(front.eps), kv_heads, plan.splits),
+        (
+            heads // kv_heads,
+            16,
+            head_dim,
+            plan.block,
+            plan.stages,
+            plan.least,
+            MAX_PARTS,
+            0 if front is None else 1 if new is None else 2,
+        ),
         num_warps=plan.num_warps,
         fuse=True,
         early=early,
@@ -126,6 +145,7 @@ def _pointers(
     starts: torch.Tensor,
     slots: torch.Tensor,
     plan: Plan | None,
+    front: Front | None,
 ) -> tuple[torch.Tensor, ...]:
     """Return the kernel's tensors, with room for what its programs hand to the last of them."""
     requests, heads, head_dim = q.shape
@@ -133,7 +153,15 @@ def _pointers(
     parts = requests * heads * plan.splits if plan.splits > 1 else 0
     partial = torch.empty(parts * head_dim, dtype=torch.float32, device=q.device)
     extremes = torch.empty(parts * 2, dtype=torch.float32, device=q.device)
-    return q, keys, values, out, starts, slots, partial, extremes, tickets(q.device)
+    ahead = (q,) * 7 if front is None else _ahead(q, front)
+    return q, keys, values, out, starts, slots, partial, extremes, tickets(q.device), *ahead
+
+
+def _ahead(q: torch.Tensor, front: Front) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of a front; in the place of what it has not, any."""
+    new = front.new
+    last = (front.q_weight, q, q, front.positions) if new is None else (new.weight, new.keys, new.values, new.places)
+    return front.q_weight, last[0], front.positions, front.cos_sin_cache, *last[1:]
 
 
 def plan_for(requests: int, kv_heads: int, device: torch.device) -> Plan:
@@ -171,6 +199,37 @@ def _refuse(
             raise ValueError(f"{name} is {have}, expected int32 or int64 [{least} or more]")
         if numbers.device != q.device or (len(numbers) > 1 and numbers.stride(0) != 1):
             raise ValueError(f"{name} is on {numbers.device}, expected contiguous on {q.device}")
+
+
+def _refuse_front(q: torch.Tensor, keys: torch.Tensor, front: Front) -> None:
+    requests, _, head_dim = q.shape
+    new = front.new
+    tables = [("q_weight", front.q_weight, (head_dim,)), ("cos_sin_cache", front.cos_sin_cache, (-1, head_dim))]
+    numbers = [("positions", front.positions)]
+    if new is not None:
+        tables.append(("the weight of new keys", new.weight, (head_dim,)))
+        numbers.append(("places", new.places))
+    for name, table, shape in tables:
+        if table.dim() != len(shape) or table.shape[-1] != head_dim or table.dtype not in DTYPES:
+            raise ValueError(f"{name} is {list(table.shape)} {table.dtype}, expected floating {list(shape)}")
+        if table.device != q.device or not table.is_contiguous():
+            raise ValueError(f"{name} is on {table.device}, expected contiguous on {q.device}")
+    for name, listed in numbers:
+        if listed.shape != (requests,) or listed.dtype not in _LIST_DTYPES:
+            raise ValueError(f"{name} is {list(listed.shape)} {listed.dtype}, expected int32 or int64 [{requests}]")
+        if listed.device != q.device or not listed.is_contiguous():
+            raise ValueError(f"{name} is on {listed.device}, expected contiguous on {q.device}")
+    if new is None:
+        return
+    if new.weight.dtype is not front.q_weight.dtype:
+        raise ValueError(f"the weight of new keys is {new.weight.dtype}, expected q_weight's {front.q_weight.dtype}")
+    for name, rows in (("new keys", new.keys), ("new values", new.values)):
+        if rows.shape != (requests, *keys.shape[1:]) or rows.dtype != q.dtype or rows.device != q.device:
+            have = f"{list(rows.shape)} {rows.dtype} on {rows.device}"
+            want = f"{[requests, *keys.shape[1:]]} {q.dtype} on {q.device}"
+            raise ValueError(f"{name} are {have}, expected {want}")
+        if rows.stride(2) != 1 or (rows.shape[1] > 1 and rows.stride(1) != head_dim):
+            raise ValueError(f"{name} have strides {rows.stride()}, expected heads beside each other")
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """A tile of one token's heads per program, all of Q, of K or of V; each head in registers from its load to its store.
 
-Rejected: the KV pool's store as well. A cache location is one of the full pool's, which a sliding layer's pool
-translates, and the page-table probe watches the pools' own store.
+The KV pool's store is not part of it: another launch is, with the attention behind it, see decode_attention.
 """
 
 # The annotations are Triton's, which reads them as the types of the compiled kernel's parameters.

@@ -5,8 +5,7 @@ v'      rms(x): no weight, no turn
 
 One launch for `gemma_qkv_rmsnorm` and the rope kernel behind it in `Gemma4Attention.forward` of SGLang 0.5.13.post1. A
 layer that reads another layer's keys and values has q' only; SGLang turns a K of zeros there, because its rope kernel
-asks for one. The KV pool's store is left out: a sliding layer's pool translates the location first, and the probes
-watch the pools' own store.
+asks for one. The KV pool's store is left out: a sliding layer's pool translates the location first.
 
 The table is what SGLang keeps as `cos_sin_cache`, as wide as a head in either kind of Gemma-4's layers: in those with
 full attention, where a quarter of the pairs turn (rope type "proportional"), `Gemma4RotaryEmbedding` fills it up with

@@ -41,7 +41,7 @@ def attach(ops: Sequence[str], model: torch.nn.Module, backend: Any = None) -> N
     os.environ["GEMMA4_TRIAGE_PATCHES"] = ",".join(ops)
     plugin.load()
     HookRegistry.apply_hooks()
-    if "decode-attention" in ops and isinstance(backend, TritonAttnBackend):
+    if {"decode-attention", "attention-front"} & set(ops) and isinstance(backend, TritonAttnBackend):
         after_triton_init(None, backend)
     for module in list(model.modules()):
         if isinstance(module, Gemma4MoE) and "routing" in ops:

@@ -11,8 +11,8 @@ from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
 from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
 NONE, SHIPPED, CUBLAS, UNSTREAMED, SEPARATE = "none", "shipped", "all-cublas", "all-unstreamed", "all-separate"
-ATTENTION, ALL = "all-sglang-attention", "all"
-SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, ATTENTION, ALL)
+ATTENTION, ALL, FRONT = "all-sglang-attention", "all", "all-front"
+SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, ATTENTION, ALL, FRONT)
 LEFT_OUT = {
     CUBLAS: "small-m-linear",
     UNSTREAMED: "streamed-products",
@@ -21,14 +21,17 @@ LEFT_OUT = {
 }
 """Arms of several ops, of which one may take another's place."""
 OPS = tuple(patch.id for patch in LAYER_OPS)
+DEFAULTS = tuple(patch.id for patch in LAYER_OPS if patch.default)
+ADDED = {FRONT: "attention-front"}
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
     SHIPPED: "captured by SGLang before anything of ours was loaded",
-    CUBLAS: "all ops in force but small-m-linear: cuBLAS computes every matrix product",
-    UNSTREAMED: "all ops in force but streamed-products: no weight is streamed",
-    SEPARATE: "all ops in force but layer-tail: each product and each norm of a layer is a launch",
-    ATTENTION: "all ops in force but decode-attention: SGLang's own kernels compute the attention",
-    ALL: "all ops in force",
+    CUBLAS: "all default ops in force but small-m-linear: cuBLAS computes every matrix product",
+    UNSTREAMED: "all default ops in force but streamed-products: no weight is streamed",
+    SEPARATE: "all default ops in force but layer-tail: each product and each norm of a layer is a launch",
+    ATTENTION: "all default ops in force but decode-attention: SGLang's own kernels compute the attention",
+    ALL: "all default ops in force",
+    FRONT: "all default ops in force, and attention-front: a layer ahead of its output projection is one launch",
 } | {patch.id: patch.title for patch in LAYER_OPS}
 MODELS = ("26b", "e4b")
 BATCHES = (1, 16, 64)
@@ -57,10 +60,8 @@ def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
         return size.has_ple
     if op == "q-only-projection":
         return size.shared_layers(size.layers if layers is None else layers) > 0
-    return (
-        op in ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "streamed-products", "decode-attention")
-        or not size.has_experts
-    )
+    everywhere = ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "streamed-products", "decode-attention")
+    return op in (*everywhere, "attention-front") or not size.has_experts
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class StepPlan:
 
     def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
         """Return the ids that are in force in this arm."""
-        in_force = set(OPS) if arm in SEVERAL else {arm}
+        in_force = {*DEFAULTS, ADDED.get(arm, ALL)} if arm in SEVERAL else {arm}
         in_force.discard(LEFT_OUT.get(arm, ""))
         return tuple(op for op in OPS if op in in_force and has(op, SIZES[model], self.layers))
 

@@ -11,6 +11,8 @@ _LAYER = Hook("gemma4.layer_forward", How.AROUND, f"{_AT}.layer_forward:around_l
 _NEXT_NORMS = Hook("gemma4.text_model_init", How.AFTER, f"{_AT}.next_norms:after_text_model_init")
 _HEADS = Hook("gemma4.attention_forward", How.AROUND, f"{_AT}.qk_norm_rope:around_attention_forward")
 
+_TRITON = Hook("triton.init", How.AFTER, f"{_AT}.decode_attention:after_init")
+
 _PRODUCT = Hook("linear.unquantized_apply", How.AROUND, f"{_AT}.small_m_linear:around_apply")
 
 _PROJECTION = """
@@ -278,7 +280,7 @@ LAYER_OPS: tuple[Patch, ...] = (
         origin="a kernel of this project; the release has one split of at most 8 parts and a second launch",
         upstream="open up to 0.5.23",
         default=True,
-        attachments=(Hook("triton.init", How.AFTER, f"{_AT}.decode_attention:after_init"), PATHS),
+        attachments=(_TRITON, PATHS),
         own_paths=("fused",),
         about=About(
             why="A decode step's attention takes 18 us in each layer on an H200, of which the keys and values of a "
@@ -293,6 +295,28 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "tests/unit/test_decode_attention_patch.py",
                 "kernels/bench/rows/decode_attention_h200_2026-11-23.json::decode_attention",
                 "docs/bench/step_attention_h200_2026-11-25_e4b.json::all-sglang-attention",
+            ),
+        ),
+    ),
+    Patch(
+        id="attention-front",
+        kind=Kind.OPTIMISATION,
+        title="norms and rotation of a decode step's heads, the store of its keys, and its attention in one launch",
+        origin="a kernel of this project: decode-attention's, with what qk-norm-rope and the store do ahead of it",
+        upstream="open up to 0.5.23; the release has rope and store in one launch, and leaves it off",
+        default=False,
+        attachments=(_HEADS, _TRITON, PATHS),
+        own_paths=("fused", "reference"),
+        about=About(
+            why="Ahead of a decode step's attention two short launches norm, turn and store a few rows while the "
+            "memory is idle. Not measured, so no default.",
+            eligibility="What decode-attention and qk-norm-rope take, both in force, without speculation, in SGLang's "
+            "own pools of the queries' dtype.",
+            fallback="Both of those, and the pool's own store, as without this.",
+            proof=(
+                "tests/kernels/test_decode_attention.py",
+                "tests/kernels/test_decode_attention_gpu.py",
+                "tests/engine/test_layer_ops_live.py",
             ),
         ),
     ),

@@ -3,6 +3,9 @@
 A layer's attention takes 18 us on an H200 at batch 8 whatever the few keys of a window are: eight parts per request at
 most, each read by one program step by step, and a second launch that adds them up. Ours cuts the slots into as many
 parts as multiprocessors have room for, begins while the kernel ahead still runs, and adds up in the same launch.
+
+With `attention-front` that launch begins with what qk-norm-rope and the pool's store do ahead of it: the model's
+attention then hands the projection over as it is, and this backend's next call finds what is left to do beside it.
 """
 
 from __future__ import annotations
@@ -14,24 +17,101 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemma4_kernels.decode_attention.launch import decode_attention
+from gemma4_kernels.decode_attention.launch import Front, NewKeys, decode_attention
 from gemma4_kernels.decode_attention.spec import GROUPS, HEAD_DIMS
 from gemma4_kernels.tickets import MOST
 from gemma4_runtime.current import switched_on
-from gemma4_runtime.fusion.eligible import server_reason
+from gemma4_runtime.fusion.eligible import eps_of, on_host_engine, server_reason
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.fusion.projection import Projected, reads_others_keys
+from gemma4_runtime.fusion.small_linear import watched
+from gemma4_runtime.release import MHATokenToKVPool, SWAKVPool, get_attn_backend
 
 OP = "decode-attention"
+FRONT = "attention-front"
 _DTYPES = (torch.bfloat16, torch.float16)
+_LEFT, _TAKES = "_gemma4_triage_front", "_gemma4_triage_takes_fronts"
 
 
 def after_init(result: Any, backend: Any, *_: Any, **__: Any) -> None:
     """Run after `TritonAttnBackend.__init__`, which keeps the function that `forward_decode` calls."""
-    ours = functools.partial(attend, backend.decode_attention_fwd)
+    # Here: only a server with Triton attention has loaded it.
+    from gemma4_runtime.release import TritonAttnBackend
+
+    setattr(backend, _TAKES, type(backend) is TritonAttnBackend)
+    ours = functools.partial(attend, backend, backend.decode_attention_fwd)
     backend.decode_attention_fwd = torch.compiler.disable(ours)
 
 
+def leave_front(
+    attention: Any, projected: Projected, table: Tensor, positions: Tensor, forward_batch: Any
+) -> tuple[Tensor, bool]:
+    """Leave the norms, the rotation and the store of one layer's decode step to the attention behind them.
+
+    Args:
+        attention: The model's attention layer, whose norms and rotation qk-norm-rope takes.
+        projected: Its queries, keys and values of [T, heads * D] each.
+        table: [P, D] cosines and sines.
+        positions: int [T].
+        forward_batch: SGLang's; its mode, and where new tokens go.
+
+    Returns:
+        (queries [T, heads, D] as they are, whether it is left). Not left means that nothing has changed.
+    """
+    q = projected.q.unflatten(-1, (attention.num_heads, attention.head_dim))
+    if not switched_on(FRONT) or not forward_batch.forward_mode.is_decode() or torch.compiler.is_compiling():
+        return q, False
+    backend = get_attn_backend()
+    shared = reads_others_keys(attention)
+    places = None if shared else _places(backend, attention.attn, forward_batch)
+    reason = _front_reason(attention, q, backend, forward_batch)
+    if reason is None and not shared and (places is None or len(places) != len(q)):
+        reason = "write locations that are not the step's"
+    if reason is not None:
+        PATHS.took(FRONT, reason)
+        return q, False
+    new = None
+    if places is not None and projected.k is not None and projected.v is not None:
+        keys, values = (
+            rows.unflatten(-1, (attention.num_kv_heads, attention.head_dim)) for rows in (projected.k, projected.v)
+        )
+        new = NewKeys(keys, values, attention.k_norm.weight, places)
+    setattr(backend, _LEFT, Front(attention.q_norm.weight, table, positions, eps_of(attention.q_norm), new))
+    return q, True
+
+
+def _front_reason(attention: Any, q: Tensor, backend: Any, forward_batch: Any) -> str | None:
+    missing = [op for op in ("qk-norm-rope", OP) if not switched_on(op)]
+    if missing:
+        return f"without {', '.join(missing)}"
+    if not getattr(backend, _TAKES, False):
+        return f"attention by {type(backend).__name__}"
+    if forward_batch.spec_info is not None:
+        return "speculative decoding"
+    layer = attention.attn
+    if watched(layer):
+        return "an attention layer that hooks watch"
+    if layer.logit_cap > 0 or layer.xai_temperature_len > 0 or layer.k_scale is not None or layer.v_scale is not None:
+        return "scores that are not scaled alone, or keys and values with scales"
+    pool = backend.token_to_kv_pool
+    if type(pool) not in (MHATokenToKVPool, SWAKVPool):
+        return f"keys and values in a {type(pool).__name__}"
+    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+    if on_host_engine() and not q.is_cuda:
+        return None if q.dtype is keys.dtype is values.dtype else f"queries of {q.dtype}, keys of {keys.dtype}"
+    return server_reason() or _tensors_reason(q, keys, values)
+
+
+def _places(backend: Any, layer: Any, forward_batch: Any) -> Tensor | None:
+    """Return where the pool's own store would write this layer's new tokens, int [T]."""
+    pool: Any = getattr(backend, "token_to_kv_pool", None)
+    if type(pool) is SWAKVPool and pool.layers_mapping[layer.layer_id][1]:
+        return backend.forward_metadata.swa_out_cache_loc
+    return forward_batch.out_cache_loc
+
+
 def attend(
+    backend: Any,
     original: Callable[..., None],
     q: Tensor,
     k_buffer: Tensor,
@@ -53,6 +133,13 @@ def attend(
     use_pdl: bool = False,
 ) -> None:
     """Attend in the place of `decode_attention_fwd`: writes o [R, H, D]."""
+    front, backend.__dict__[_LEFT] = backend.__dict__.get(_LEFT), None
+    if front is not None:
+        # What could speak against it was asked before it was left.
+        decode_attention(q, k_buffer, v_buffer, kv_indptr, kv_indices, sm_scale, front=front, out=o)
+        PATHS.ran(OP, q)
+        PATHS.ran(FRONT, q)
+        return
     if switched_on(OP):
         plain = not (logit_cap > 0 or sinks is not None or xai_temperature_len > 0 or has_mla)
         reason = "scores that are not scaled alone" if not plain else None

@@ -2,8 +2,8 @@
 
 SGLang launches `gemma_qkv_rmsnorm` and a rope kernel, both in place; where a layer reads another layer's keys, also a
 fill, for a K of zeros that the rope kernel turns and nobody reads. Here it is one launch, and no K there. The KV pool's
-store stays where it is, in the attention layer: the probes hook it, and a sliding layer's pool translates the locations
-first.
+store stays where it is, in the attention layer, since a sliding layer's pool has other locations; `attention-front`
+takes both into the attention's own launch.
 
 What is not asked for each time, because it never changes: norms, the kind of rotation, the server's arguments.
 """
@@ -29,6 +29,7 @@ from gemma4_runtime.fusion.eligible import (
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.fusion.projection import Projected, project, reads_others_keys
 from gemma4_runtime.fusion.tail import wants_unprojected
+from gemma4_runtime.optimisations.decode_attention import leave_front
 
 OP = "qk-norm-rope"
 _ASKED = "_gemma4_triage_qk_norm_rope"
@@ -51,13 +52,20 @@ def around_attention_forward(
         projected = project(attention, hidden_states)
         if (reason := rows_reason(projected.q)) is None:
             PATHS.ran(OP, projected.q)
-            return _attend(attention, _heads(attention, projected, positions), forward_batch)
+            table = _table(attention.rotary_emb, projected.q.dtype)
+            q, left = leave_front(attention, projected, table, positions, forward_batch)
+            if left:
+                return _attend(attention, (q, None, None), forward_batch, save=False)
+            heads = _heads(attention, projected, table, positions)
+            return _attend(attention, heads, forward_batch, save=not attention.is_kv_shared_layer)
     PATHS.took(OP, reason)
     return original(attention, positions, hidden_states, forward_batch, **kwargs)
 
 
-def _attend(attention: Any, heads: tuple[Tensor, Tensor | None, Tensor | None], forward_batch: Any) -> Tensor:
-    attended = attention.attn(*heads, forward_batch=forward_batch, save_kv_cache=not attention.is_kv_shared_layer)
+def _attend(
+    attention: Any, heads: tuple[Tensor, Tensor | None, Tensor | None], forward_batch: Any, save: bool
+) -> Tensor:
+    attended = attention.attn(*heads, forward_batch=forward_batch, save_kv_cache=save)
     rows = attended.flatten(-2, -1) if attended.dim() == 3 else attended
     if wants_unprojected(attention):
         return rows
@@ -65,7 +73,9 @@ def _attend(attention: Any, heads: tuple[Tensor, Tensor | None, Tensor | None], 
     return output
 
 
-def _heads(attention: Any, projected: Projected, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _heads(
+    attention: Any, projected: Projected, table: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return q [T, heads, D], and k and v [T, KV heads, D] or None."""
     size = attention.head_dim
     q, k, v = projected
@@ -76,7 +86,7 @@ def _heads(attention: Any, projected: Projected, positions: Tensor) -> tuple[Ten
         None if shared else v,
         attention.q_norm.weight,
         attention.k_norm.weight,
-        _table(attention.rotary_emb, q.dtype),
+        table,
         positions,
         eps_of(attention.q_norm),
     )
