@@ -91,8 +91,8 @@ def decode_attention_kernel(
     head = kv_head * GROUP + row
     if FRONT > 0:
         partner = (d + HEAD_DIM // 2) % HEAD_DIM
-        weight = load_weight(q_weight, d, d >= 0)
-        partner_weight = load_weight(q_weight, partner, d >= 0)
+        q_norm = load_weight(q_weight, d, d >= 0)
+        partner_norm = load_weight(q_weight, partner, d >= 0)
     inputs_are_there(EARLY_LAUNCH)
     q_rows = q + request * q_stride + head[:, None] * q_head_stride
     rows = tl.load(q_rows + d[None, :], there[:, None], other=0.0)
@@ -104,8 +104,8 @@ def decode_attention_kernel(
         turned = normed_and_turned(
             widened(rows),
             partners,
-            weight[None, :],
-            partner_weight[None, :],
+            q_norm[None, :],
+            partner_norm[None, :],
             cos[None, :],
             sin[None, :],
             eps,
