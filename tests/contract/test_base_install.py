@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shlex
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from gemma4_dumps.schema import Offence
 from gemma4_dumps.writer import write_dump
 from gemma4_triage.cli.doctor import LOCKS
 from gemma4_triage.samples import SAMPLES
+from processor_time import holds
 from trace_examples import decode, e4b, write
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -116,18 +116,12 @@ def test_it_has_the_arguments_of_every_release(base_install):
     ],
 )
 def test_it_answers_at_once(base_install, line, most):
-    def cpu_s(*command) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run(*command, cwd=REPOSITORY)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    def runs(*command):
+        return lambda: run(*command, cwd=REPOSITORY)
 
-    # Processor time, in that of the libraries alone, since machines differ, and one by the hour; the least of several,
-    # since what else runs here takes caches and turns away.
-    libraries = base_install / "python", "-c", "import numpy, rich.console, rich.table, typer.main"
-    took = [(cpu_s(base_install / "gemma4-triage", *line.split()), cpu_s(*libraries)) for _ in range(6)]
-    ours_s, libraries_s = (min(column) for column in zip(*took, strict=True))
-    assert ours_s < most * libraries_s
+    libraries = runs(base_install / "python", "-c", "import numpy, rich.console, rich.table, typer.main")
+    ours = runs(base_install / "gemma4-triage", *line.split())
+    assert holds(lambda ours_s, libraries_s: ours_s < most * libraries_s, ours, libraries)
 
 
 @pytest.mark.parametrize("package", ["torch", "sglang", "triton", "transformers"])

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from diagnose_examples import CORPUS, ROOT
 from made_logs import death
+from processor_time import holds
 
 SEED = CORPUS / "swa-state-stale"
 SAMPLES = ROOT / "dumps" / "samples"
@@ -343,19 +343,9 @@ def test_it_is_quick_and_imports_no_torch():
     )
     libraries = "import numpy, pydantic.main, rich.table, safetensors.numpy, typer; print([])"
     # Processor time, since other tests share this machine, beside that of the libraries alone: machines differ too.
-    # In turns, because one differs by the minute.
-    took = [(_took_s(diagnose), _took_s(libraries)) for _ in range(5)]
-    diagnose_s, libraries_s = (min(column) for column in zip(*took, strict=True))
-    assert diagnose_s < 3 * libraries_s
+    assert holds(lambda ours, alone: ours < 3 * alone, lambda: _ends(diagnose), lambda: _ends(libraries))
 
 
-def _took_s(code: str) -> float:
-    begin_s = _children_s()
+def _ends(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[]\n")
-    return _children_s() - begin_s
-
-
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

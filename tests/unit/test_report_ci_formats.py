@@ -169,7 +169,7 @@ class TestSarif:
         assert place["region"]["startLine"] > 1
 
     def test_every_rule_has_a_title(self):
-        from gemma4_triage.report.rule_titles import rule_titles
+        from gemma4_triage.report.triage_sarif import rule_titles
 
         titles = rule_titles()
         assert {rule.id for rule in RULES} <= set(titles)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gemma4_runtime.leak import tally
-from gemma4_runtime.leak.tally import write_tally
+from gemma4_runtime.leak import auditor
+from gemma4_runtime.leak.auditor import write_tally
 from gemma4_runtime.manifest import write_manifest
 
 LONG = "x" * 100_000
@@ -31,7 +31,7 @@ def manifest(**more):
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(tally, "_refused", set())
+    monkeypatch.setattr(auditor, "_refused", set())
 
 
 def test_a_tally_that_does_not_fit_leaves_the_one_before_and_nothing_else(tmp_path):

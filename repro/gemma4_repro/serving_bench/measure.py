@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,6 @@ from gemma4_dumps.wording import number_of
 from gemma4_repro.bench.arms import REFERENCE, REFERENCE_LOST
 from gemma4_repro.bench.checkpoint import write_checkpoint
 from gemma4_repro.bench.cores import split_cores
-from gemma4_repro.bench.device_memory import device_memory_of
 from gemma4_repro.bench.fleet import Fleet
 from gemma4_repro.bench.server import BenchServer, ServerLost
 from gemma4_repro.errors import EnvironmentLacks
@@ -234,3 +233,29 @@ class _Model:
 
     def _say(self, text: str) -> None:
         self._tell(f"{self._model}, {time.monotonic() - self._started:.0f} s: {text}")
+
+
+def device_memory_of(processes: Iterable[int]) -> int | None:
+    """Return the bytes of GPUs that these processes hold, graphs too; None if the driver does not say."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    wanted = set(processes)
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        held = [
+            process.usedGpuMemory
+            for number in range(pynvml.nvmlDeviceGetCount())
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(number))
+            if process.pid in wanted
+        ]
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    known = [bytes_held for bytes_held in held if bytes_held is not None]
+    return sum(known) if known else None

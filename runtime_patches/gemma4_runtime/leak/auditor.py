@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +20,14 @@ from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.leak.audit import Audit, CannotAudit, audit
 from gemma4_runtime.leak.ledger import ByIdentity, LeakLedger, ledger_of
 from gemma4_runtime.leak.report import report
-from gemma4_runtime.leak.tally import write_tally
 from gemma4_runtime.release.ranks import pipeline_stages
 from gemma4_runtime.release.requests import current_batch, held
+from gemma4_runtime.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
+TALLIES = "audits"
+_refused: set[int] = set()
+"""Processes whose tally was refused by the disk, and that have said so. A fork says it for itself."""
 IDLE_EVERY_S, IDLE_SHARE = 0.25, 0.02
 """How often idle pools are audited where no event has come, and the most that this may take of idle time: what changes
 a free list or the mapping from outside leaves no event."""
@@ -192,3 +199,18 @@ def _exempt(scheduler: Any) -> str | None:
     if scheduler.enable_hisparse:
         return "HiSparse moves pages to the host"
     return None
+
+
+def write_tally(root: Path, tally: dict[str, Any]) -> None:
+    """Replace `<root>/audits/<host>_p<pid>.json`, by which silence can be told from not having looked.
+
+    A disk that refuses it is only logged, once per process.
+    """
+    process = os.getpid()
+    path = root / TALLIES / f"{socket.gethostname()}_p{process}.json"
+    try:
+        write_whole(path, json.dumps({"schema_version": "1.0", "pid": process} | tally, indent=1))
+    except OSError as error:
+        if process not in _refused:
+            _refused.add(process)
+            logger.error("gemma4-triage: the audit's tally could not be written, now or later: %s", error)

@@ -10,8 +10,7 @@ from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import completions, repro_corpus, repro_crash, repro_mutations
 from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.finished_run import finish
-from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
-from gemma4_triage.cli.shared_options import AsJson, Force, Output
+from gemma4_triage.cli.shared_options import AsJson, Force, IncludeKv, IncludeTokens, Output, include_value
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.terminal import MANNER, emit_json, print_plain, say, stdout_console
 

@@ -13,8 +13,8 @@ import typer
 from gemma4_dumps.errors import UserError
 from gemma4_dumps.wording import names_near
 from gemma4_triage.cli import completions
-from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.option_names import other_names
+from gemma4_triage.cli.shared_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.terminal import emit_json, print_plain, say, shell_words, warn
 

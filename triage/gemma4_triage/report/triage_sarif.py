@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -25,8 +26,11 @@ from urllib.parse import quote
 
 from gemma4_dumps.manifest_file import EVENTS_NAME, MANIFEST_NAME
 from gemma4_dumps.tensor_file import TENSORS_NAME
+from gemma4_triage.diagnose.catalog import RULES
+from gemma4_triage.logs import catalog as logs
+from gemma4_triage.logs.rules import known_issue, other_crash, refused_by_check, unexplained_line
+from gemma4_triage.readers.catalog import TITLES
 from gemma4_triage.report.model.records import Evidence, Finding, Incident, Log, Report, Run
-from gemma4_triage.report.rule_titles import rule_titles
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT = "gemma4Triage/v1"
@@ -149,3 +153,12 @@ def _uri(path: str) -> str:
     if os.path.isabs(path):
         return Path(path).as_uri()
     return quote(str(PurePosixPath(path)), safe="/")
+
+
+def rule_titles() -> dict[str, str]:
+    """Return titles by rule id. A rule of `diagnose` is named by the first line of its module's docstring."""
+    diagnosed = {rule.id: (sys.modules[rule.find.__module__].__doc__ or rule.id) for rule in RULES}
+    titles = {rule: text.strip().splitlines()[0] for rule, text in diagnosed.items()}
+    titles |= {rule.ID: rule.TITLE for rule in (known_issue, other_crash, refused_by_check, unexplained_line)}
+    titles |= TITLES
+    return titles | {rule.id: rule.title for rule in (*logs.ENDINGS, *logs.FALLBACKS, *logs.LOADS)}
