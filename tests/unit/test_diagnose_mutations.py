@@ -53,6 +53,7 @@ CASES = {
     "full-table-duplicate": ("request-state-differs", S.FULL_TABLE, D.DUPLICATE, C.CERTAIN),
     "node-page-twice": ("holder-entry-wrong", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
     "protected-of-another": ("request-state-differs", S.REQUEST_COUNTERS, D.FOREIGN, C.CERTAIN),
+    "list-has-a-page-in-use": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.LIKELY),
     "continued-in-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
     "continued-in-a-new-page": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.CERTAIN),
     "mappings-of-a-row-swapped": ("mapping-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),

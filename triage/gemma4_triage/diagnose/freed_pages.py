@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gemma4_dumps.allocator_calls import START_MAPPING
 from gemma4_dumps.audit_findings import TABLE, Life, Suspect, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import (
     FREE_AND_HELD,
     NOWHERE,
@@ -19,8 +21,9 @@ from gemma4_triage.diagnose.census import (
     Listed,
     invalid_defect,
 )
-from gemma4_triage.diagnose.evidence import cell, tensor_or_none
-from gemma4_triage.finding import Evidence
+from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _EVICTION = "evict_tree"
 
@@ -94,3 +97,71 @@ def stranger_defect(missing: Listed, strange: Listed, by_call: bool) -> Defect:
     if by_call:
         return Defect.STALE
     return Defect.DUPLICATE if strange.suspect.fault == TWICE_FREE else Defect.FOREIGN
+
+
+def listed_while_in_use(incident: Incident, rule: str) -> Finding | None:
+    """Return a finding of a rule where, by a dump of a free, the SWA list had a page in use in another's place."""
+    at_free = incident.first(rule="swa-stale-mapping")
+    missing = None if at_free is None else missing_for_one_in_use(at_free)
+    if at_free is None or missing is None:
+        return None
+    return Finding(
+        rule=rule,
+        structure=Structure.SWA_FREE_LIST,
+        defect=Defect.FOREIGN,
+        cause=(
+            "The free list of the SWA pool had a page in use before anybody gave it back, and another, "
+            f"{missing}, is neither listed nor in use: one entry of the list is another than it was."
+        ),
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(at_free, "offences.0.value", "an SWA slot of the page that is listed and in use"),
+            cell(at_free, "start_free_swa", (0, 0), "begins the list of before the first call that the dump has"),
+            said(at_free, "site", "the call that gave the page back"),
+        ),
+        advice=("Look at what writes free_pages beside alloc and free: restore_state, clear, merge_and_sort_free.",),
+        next_commands=(commands.serve(incident, "--preset debug", "--debug trap"),),
+    )
+
+
+def missing_for_one_in_use(dump: Dump) -> int | None:
+    """Return the SWA page that was neither free nor in use while a stale mapping's was both; None if none was.
+
+    That is by the state before the first call of the dump; of its calls the last alone concerned the page, as its free.
+    """
+    if ".free" not in dump.manifest.site:
+        return None
+    lists = [tensor_or_none(dump, name) for name in ("start_free_swa", "start_released_swa")]
+    mapping = tensor_or_none(dump, START_MAPPING)
+    count, size = dump.manifest.extents.get("pages_swa_pool"), dump.manifest.page_size
+    if any(one is None or one.ndim != 2 or one.shape[1] != 3 for one in lists) or not dump.manifest.offences:
+        return None
+    if mapping is None or mapping.ndim != 2 or mapping.shape[1] != 2 or not count or not size:
+        return None
+    page = dump.manifest.offences[0].value // size
+    free = {
+        start + number * step
+        for runs in lists
+        if runs is not None
+        for start, length, step in runs.tolist()
+        for number in range(min(max(length, 0), count))
+    }
+    used = set((mapping[:, 1] // size).tolist())
+    calls = readable_events(dump)
+    if page not in free & used or any(_touches(call.get("swa"), page, size) for call in calls[:-1]):
+        return None
+    missing = set(range(1, count)) - free - used
+    return missing.pop() if len(missing) == 1 else None
+
+
+def _touches(runs: object, page: int, size: int) -> bool:
+    """Return whether slots of a call, as runs, are of this page; True where they are no runs."""
+    if not isinstance(runs, list):
+        return runs is not None
+    first, end = page * size, (page + 1) * size
+    for run in runs:
+        if not (isinstance(run, list) and len(run) > 1 and all(isinstance(number, int) for number in run)):
+            return True
+        if run[0] < end and run[0] + (run[1] if len(run) < 3 else 1) > first:
+            return True
+    return False

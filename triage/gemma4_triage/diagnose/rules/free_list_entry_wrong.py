@@ -5,7 +5,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import NOWHERE, OUT_OF_RANGE, Census, Listed, first_census, invalid_defect, single
 from gemma4_triage.diagnose.evidence import cell, said
-from gemma4_triage.diagnose.freed_pages import nothing_happened, stranger_defect, strangers
+from gemma4_triage.diagnose.freed_pages import listed_while_in_use, nothing_happened, stranger_defect, strangers
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import free_list_of_pool
@@ -28,7 +28,7 @@ def find(incident: Incident) -> Finding | None:
     """Return a finding where a page is missing from a free list that nobody took off it."""
     census = first_census(incident)
     if census is None:
-        return None
+        return listed_while_in_use(incident, ID)
     for pool in ("full", "swa"):
         beyond = census.of(pool, OUT_OF_RANGE)
         if beyond and nothing_happened(census):

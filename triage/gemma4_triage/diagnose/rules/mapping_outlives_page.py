@@ -5,6 +5,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
 from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
+from gemma4_triage.diagnose.freed_pages import missing_for_one_in_use
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
@@ -16,6 +17,9 @@ ID = "mapping-outlives-page"
 
 def find(incident: Incident) -> Finding | None:
     at_free = incident.first(rule="swa-stale-mapping") if strayed_hand_out(incident) is None else None
+    if at_free is not None and missing_for_one_in_use(at_free) is not None:
+        # The list is wrong, and not the mapping.
+        at_free = None
     at_audit = incident.first(rule=LEAK, verdict="stale_mapping")
     if at_audit is not None and _leads_to_pages_of_nobodys_free(incident):
         at_audit = None
