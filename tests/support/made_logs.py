@@ -123,6 +123,13 @@ MADE = {
     "graph-capture": [
         death(1, "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 2.00 GiB.")
     ],
+    "requests-held-back": [*steady(12, running=16, queued=9, full=0.4, swa=0.4)],
+    "uneven-ranks": [
+        decode(at, running=count, rank=f"DP{of} TP{of}") for of, count in ((0, 60), (1, 4)) for at in range(9)
+    ],
+    "kv-transfer-waits": [
+        decode(at, running=20).replace("cuda graph:", "#transfer-req: 90, cuda graph:") for at in range(10)
+    ],
     "drafts-never-accepted": [*steady(20, accept=1.0)],
     "kernel-failed": [decode(1), death(2, "torch.AcceleratorError: CUDA error: misaligned address")],
     "token-outside-vocabulary": [death(2, "OverflowError: out of range integral type conversion attempted")],

@@ -6,7 +6,8 @@ The logs are minimal examples, written by us after the threads that tests/data/p
 each of threads that nobody had looked at before. `first` is what a set scored as it was read for the first time, before
 anything was changed for it: that says what to expect of an incident that is new. `now` is held by
 tests/unit/test_public_incidents.py: a point if the finding that leads is of the rule that was judged right, two if it
-also has the word of the right step. A `word` of null was not reached yet.
+also has the word of the right step. A `word` of null was not reached yet. Of a log that ought to have no finding, since
+only its answers are wrong or slow, `suspect` is what is to be tried, `shown` how many points its place among them is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
+from gemma4_triage.logs.suspects import suspects
 
 INCIDENTS = Path(__file__).parents[1] / "data" / "public_incidents.json"
 MOST = 2
@@ -36,11 +38,22 @@ def leading(incident: Mapping[str, Any]) -> Finding | None:
 
 
 def points(incident: Mapping[str, Any], finding: Finding | None) -> int:
-    """Return the points of the finding that leads."""
+    """Return the points of the finding that leads, or of a suspect of a log that has none."""
+    if finding is None and incident.get("suspect"):
+        return _of_suspect(incident)
     if finding is None or finding.rule != incident["rule"]:
         return 0
     word = incident["word"]
     return MOST if word and word in " ".join((finding.cause, *finding.advice)) else 1
+
+
+def _of_suspect(incident: Mapping[str, Any]) -> int:
+    """Return two points if the suspect is the first of its kind, one if it is shown behind others."""
+    shown = suspects(read_log(incident["thread"], [incident["log"].encode()]))
+    right = next((one for one in shown if one.id == incident["suspect"]), None)
+    if right is None:
+        return 0
+    return MOST if right is next(one for one in shown if one.of == right.of) else 1
 
 
 def table() -> list[str]:

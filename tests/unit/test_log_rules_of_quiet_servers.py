@@ -3,6 +3,9 @@
 import pytest
 
 from gemma4_triage.finding import Confidence
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+from gemma4_triage.logs.rules.refused_by_check import refused
 from made_logs import MADE, death, decode, found_in, only, prefill, retraction, stamp, started, steady
 
 NO_MARKS = "Warning: More image data items provided than corresponding tokens found in the prompt.\n"
@@ -110,3 +113,101 @@ class TestWhatSamplingSaw:
         kernel = "CUDA_ERROR_INVALID_VALUE /workspace/include/flashinfer/trtllm/fmha/fmhaKernels.cuh 328\n"
         found = found_in([decode(1), kernel, self.ASSERTED, self.DIED])
         assert found[0].advice[0].startswith("begin with line 2, where a kernel failed before, which")
+
+
+def waits(lines: int, **values) -> list[str]:
+    return [
+        decode(second, **{"running": 16, "queued": 9, "full": 0.4, "swa": 0.4, **values}) for second in range(lines)
+    ]
+
+
+class TestRequestsThatAreHeldBack:
+    LIMIT = started(model_path="m", max_running_requests=16)
+
+    def test_the_limit_of_requests_is_named(self):
+        finding = only([self.LIMIT, *waits(12)])
+        assert "the limit of requests that run at once (16)" in finding.cause
+        assert finding.confidence == Confidence.LIKELY
+        assert "raise --max-running-requests" in finding.advice[0]
+
+    def test_one_below_the_limit_is_the_one_in_chunks(self):
+        finding = only([self.LIMIT, *waits(12, running=15, queued=1)])
+        assert "one that is prefilled in chunks takes one" in finding.cause
+        assert "SGLang 30294" in finding.advice[1]
+
+    def test_each_rank_has_its_share(self):
+        asked = started(model_path="m", max_running_requests=128, dp_size=8, enable_dp_attention=True)
+        assert "(16)" in only([asked, *waits(12, rank="DP0 TP0")]).cause
+
+    def test_without_a_limit_that_is_reached_it_is_only_possible(self):
+        finding = only(waits(12))
+        assert (finding.confidence, "--schedule-conservativeness" in finding.advice[0]) == (Confidence.POSSIBLE, True)
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            pytest.param(waits(8), id="few lines"),
+            pytest.param(waits(12, queued=1), id="one that has only just come"),
+            pytest.param(waits(12, full=0.95, swa=0.95), id="a full pool"),
+            pytest.param([*waits(6), *waits(6, running=4)], id="batches of all sizes"),
+            pytest.param([*waits(6), *waits(6, queued=0)], id="a queue that empties"),
+        ],
+    )
+    def test_what_is_not_told(self, lines):
+        assert found_in(lines) == ()
+
+
+class TestRanksThatAreUneven:
+    @staticmethod
+    def lines(*running: int) -> list[str]:
+        each = enumerate(running)
+        return [decode(second, running=count, rank=f"DP{at} TP{at}") for at, count in each for second in range(9)]
+
+    def test_the_fullest_and_the_emptiest_are_named(self):
+        asked = started(model_path="m", enable_dp_attention=True)
+        finding = only([asked, *self.lines(60, 4, 5)])
+        assert "DP0 TP0 runs 60 on the mean, DP1 TP1 4, and with attention data parallelism" in finding.cause
+
+    @pytest.mark.parametrize("running", [(60, 40, 5), (12, 1), (60,)])
+    def test_what_is_not_told(self, running):
+        assert found_in(self.lines(*running)) == ()
+
+
+def moving(second: int, running: int, transfers: int) -> str:
+    return decode(second, running=running).replace("cuda graph:", f"#transfer-req: {transfers}, cuda graph:")
+
+
+class TestKvThatIsWaitedFor:
+    def test_a_decode_server_that_mostly_waits_is_told(self):
+        finding = only([moving(second, 20, 90) for second in range(10)])
+        assert "up to 90 at once" in finding.cause
+        assert "#inflight-req" in finding.advice[0]
+
+    @pytest.mark.parametrize(("running", "transfers"), [(20, 19), (2, 7), (20, 0)])
+    def test_what_is_not_told(self, running, transfers):
+        assert found_in([moving(second, running, transfers) for second in range(10)]) == ()
+
+
+def test_drafts_that_fell_as_weights_were_updated_are_told_so():
+    fell = [*steady(40), f"{stamp(41)} Cache flushed successfully!\n", *steady(40, 42, accept=1.2)]
+    assert any("SGLang 27718" in line for line in only(fell).advice)
+    assert not any("SGLang 27718" in line for line in only([*steady(40), *steady(40, 42, accept=1.2)]).advice)
+
+
+def test_a_router_that_speaks_grpc_to_an_http_server_is_told():
+    failed = 'gRPC health RPC error for grpc://10.0.0.1:1: Status { message: "h2 protocol error: FRAME_SIZE_ERROR" }'
+    finding = only([f"2025-10-16 10:00:05  WARN sglang_router_rs::core::worker: {failed}\n"])
+    assert (finding.rule, "--grpc-mode" in finding.advice[0]) == ("router", True)
+
+
+def test_images_without_a_mark_in_the_prompt_are_a_templates_doing():
+    counts = "num_mm_tokens_in_input_ids=0 vs num_mm_tokens_in_embedding=324"
+    finding = only([decode(1), death(2, f"RuntimeError: Insufficient multimodal embedding length: {counts}")])
+    assert "--chat-template of this model" in finding.advice[0]
+
+
+def test_a_form_that_drafts_do_not_serve_is_a_refusal():
+    said = "DFLASH speculative decoding does not support grammar-constrained decoding yet."
+    facts = read_log("log", [f"{stamp(1)} Error in request: {said}\n{decode(2)}".encode()])
+    assert findings(facts) == ()
+    assert "without --speculative-algorithm" in next(refused(facts)).look

@@ -1,15 +1,20 @@
 """What a log names that was switched on and may be at fault where it shows no failure, and when it names nothing."""
 
 import json
+import re
+from collections import Counter
+from string import Formatter
 
 import pytest
 
+from gemma4_triage.known_issues.catalog import quiet_suspects
+from gemma4_triage.logs import remarks
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.started import _PARSERS
 from gemma4_triage.logs.suspects import MOST_SHOWN, PARTS, of_files, suspects
-from made_logs import decode
+from made_logs import decode, prefill
 
 GEMMA = "model_path='google/gemma-4-E4B-it', tool_call_parser='gemma4', reasoning_parser='gemma4'"
 
@@ -20,10 +25,12 @@ def facts_of(arguments: str, *lines: str):
     return read_log("log", [(start + served).encode()])
 
 
-def found(arguments: str, *lines: str) -> list[str]:
+def found(arguments: str, *lines: str, of_records: bool = False) -> list[str]:
+    """Return the ids of the parts in suspects.py that are on, or of those that are data."""
     facts = facts_of(arguments, *lines)
     assert findings(facts) == ()
-    return [suspect.id for suspect in suspects(facts)]
+    parts = {part.id for part in PARTS}
+    return [suspect.id for suspect in suspects(facts) if (suspect.id in parts) is not of_records]
 
 
 def test_a_plain_server_of_gemma_4_has_none():
@@ -70,19 +77,74 @@ def test_what_the_start_line_has_switched_on(arguments, ids):
 
 def test_what_is_known_of_a_model_stands_for_the_same_switch_of_all_models():
     facts = facts_of("model_path='openai/gpt-oss-120b', enable_dp_attention=True")
-    assert [suspect.change for suspect in suspects(facts)] == ["without --enable-dp-attention"]
+    assert suspects(facts)[0].change == "without --enable-dp-attention"
+    assert [suspect.change for suspect in suspects(facts)].count("without --enable-dp-attention") == 1
 
 
 def test_keys_and_values_without_scales_are_said_so():
     line = "[2026-11-24 03:00:00] Using FP8 KV cache but no scaling factors provided."
-    (suspect,) = suspects(facts_of(f"{GEMMA}, kv_cache_dtype='fp8_e4m3'", line))
+    suspect = suspects(facts_of(f"{GEMMA}, kv_cache_dtype='fp8_e4m3'", line))[0]
     assert suspect.why.startswith("fp8_e4m3 keys and values without scales lose range")
 
 
 def test_only_the_first_few_are_shown():
     switches = "enable_mixed_chunk=True, enable_hierarchical_cache=True, enable_torch_compile=True, dtype='float16'"
     more = "speculative_algorithm='EAGLE', enable_dp_attention=True, kv_cache_dtype='fp8_e5m2'"
-    assert len(found(f"{GEMMA}, {switches}, {more}")) == MOST_SHOWN
+    kinds = Counter(suspect.of for suspect in suspects(facts_of(f"{GEMMA}, {switches}, {more}")))
+    assert kinds == MOST_SHOWN
+
+
+def prompts(count: int, cached: int) -> list[str]:
+    return [prefill(second, new=100, cached=cached) for second in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines", "first"),
+    [
+        ("model_path='meta-llama/Llama-4-Scout', page_size=4", [], "pages-of-local-attention"),
+        ("model_path='meta-llama/Llama-4-Scout', page_size=1", [], "reference"),
+        ("model_path='/models/own', enable_deterministic_inference=True", [], "never-the-same"),
+        ("model_path='/models/own', load_format='dummy'", [], "random-weights"),
+        ("model_path='/models/own', disaggregation_mode='decode'", [], "kv-of-another-server"),
+        ("model_path='/models/own', disaggregation_mode='null'", [], "reference"),
+        ("model_path='/models/own', lora_paths='[]', enable_lora=False", [], "adapters-merged"),
+        ("model_path='/models/own', json_model_override_args='{}'", [], "reference"),
+        ("model_path='/models/own', json_model_override_args='{x}'", [], "longer-positions"),
+        ("model_path='/models/own', attention_backend='fa3', tp_size=2, disable_custom_all_reduce=True", [],
+         "usual-attention-backend"),
+        ("model_path='/models/own', tp_size=2, disable_custom_all_reduce=False", [], "own-sums"),
+        ("model_path='/models/own'", [decode(2, running=600)], "detokenizer"),
+        ("model_path='/models/own', hicache_storage_backend='file'", prompts(5, 0), "storage-never-read"),
+        ("model_path='/models/own', hicache_storage_backend='file'", prompts(5, 90), "reference"),
+        ("model_path='/models/own'", ["UserWarning: Using a slow tokenizer. This might cause"], "slow-tokenizer"),
+        ("model_path='/models/own'", ["[2026-11-24 03:00:00] Cache flushed successfully!"], "weights-updated"),
+    ],
+)  # fmt: skip
+def test_what_is_data_is_shown_where_all_of_it_holds_and_signs_of_the_log_come_first(arguments, lines, first):
+    assert found(arguments, *lines, of_records=True)[0] == first
+
+
+def test_a_router_without_workers_is_a_suspect():
+    line = "INFO sglang_router_rs::server: Starting router on 0.0.0.0:30000 | mode: Regular { worker_urls: [] }\n"
+    assert suspects(read_log("log", [line.encode()]))[0].id == "router-without-workers"
+
+
+def test_a_log_of_no_server_has_none():
+    assert suspects(read_log("log", [b"hello\n"])) == ()
+
+
+def test_records_of_suspects_have_their_form():
+    """Every name that a text stands for is one that its own conditions ask for, so that it is known."""
+    seen = {name for _, name in remarks.MARKS}
+    for said in quiet_suspects():
+        assert said.keys() <= {"id", "of", "on", "model", "seen", "sign", "change", "why", "threads"}, said["id"]
+        assert said["of"] in MOST_SHOWN
+        assert said.get("seen", "no_workers") in seen
+        re.compile(said.get("model", ""))
+        asked = set(said.get("on", {})) | {"log_running"}
+        for text in (said["change"], said["why"]):
+            assert {name for _, name, _, _ in Formatter().parse(text) if name} <= asked, said["id"]
+        assert all(re.fullmatch(r"SGLang \d+", thread) for thread in said.get("threads", ()))
 
 
 def test_each_part_has_one_name_and_every_one_of_a_start_line_says_why():
@@ -110,14 +172,14 @@ def test_suspects_stand_in_documents_and_end_with_the_verdict_of_a_healthy_log(c
     )
     code, out, _ = cli("logs", path)
     assert (code, out.splitlines()[-1]) == (0, "no findings")
-    assert any(line.startswith("  with --dtype bfloat16: ") for line in out.splitlines())
+    assert any(line.startswith("    with --dtype bfloat16: ") for line in out.splitlines())
     code, out, _ = cli("logs", path, "--json")
     document = json.loads(out)
     assert (code, document["clean"], document["findings"]) == (0, True, [])
-    assert [suspect["id"] for suspect in document["logs"][0]["suspects"]] == ["float16"]
+    assert document["logs"][0]["suspects"][0]["id"] == "float16"
     code, out, _ = cli("diagnose", "--log", path, "--json")
     assert code == 0
-    assert [suspect["id"] for suspect in json.loads(out)["incidents"][0]["suspects"]] == ["float16"]
+    assert json.loads(out)["incidents"][0]["suspects"][0]["id"] == "float16"
 
 
 def test_a_log_with_a_finding_has_none(cli, tmp_path):

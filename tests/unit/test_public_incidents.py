@@ -13,7 +13,8 @@ LOGS_PAGE = (Path(__file__).parents[2] / "docs" / "logs.md").read_text(encoding=
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident["thread"])
 def test_what_leads_is_what_was_judged_right(incident):
-    assert points(incident, leading(incident)) == (MOST if incident["word"] else bool(incident["rule"]))
+    held = incident.get("shown", MOST if incident["word"] else bool(incident["rule"]))
+    assert points(incident, leading(incident)) == held
 
 
 def test_each_is_named_once():

@@ -48,6 +48,14 @@ def words(file: str) -> list[dict[str, Any]]:
     return said["failure"]
 
 
+def quiet_suspects() -> list[dict[str, Any]]:
+    """Return what to try where a log shows no failure, as the file says it whose head tells the form."""
+    packed = _packed()
+    file = "quiet/suspects.toml"
+    said = packed[file] if packed is not None else _read(records_folder() / "quiet" / "suspects.toml")
+    return said["suspect"]
+
+
 def read_record(file: Traversable) -> KnownIssue:
     """Return the record in a TOML file. Raises RecordMistake: it is no TOML, or has not the form."""
     try:

@@ -42,7 +42,7 @@ def holds(signature: Signature, one: Occurrence) -> bool:
         signature.exception in ("", one.exception)
         and all(word in one.message for word in signature.words)
         and _in_order(signature.frames, one.frames)
-        and all(_argument(one.arguments.get(name), wanted) for name, wanted in signature.arguments.items())
+        and all(has_value(one.arguments.get(name), wanted) for name, wanted in signature.arguments.items())
         and signature.counted in ("", *_counts(one.message))
     )
 
@@ -64,7 +64,8 @@ def _is_frame(frame: str, wanted: str) -> bool:
     return file == wanted_file and function in ("", rest.partition(" ")[2])
 
 
-def _argument(value: str | None, wanted: str) -> bool:
+def has_value(value: str | None, wanted: str) -> bool:
+    """Say whether an argument, None where the start line lacks it, is as a signature wants it."""
     if value is None:
         return False
     if above := _ABOVE.fullmatch(wanted):

@@ -75,7 +75,7 @@ _HARD = {
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed",
     # Of SGLang's router, which is another program.
     "router": rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
-    rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|"
+    rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|gRPC health RPC error|"
     rb"[Ss]tream error from (?:prefill|decode) server|"
     rb"without boo?t?strap room|[Rr]emoving failed worker|waiting for workers .{0,400}to become healthy|"
     rb"\bpanicked at \S*\b(?:routers?|server|core|policies|tree|worker|middleware|service_discovery)\b\S*\.rs|"
@@ -94,7 +94,8 @@ _HARD = {
     rb"(?:failed|timed out)",
     "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: '
     rb"(?!.*(?:validation|"
-    rb"longer than|context length|[Ee]xceed|must (?:not )?be|should (?:not )?be|[Ii]nvalid|is not supported|"
+    rb"longer than|context length|[Ee]xceed|must (?:not )?be|should (?:not )?be|[Ii]nvalid|"
+    rb"(?:is|are|does) not support|only supports?|"
     rb"is required|Please add `--|not found|does not exist|[Uu]nknown|\b4\d\d Client Error|HTTP Error 4\d\d))",
 }
 FATAL = frozenset(

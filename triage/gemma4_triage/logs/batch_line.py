@@ -36,6 +36,7 @@ class BatchLine(NamedTuple):
         accept_length: tokens per request and verify step of a decode line, with speculative decoding only.
         generated_per_s: tokens per second of a decode line.
         in_graph: 1 if the decode steps ran as a CUDA graph, 0 if they did not.
+        transferring: how many requests a split server holds whose KV is on its way.
     """
 
     prefill: bool
@@ -49,6 +50,7 @@ class BatchLine(NamedTuple):
     accept_length: float | None = None
     generated_per_s: float | None = None
     in_graph: int | None = None
+    transferring: int | None = None
 
 
 def device_of(line: bytes) -> Device:
@@ -86,6 +88,7 @@ def _prefill(fields: dict[bytes, bytes]) -> BatchLine | None:
         new_requests=_count(fields.get(b"#new-seq")) or 0,
         new_tokens=new,
         cached_tokens=cached,
+        transferring=_count(fields.get(b"#inflight-req")),
     )
 
 
@@ -103,6 +106,7 @@ def _decode(fields: dict[bytes, bytes]) -> BatchLine | None:
         accept_length=_number(fields.get(b"accept len")),
         generated_per_s=_number(fields.get(b"gen throughput (token/s)")),
         in_graph=_IN_GRAPH.get(fields.get(b"cuda graph", b"")),
+        transferring=_count(fields.get(b"#transfer-req")),
     )
 
 

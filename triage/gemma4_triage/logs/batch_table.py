@@ -20,7 +20,7 @@ from gemma4_triage.logs.lines import Block
 
 VALUES = (
     *("running", "queued", "full_usage", "swa_usage", "new_requests", "new_tokens", "cached_tokens"),
-    *("accept_length", "generated_per_s", "in_graph"),
+    *("accept_length", "generated_per_s", "in_graph", "transferring"),
 )
 """The columns of `Rows.values`, which are fields of BatchLine."""
 
@@ -33,6 +33,8 @@ _FIELDS: dict[bytes, str] = {
     b"#new-seq": "new_requests",
     b"#new-token": "new_tokens",
     b"#cached-token": "cached_tokens",
+    b"#inflight-req": "transferring",
+    b"#transfer-req": "transferring",
     b"accept len": "accept_length",
     b"gen throughput (token/s)": "generated_per_s",
 }

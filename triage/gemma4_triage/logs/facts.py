@@ -129,6 +129,8 @@ class RankFacts:
         retractions: how often requests were retracted, and where.
         series: columns of equal length, downsampled; see `series`.
         eager: decode lines that ran without a CUDA graph; None if there are none.
+        moving_lines: in how many decode lines more requests waited for KV from a prefill server than ran.
+        moving_most: the most that waited for it.
     """
 
     rank: str
@@ -149,6 +151,8 @@ class RankFacts:
     retractions: Retractions
     series: Mapping[str, list]
     eager: Eager | None = None
+    moving_lines: int = 0
+    moving_most: int = 0
 
     @property
     def cached_share(self) -> float | None:

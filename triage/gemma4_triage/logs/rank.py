@@ -18,7 +18,8 @@ APART = 0.2
 ACCEPT_DROP, THROUGHPUT_DROP, CACHED_SHARE_DROP = 0.75, 0.4, 0.4
 WINDOW = 8
 _TOGETHER = 1 << 14  # rows
-_RUNNING, _QUEUED, _FULL, _SWA, _SEQS, _NEW, _CACHED, _ACCEPT, _RATE, _GRAPH = range(len(VALUES))
+_RUNNING, _QUEUED, _FULL, _SWA, _SEQS, _NEW, _CACHED, _ACCEPT, _RATE, _GRAPH, _MOVING = range(len(VALUES))
+MANY_MOVING = 8  # requests whose KV is on its way
 BUSY_SHARE = 0.5  # of the largest batch so far; smaller ones say nothing about throughput
 
 
@@ -44,6 +45,7 @@ class RankReading:
         self._generated_sum, self._generated_count = 0.0, 0
         self._after_decode, self._largest_batch = False, 0.0
         self._graphs = GraphReading()
+        self._moving_lines = self._moving_most = 0
         self._retraction = RetractionReading()
 
     def add(self, rows: Rows) -> None:
@@ -129,6 +131,9 @@ class RankReading:
         self._accept.add(accept[some], running[some], rows.lines[some], rows.times[some])
         largest = np.maximum.accumulate(np.where(decode, running, 0.0).clip(self._largest_batch))
         self._largest_batch = float(largest[-1])
+        moving = np.where(decode, np.nan_to_num(rows.values[:, _MOVING]), 0)
+        self._moving_lines += int(np.count_nonzero((moving >= MANY_MOVING) & (moving >= running)))
+        self._moving_most = max(self._moving_most, int(moving.max()))
         # A prefill in between takes time that SGLang counts as decoding.
         after_decode = np.concatenate(([self._after_decode], decode[:-1]))
         self._after_decode = bool(decode[-1])
@@ -160,6 +165,8 @@ class RankReading:
             throughput_drop=self._pure_decode.worst,
             cached_share_drop=self._cached_share.worst,
             eager=self._graphs.facts(),
+            moving_lines=self._moving_lines,
+            moving_most=self._moving_most,
             retractions=self._retraction.facts(),
             series=self._series.columns(),
         )

@@ -2,18 +2,23 @@
 
 A log shows crashes, hangs and rates; it shows no wrong answer. One record per part serves both where the log has
 nothing to say (`suspects`, from the start line) and where an unknown exception stands in a part's file (`of_files`).
+More of what a start or a load is known for is data, in known_issues/records/quiet/suspects.toml.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.started import Started
 
-MOST_SHOWN = 4
+Kind = Literal["answers", "form", "speed", "silence"]
+"""What somebody sees: wrong answers, calls and JSON in the wrong place, a slow server, or one that does not answer."""
+MOST_SHOWN: dict[Kind, int] = {"answers": 4, "form": 2, "speed": 2, "silence": 1}
+"""Suspects of each kind."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Part:
         threads: public threads of it, as "SGLang 5700".
         on: whether the start line has it switched on, or lacks what should be there.
         instead: the change to try, where leaving it out is not one.
+        of: what somebody sees of it.
         files: where its code stands, as a traceback names files.
     """
 
@@ -36,6 +42,7 @@ class Part:
     threads: tuple[str, ...] = ()
     on: Callable[[Started], bool] = lambda start: False
     instead: str = ""
+    of: Kind = "answers"
     files: re.Pattern[str] | None = None
 
 
@@ -48,12 +55,16 @@ class Suspect:
         change: what to try once, as "without --enable-mixed-chunk".
         why: what it has done elsewhere.
         threads: public threads of it.
+        of: what somebody sees of it.
+        shown: whether the log itself shows a sign of it, and not its start line alone.
     """
 
     id: str
     change: str
     why: str
     threads: tuple[str, ...]
+    of: Kind = "answers"
+    shown: bool = False
 
     @property
     def text(self) -> str:
@@ -196,6 +207,7 @@ PARTS: tuple[Part, ...] = (
         "writes stays in the content",
         on=lambda start: start.has_other_tool_parser,
         instead="with --tool-call-parser {tool_parser}, if calls come back as text",
+        of="form",
     ),
     Part(
         "other-reasoning-parser",
@@ -204,6 +216,7 @@ PARTS: tuple[Part, ...] = (
         "be taken for thoughts, or thoughts for answers",
         on=lambda start: start.has_other_thought_parser,
         instead="with --reasoning-parser {thought_parser}, if thoughts and answers are mixed up",
+        of="form",
     ),
     Part(
         "no-tool-call-parser",
@@ -212,6 +225,7 @@ PARTS: tuple[Part, ...] = (
         "tool_calls is empty",
         on=lambda start: start.lacks("tool_call_parser") and "tool_parser" in start.words,
         instead="with --tool-call-parser {tool_parser}, if calls come back as text",
+        of="form",
     ),
     Part(
         "no-reasoning-parser",
@@ -219,6 +233,7 @@ PARTS: tuple[Part, ...] = (
         "this server has no --reasoning-parser, so thoughts and their marks stay in the content",
         on=lambda start: start.lacks("reasoning_parser") and "thought_parser" in start.words,
         instead="with --reasoning-parser {thought_parser}, if thoughts stand in the answer",
+        of="form",
     ),
     Part(
         "data-parallel-attention",
@@ -300,6 +315,7 @@ PARTS: tuple[Part, ...] = (
         "a batch that not every rank can split runs without a graph, which is slow (cuda graph: False)",
         ("SGLang 7042",),
         on=lambda start: start.on("enable_two_batch_overlap"),
+        of="speed",
     ),
     Part("lora", "the LoRA adapters (--enable-lora, --lora-paths)", files=re.compile(r"\w*(?:lora|punica)\w*\.py")),
     Part(
@@ -319,6 +335,7 @@ PARTS: tuple[Part, ...] = (
         ("SGLang 37634", "SGLang 35564"),
         on=lambda start: bool(start.value("tool_call_parser")) and bool(start.value("speculative_algorithm")),
         instead="with requests with tools that do not stream, if calls are missing, doubled or without arguments",
+        of="form",
     ),
     Part(
         "torch-compile",
@@ -339,6 +356,7 @@ PARTS: tuple[Part, ...] = (
         "--disable-cuda-graph",
         "every decode step then launches its kernels one by one: right answers, slow ones",
         on=lambda start: start.on("disable_cuda_graph"),
+        of="speed",
     ),
     Part("cuda-graphs", "CUDA graphs (--disable-cuda-graph)", files=re.compile(r"(?:cuda_graph|piecewise)\w*\.py")),
     Part(
@@ -382,16 +400,63 @@ PARTS: tuple[Part, ...] = (
 
 
 def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
-    """Return the first few parts that the start of a server has switched on, in the order in which to try them."""
+    """Return what to try if something is wrong that the log does not show: the first few of each kind, in order."""
+    if not (facts.served or facts.settings or {"ready", "no_workers"} & facts.remarks.keys()):
+        return ()
     start = Started(facts)
     found: dict[str, Suspect] = {}
     for part in PARTS:
         if part.on(start):
             change = (part.instead or f"without {part.without}").format_map(start.words)
-            suspect = Suspect(part.id, change, part.why.format_map(start.words), part.threads)
+            suspect = Suspect(part.id, change, part.why.format_map(start.words), part.threads, part.of)
             # What is known of this very model stands for the same switch of all models.
             found.setdefault(change, suspect)
-    return tuple(found.values())[:MOST_SHOWN]
+    for suspect in _of_records(facts, start):
+        found.setdefault(suspect.change, suspect)
+    kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
+    for listed in kinds.values():
+        listed.sort(key=lambda one: not one.shown)
+    order = sorted(MOST_SHOWN, key=lambda kind: not any(one.shown for one in kinds[kind]))
+    return tuple(one for kind in order for one in kinds[kind][: MOST_SHOWN[kind]])
+
+
+def _of_records(facts: LogFacts, start: Started) -> Iterator[Suspect]:
+    # What reads records takes time to import.
+    from gemma4_triage.known_issues.catalog import quiet_suspects
+    from gemma4_triage.known_issues.match import has_value
+
+    known = {**facts.arguments, **facts.settings, **_numbers(facts)}
+
+    def holds(value: str | None, wanted: str) -> bool:
+        if "&" in wanted:
+            return all(holds(value, part) for part in wanted.split("&"))
+        if wanted.startswith("not "):
+            return not holds(value, wanted.removeprefix("not "))
+        return any(has_value(value, part) for part in wanted.split("|"))
+
+    for said in quiet_suspects():
+        if (
+            all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
+            and ("model" not in said or re.search(said["model"], start.model))
+            and ("seen" not in said or said["seen"] in facts.remarks)
+        ):
+            change, why = (said[name].format_map(known) for name in ("change", "why"))
+            yield Suspect(said["id"], change, why, tuple(said.get("threads", ())), said["of"], "sign" in said)
+
+
+def _numbers(facts: LogFacts) -> dict[str, str]:
+    """Return what the batch lines say of the load, as whole numbers by the names that records of suspects use."""
+    ranks = facts.schedulers
+    prompts = sum(rank.new_tokens + rank.cached_tokens for rank in ranks)
+    found = {
+        "log_prefills": sum(rank.prefill_lines for rank in ranks),
+        "log_decodes": sum(rank.decode_lines for rank in ranks),
+        "log_running": max((value or 0 for rank in ranks for value in rank.series.get("running_max", ())), default=0),
+        "log_cached": 100 * sum(rank.cached_tokens for rank in ranks) / prompts if prompts else 0,
+    }
+    if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
+        found["log_accept"] = 100 * min(lengths)
+    return {name: f"{value:.0f}" for name, value in found.items()}
 
 
 def of_files(frames: Iterable[str]) -> Part | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from rich.console import Console
 
@@ -52,10 +53,22 @@ def print_suspects(console: Console, facts: LogFacts, name: str) -> None:
         print_line(console, f"  If it stands there: {look}", style="dim")
     if found := suspects(facts):
         of = f" of {name}" if name else ""
-        head = f"Wrong answers leave no line in a log. Only if answers{of} are wrong or slow, try one change at a time:"
-        print_line(console, head, style="dim")
-        for suspect in found:
-            print_line(console, f"  {suspect.text}", style="dim")
+        head = (
+            f"Wrong answers leave no line in a log, and slow ones few. Only if something{of} is wrong, try one change"
+        )
+        print_line(console, f"{head} at a time, the first one first:", style="dim")
+        for kind, some in groupby(found, key=lambda suspect: suspect.of):
+            print_line(console, f"  {_SEES[kind]}:", style="dim")
+            for suspect in some:
+                print_line(console, f"    {suspect.text}", style="dim")
+
+
+_SEES = {
+    "answers": "answers are wrong, repeat themselves or differ",
+    "form": "tool calls, thoughts or JSON are missing or in the wrong place",
+    "speed": "it is slow",
+    "silence": "answers do not come",
+}
 
 
 def _print_log(console: Console, facts: LogFacts) -> None:

@@ -18,6 +18,11 @@ _OF_STATES = (
     "--disable-radix-cache"
 )
 
+_OF_UPDATES = (
+    "the cache was flushed while it ran, as updates of weights do: update_weights_from_distributed leaves the draft's "
+    "weights as they were (SGLang 27718); send them from disk or by tensor, or train and restart with the draft"
+)
+
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     found = worst_drop(facts, lambda rank: rank.accept_drop)
@@ -36,6 +41,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         advice=(
             "send one prompt of before again: a length as then says that the prompts are others now",
             *((_OF_STATES,) if states else ()),
+            *((_OF_UPDATES,) if "flushed" in facts.remarks else ()),
             "if it stays low, restart: where weights were updated or memory was released meanwhile "
             "(release_memory_occupation), the draft's own weights may not have come back",
         ),

@@ -63,6 +63,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif int(counts["text"]) > int(counts["made"]):
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"
         cause = "the prompt holds placeholders of its own, an image was dropped, or a chunk ends inside an image"
+    elif int(counts["text"]) == 0:
+        said = f": 0 placeholders, {counts['made']} embeddings"
+        cause = "the prompt has no mark for its images, as a chat template of another model or none at all writes it"
     else:
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"
         cause = "the prompt was cut behind or inside an image, or the processor expands to fewer placeholders"
@@ -75,6 +78,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the same request alone, with --chunked-prefill-size -1, fails alike and has no placeholder in its text",
         ),
         advice=(
+            *((_NO_MARK,) if counts and int(counts["text"] or 0) == 0 else ()),
             "send that request alone, then with one image, and with images or a video alone; look for a literal image "
             "token in the text",
             "the processor counts the placeholders: install the transformers that SGLang asks for",
@@ -87,6 +91,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
+_NO_MARK = (
+    "--chat-template of this model (qwen2-vl, gemma-it and others by name, or the publisher's file): the one in use "
+    "writes no image mark; text that the client puts together needs the mark itself; then a later release"
+)
 _OF_DEATH = of_death(
     "image-tokens", "placeholders and embeddings differ in number", _explains, _tell, alarms=("image-tokens",)
 )

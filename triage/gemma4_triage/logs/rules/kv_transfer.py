@@ -6,17 +6,20 @@ Sources: disaggregation/mooncake/conn.py and common/conn.py, whose messages name
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import (
     COLLECT,
+    Rule,
     at,
     exception_text,
     of_death,
     of_failure,
     of_settings,
+    on_rank,
     over,
     pattern,
     remarked,
@@ -276,3 +279,36 @@ RULE = of_death(
     _tell,
     alarms=("transfer", "health", "thread"),
 )
+
+_LINES, _SHARE = 8, 0.5  # decode lines, and of those the ones where more wait for KV than run
+
+
+def _waits(facts: LogFacts) -> Iterator[Finding]:
+    for rank in facts.schedulers:
+        if rank.moving_lines < max(_LINES, _SHARE * rank.decode_lines):
+            continue
+        yield Finding(
+            rule=WAITS.id,
+            cause=f"Most requests of this decode server wait for their KV from a prefill server{on_rank(rank.rank)}, "
+            f"up to {rank.moving_most} at once, while fewer decode: prefill or the transfer is what makes it slow.",
+            confidence=Confidence.LIKELY,
+            evidence=(
+                over(
+                    facts, "decode lines", rank.moving_lines, f"of {rank.decode_lines}: #transfer-req at #running-req"
+                ),
+                *of_settings(facts, "disaggregation_transfer_backend", "disaggregation_ib_device", "tp_size"),
+            ),
+            ruled_out_if=("the load had only just begun, or prompts are long and answers of a few tokens",),
+            advice=(
+                "the prefill servers' logs at that time: a high #queue-req says that they compute (more of them, a "
+                "larger --chunked-prefill-size, fewer decode servers), a high #inflight-req that the network is slow",
+                "the network: --disaggregation-ib-device of each GPU's own card, MC_TE_METRIC=1 (its throughput in the "
+                "log), RDMA and not TCP, the same --tp on both sides, more SGLANG_DISAGGREGATION_THREAD_POOL_SIZE",
+                "a later release of SGLang and of the transfer backend",
+            ),
+            upstream=("SGLang 5450",),
+        )
+        return
+
+
+WAITS = Rule("kv-transfer-waits", "most requests wait for their KV from a prefill server", _waits)

@@ -1,4 +1,4 @@
-"""Requests wait and no batch runs, while the server goes on answering its health check."""
+"""Requests wait though they need not: no batch runs, or few run while the pool has room for more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts
-from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over
+from gemma4_triage.logs.remarks import number_in
+from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over, remarked
 
 LONG_S = 60.0
 """Without a batch, while requests wait. The longest steps and compilations that a sound server has end before."""
@@ -69,3 +70,138 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
 
 
 RULE = Rule("queue-stands", "requests wait and no batch runs", _find)
+
+_LINES, _SHARE = 10, 0.8  # decode lines, and of those the ones with requests waiting
+_ROOM = 0.75  # of a pool in use at most
+_STEADY = 0.85  # of the most that ran
+_QUEUE, _QUEUE_SHARE = 4, 0.25  # requests that wait at least, and as a share of those that run
+
+
+def _held_back(facts: LogFacts) -> Iterator[Finding]:
+    for rank in facts.schedulers:
+        series = rank.series
+        names = ("running_max", "queued_max", "full_usage_max", "swa_usage_max", "generated_per_s", "line", "time")
+        points = [point for point in zip(*(series[name] for name in names), strict=True) if point[4] is not None]
+        waiting = [point for point in points if point[1]]
+        if rank.decode_lines < _LINES or len(points) < _LINES or len(waiting) < _SHARE * len(points):
+            continue
+        most, least = (of(point[0] or 0 for point in waiting) for of in (max, min))
+        usage = max(max(point[2] or 0, point[3] or 0) for point in waiting)
+        told = all(point[2] is not None for point in waiting)
+        if not told or usage > _ROOM or least < _STEADY * most or rank.retractions.events or "states" in facts.remarks:
+            continue
+        limit = _limit(facts)
+        reached = limit is not None and limit - 1 <= most <= limit
+        # A few that have only just come are no queue.
+        if reached or min(point[1] for point in waiting) >= max(_QUEUE, _QUEUE_SHARE * most):
+            yield _too_few(facts, rank, (int(most), limit, reached), usage, Place(waiting[-1][5], waiting[-1][6]))
+            return
+
+
+def _too_few(
+    facts: LogFacts, rank: RankFacts, of_limit: tuple[int, int | None, bool], usage: float, place: Place
+) -> Finding:
+    most, limit, reached = of_limit
+    one_less = reached and most == (limit or 0) - 1
+    return Finding(
+        rule=HELD_BACK.id,
+        cause=f"Requests wait{on_rank(rank.rank)} while {most} run and the pool is at most {usage:.0%} full: "
+        + (
+            f"the limit of requests that run at once ({limit}"
+            f"{', of which one that is prefilled in chunks takes one' if one_less else ''}) holds them back, and not "
+            "memory."
+            if reached
+            else "neither memory nor, as far as the log says, the limit of requests holds them back, but what the "
+            "scheduler keeps free for tokens to come, or a limit of its own."
+        ),
+        confidence=Confidence.LIKELY if reached else Confidence.POSSIBLE,
+        evidence=(
+            at(facts, place, most, "requests running (#running-req), with others waiting"),
+            *remarked(facts, "pools", "the limit at the start (max_running_requests)"),
+            *of_settings(facts, "max_running_requests", "dp_size", "pp_size", "schedule_conservativeness"),
+        ),
+        ruled_out_if=("the queue empties between two decode lines: a few requests more than fit are no queue",),
+        advice=(
+            *(
+                (
+                    "raise --max-running-requests (each data-parallel rank has its share of it, each stage of a "
+                    "pipeline too), and --cuda-graph-max-bs with it",
+                )
+                if reached
+                else ()
+            ),
+            *(("one above the wanted number for each rank: SGLang 30294",) if one_less else ()),
+            *(
+                ()
+                if reached
+                else (
+                    "a lower --schedule-conservativeness (0.3), or a max_tokens near what answers need: room is kept "
+                    "for the tokens that a request may still ask for",
+                    "adapters (--max-loras-per-batch), a grammar that compiles, and the cap of states "
+                    "(--max-mamba-cache-size) hold requests back, too",
+                )
+            ),
+            "if the GPU is busy all the same, more at once only waits elsewhere: hold tokens/s of both against each "
+            "other",
+        ),
+    )
+
+
+def _limit(facts: LogFacts) -> int | None:
+    """Return how many requests one scheduler may run at once; None if the log does not say."""
+    pools, asked = facts.remarks.get("pools"), facts.settings
+    # The line of the pools has each rank's share, the start line what all have together.
+    said = number_in(pools.text, "max_running_requests") if pools else None
+    limit, ranks = asked.get("max_running_requests", ""), asked.get("dp_size", "1")
+    apart = asked.get("enable_dp_attention") == "True" and ranks.isdecimal()
+    share = int(limit) // (max(1, int(ranks)) if apart else 1) if limit.isdecimal() else None
+    return min((int(one) for one in (said, share) if one is not None), default=None)
+
+
+HELD_BACK = Rule("requests-held-back", "requests wait while few run and the pool has room", _held_back)
+
+_EVEN_LINES, _BUSY, _TIMES = (
+    8,
+    16,
+    4,
+)  # decode lines of a rank; requests of the fullest, and how often it has the others'
+
+
+def _uneven(facts: LogFacts) -> Iterator[Finding]:
+    means = []
+    for rank in facts.schedulers:
+        running = [value for value in rank.series["running_max"] if value is not None]
+        if rank.decode_lines >= _EVEN_LINES and rank.rank.startswith("DP"):
+            means.append((sum(running) / len(running), rank))
+    means.sort(key=lambda one: one[0])
+    if len(means) < 2:
+        return
+    (least, idle), (most, busy) = means[0], means[-1]
+    middle = means[(len(means) - 1) // 2][0]
+    if most < _BUSY or most < _TIMES * max(middle, 1):
+        return
+    together = facts.settings.get("enable_dp_attention") == "True"
+    yield Finding(
+        rule=UNEVEN.id,
+        cause=f"Requests are spread unevenly over data-parallel ranks: {busy.rank} runs {most:.0f} on the mean, "
+        f"{idle.rank} {least:.0f}"
+        + (", and with attention data parallelism every step waits for the fullest." if together else "."),
+        confidence=Confidence.LIKELY,
+        evidence=(
+            over(facts, busy.rank, round(most, 1), "requests running, mean of its batch lines"),
+            over(facts, "the middle one of the ranks", round(middle, 1), "requests running, the same"),
+            *of_settings(facts, "dp_size", "load_balance_method", "enable_dp_attention"),
+        ),
+        ruled_out_if=("the clients name a rank (data_parallel_rank), or one long conversation stays on its rank",),
+        advice=(
+            "--load-balance-method total_tokens or total_requests (minimum_tokens, shortest_queue earlier), where the "
+            "release has them: round_robin counts neither lengths nor what still runs",
+            "the router in front (--dp-aware, or one address for each rank): a policy that holds prefixes together "
+            "(cache_aware) sends them all to one rank unless its --balance-abs-threshold is low",
+            "a later release; on one rank alone a request that is much longer than the others does the same",
+        ),
+        upstream=("SGLang 6872",),
+    )
+
+
+UNEVEN = Rule("uneven-ranks", "requests are spread unevenly over data-parallel ranks", _uneven)

@@ -42,6 +42,20 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
             "a later router, which does not count 4xx; until then --cb-failure-threshold higher, or "
             "--disable-circuit-breaker",
         )
+    elif "gRPC health RPC error" in alarm.text:
+        refused = []
+        plain = "FRAME_SIZE_ERROR" in alarm.text or "http2 error" in alarm.text
+        cause = (
+            "The router speaks gRPC to a worker that answers in another protocol: it serves HTTP, or a proxy does."
+            if plain
+            else "The router's gRPC health check of a worker failed: it is not there, not ready, or of another release."
+        )
+        confidence = Confidence.LIKELY if plain else Confidence.POSSIBLE
+        advice = (
+            "start workers with --grpc-mode (and --model-path or --tokenizer-path for the router), or name them to the "
+            "router as http:// addresses",
+            "router and workers of one release: their messages (proto) change; the worker's own log at that time",
+        )
     elif _LOST.search(alarm.text):
         refused = []
         cause = (
