@@ -289,7 +289,9 @@ class LogReading:
         if kind == "process":
             # What else such a line says is looked at as before.
             return False
-        stamp = self._stamp(line, len(line))
+        # A cache is flushed by who asks for it, before and after all work: no sign of when the server served.
+        read = self._stamps.read if kind == "remark flushed" else self._stamp
+        stamp = read(line, len(line))
         place = Place(number, stamp.text)
         if kind.startswith("remark "):
             name = kind.removeprefix("remark ")
