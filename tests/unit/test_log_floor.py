@@ -124,6 +124,7 @@ def test_refused_health_checks_count_once_the_server_has_served():
     assert found_in(refused, refused) == ()
     (finding,) = found_in(prefill(1), refused)
     assert finding.rule == "unexplained-line"
+    assert "py-spy" in finding.advice[0]
 
 
 def test_a_failed_health_check_at_a_stop_is_one():

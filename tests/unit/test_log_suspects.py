@@ -94,6 +94,15 @@ def test_only_the_first_few_are_shown():
     assert kinds == MOST_SHOWN
 
 
+def test_of_a_start_that_never_came_to_its_end_nobody_has_seen_answers():
+    facts = read_log("log", [f"[2026-11-24 03:00:00] server_args=ServerArgs({GEMMA}, dtype='float16')\n".encode()])
+    assert [suspect.id for suspect in suspects(facts)] == ["float16"]
+
+
+def test_no_other_backend_is_advised_where_the_platform_has_but_one():
+    assert found("model_path='/models/own', device='npu', attention_backend='ascend'") == []
+
+
 def prompts(count: int, cached: int) -> list[str]:
     return [prefill(second, new=100, cached=cached) for second in range(count)]
 
@@ -116,6 +125,8 @@ def prompts(count: int, cached: int) -> list[str]:
         ("model_path='/models/own'", [decode(2, running=600)], "detokenizer"),
         ("model_path='/models/own', hicache_storage_backend='file'", prompts(5, 0), "storage-never-read"),
         ("model_path='/models/own', hicache_storage_backend='file'", prompts(5, 90), "reference"),
+        ("model_path='/models/own'", [prefill(second, new=8192, queued=40) for second in range(9)],
+         "prompts-wait-for-prefill"),
         ("model_path='/models/own'", ["UserWarning: Using a slow tokenizer. This might cause"], "slow-tokenizer"),
         ("model_path='/models/own'", ["[2026-11-24 03:00:00] Cache flushed successfully!"], "weights-updated"),
     ],
@@ -141,7 +152,7 @@ def test_records_of_suspects_have_their_form():
         assert said["of"] in MOST_SHOWN
         assert said.get("seen", "no_workers") in seen
         re.compile(said.get("model", ""))
-        asked = set(said.get("on", {})) | {"log_running"}
+        asked = set(said.get("on", {})) | {"log_running", "log_end_running"}
         for text in (said["change"], said["why"]):
             assert {name for _, name, _, _ in Formatter().parse(text) if name} <= asked, said["id"]
         assert all(re.fullmatch(r"SGLang \d+", thread) for thread in said.get("threads", ()))

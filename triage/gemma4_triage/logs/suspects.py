@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.facts import Death, LogFacts, RankFacts
 from gemma4_triage.logs.started import Started
 
-Kind = Literal["answers", "form", "speed", "silence"]
-"""What somebody sees: wrong answers, calls and JSON in the wrong place, a slow server, or one that does not answer."""
-MOST_SHOWN: dict[Kind, int] = {"answers": 4, "form": 2, "speed": 2, "silence": 1}
+Kind = Literal["answers", "form", "speed", "silence", "memory"]
+"""What somebody sees: wrong answers, calls and JSON in the wrong place, a slow server, one that does not answer, or
+memory that grows."""
+MOST_SHOWN: dict[Kind, int] = {"answers": 4, "form": 3, "speed": 2, "silence": 2, "memory": 1}
 """Suspects of each kind."""
 
 
@@ -94,6 +95,8 @@ _APART = frozenset(
     | {"ascend", "intel_amx", "intel_xpu", "wave", "dual_chunk_flash_attn"}
 )
 """Attention backends of which each serves some models and GPUs; what serves most is what to hold them against."""
+_OF_A_PLATFORM = frozenset({"ascend", "intel_amx", "intel_xpu", "wave"})
+"""Of these no other serves the same device."""
 
 PARTS: tuple[Part, ...] = (
     # The first that fit are shown: what is known of one kind of model, then what is known of all.
@@ -250,7 +253,9 @@ PARTS: tuple[Part, ...] = (
         "kernels of one backend have been wrong for a model, a GPU or a type of KV where another's were right: the "
         "same prompt at temperature 0 with both tells",
         ("SGLang 13044", "SGLang 9704"),
-        on=lambda start: start.value("attention_backend") in _APART and not start.of("gemma-4", "gemma4"),
+        on=lambda start: (
+            start.value("attention_backend") in _APART - _OF_A_PLATFORM and not start.of("gemma-4", "gemma4")
+        ),
         instead="with another --attention-backend than {attention_backend} (triton, fa3)",
         files=re.compile(r"(?:\w*attention\w*|flash\w*|\w+_mha\w*|triton_backend|aiter_backend|\w*attn\w*)\.py"),
     ),
@@ -411,8 +416,10 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
             suspect = Suspect(part.id, change, part.why.format_map(start.words), part.threads, part.of)
             # What is known of this very model stands for the same switch of all models.
             found.setdefault(change, suspect)
-    for suspect in _of_records(facts, start):
-        found.setdefault(suspect.change, suspect)
+    # Of a start that never came to its end nobody has seen answers.
+    if facts.served or {"ready", "no_workers"} & facts.remarks.keys():
+        for suspect in _of_records(facts, start):
+            found.setdefault(suspect.change, suspect)
     kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
         listed.sort(key=lambda one: not one.shown)
@@ -452,11 +459,32 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
         "log_prefills": sum(rank.prefill_lines for rank in ranks),
         "log_decodes": sum(rank.decode_lines for rank in ranks),
         "log_running": max((value or 0 for rank in ranks for value in rank.series.get("running_max", ())), default=0),
+        "log_end_running": max(
+            (rank.series["running_max"][-1] or 0 for rank in ranks if rank.series["line"]), default=0
+        ),
         "log_cached": 100 * sum(rank.cached_tokens for rank in ranks) / prompts if prompts else 0,
     }
+    full = [share for rank in ranks if (share := _full_chunks(rank)) is not None]
+    found |= {"log_full_chunks": 100 * max(full)} if full else {}
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
         found["log_accept"] = 100 * min(lengths)
     return {name: f"{value:.0f}" for name, value in found.items()}
+
+
+_CHUNK = 2048  # tokens
+
+
+def _full_chunks(rank: RankFacts) -> float | None:
+    """Return the share of prefills that were as large as any while others waited; None where no line tells."""
+    columns = (rank.series[name] for name in ("batch_lines", "new_tokens", "queued_max"))
+    sizes = [(new, queued) for lines, new, queued in zip(*columns, strict=True) if new and lines == 1]
+    largest = max((new for new, _ in sizes), default=0)
+    if len(sizes) < _FEWEST or largest < _CHUNK:
+        return None
+    return sum(new >= 0.9 * largest and bool(queued) for new, queued in sizes) / len(sizes)
+
+
+_FEWEST = 8  # prefill lines
 
 
 def of_files(frames: Iterable[str]) -> Part | None:

@@ -68,6 +68,7 @@ _SEES = {
     "form": "tool calls, thoughts or JSON are missing or in the wrong place",
     "speed": "it is slow",
     "silence": "answers do not come",
+    "memory": "memory grows while it serves",
 }
 
 
