@@ -84,7 +84,7 @@ _KINDS = {
         "the server refuses its health check (503), and no work follows: its process lives, and its scheduler gives no "
         "answer, or it is being stopped",
         (
-            "py-spy dump --pid of every scheduler and of the detokenizer while it stands, or gemma4-triage collect URL; "
+            "py-spy dump --pid of every scheduler and of the detokenizer while it stands (or gemma4-triage collect); "
             "GPUs at 100% with little power are ranks that wait for each other: --disable-custom-all-reduce",
             "restart it: /health alone may go on answering 200, so that a livenessProbe has to ask /health_generate",
         ),
