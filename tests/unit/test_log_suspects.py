@@ -19,6 +19,13 @@ from made_logs import decode, prefill
 GEMMA = "model_path='google/gemma-4-E4B-it', tool_call_parser='gemma4', reasoning_parser='gemma4'"
 
 
+OF_ONE_ARGUMENT = {
+    *("dispatch-of-mori", "memory-saver", "ngrams-and-prefixes", "expert-parallelism", "mixed-chunk", "no-graphs"),
+    *("adapters-in-graphs", "two-batch-overlap", "torch-compile"),
+}
+"""Suspects that are data too, and each of a switch."""
+
+
 def facts_of(arguments: str, *lines: str):
     start = f"[2026-11-24 03:00:00] server_args=ServerArgs({arguments})\n"
     served = "".join(f"{line}\n" for line in (*lines, decode(0), decode(1)))
@@ -29,7 +36,7 @@ def found(arguments: str, *lines: str, of_records: bool = False) -> list[str]:
     """Return the ids of the parts in suspects.py that are on, or of those that are data."""
     facts = facts_of(arguments, *lines)
     assert findings(facts) == ()
-    parts = {part.id for part in PARTS}
+    parts = {part.id for part in PARTS} | OF_ONE_ARGUMENT
     return [suspect.id for suspect in suspects(facts) if (suspect.id in parts) is not of_records]
 
 

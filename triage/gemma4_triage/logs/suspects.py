@@ -173,22 +173,6 @@ PARTS: tuple[Part, ...] = (
         instead="with --mamba-radix-cache-strategy extra_buffer_lazy (a release that has it), or --disable-radix-cache",
     ),
     Part(
-        "memory-saver",
-        "--enable-memory-saver",
-        "after release_memory_occupation weights are empty until a trainer has sent every one, scales and buffers too: "
-        "nonsense until then, and drafts that nobody sends stay empty",
-        ("SGLang 15246", "SGLang 31674"),
-        on=lambda start: start.on("enable_memory_saver"),
-    ),
-    Part(
-        "dispatch-of-mori",
-        "",
-        "a small SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK has made answers wrong without an error",
-        ("SGLang 27194",),
-        on=lambda start: start.value("moe_a2a_backend") == "mori",
-        instead="with a larger SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK, or --moe-a2a-backend none",
-    ),
-    Part(
         "windows-without-prefix-cache",
         "--disable-radix-cache",
         "its cache has given up tokens that were still inside the sliding window",
@@ -282,46 +266,6 @@ PARTS: tuple[Part, ...] = (
             r"[\w.]+:\d+ \w*(?:hicache|load_back|write_backup|host_leaf|evict_host|to_host)\w*$"
         ),
     ),
-    Part(
-        "ngrams-and-prefixes",
-        "",
-        "drafts of n-grams have changed answers where prefixes come from the cache. Or without "
-        "--speculative-algorithm NGRAM",
-        ("SGLang 24175",),
-        on=lambda start: start.value("speculative_algorithm") == "NGRAM" and not start.on("disable_radix_cache"),
-        instead="with --disable-radix-cache",
-    ),
-    Part(
-        "expert-parallelism",
-        "",
-        "experts then lie whole on one GPU each, and not every backend is right there: nonsense from the first token, "
-        "on RTX cards",
-        ("SGLang 21132",),
-        on=lambda start: start.value("ep_size", "1") not in ("", "1"),
-        instead="with --ep-size 1 (--tp alone)",
-    ),
-    Part(
-        "mixed-chunk",
-        "--enable-mixed-chunk",
-        "prefill and decode then share a batch, which answers may show only under load",
-        on=lambda start: start.on("enable_mixed_chunk"),
-    ),
-    Part(
-        "adapters-in-graphs",
-        "",
-        "decode graphs that serve several adapters at once have written only '!' for most of the requests",
-        ("SGLang 29157",),
-        on=lambda start: start.on("enable_lora") and not start.on("disable_cuda_graph"),
-        instead="with --disable-cuda-graph, or one adapter at a time",
-    ),
-    Part(
-        "two-batch-overlap",
-        "--enable-two-batch-overlap",
-        "a batch that not every rank can split runs without a graph, which is slow (cuda graph: False)",
-        ("SGLang 7042",),
-        on=lambda start: start.on("enable_two_batch_overlap"),
-        of="speed",
-    ),
     Part("lora", "the LoRA adapters (--enable-lora, --lora-paths)", files=re.compile(r"\w*(?:lora|punica)\w*\.py")),
     Part(
         "drafts",
@@ -343,25 +287,11 @@ PARTS: tuple[Part, ...] = (
         of="form",
     ),
     Part(
-        "torch-compile",
-        "--enable-torch-compile",
-        "compiled code has written nonsense without an error, and does not stop",
-        ("SGLang 3944",),
-        on=lambda start: start.on("enable_torch_compile"),
-    ),
-    Part(
         "piecewise-graphs",
         "piecewise CUDA graphs",
         "a graph of prefills has cost accuracy or left only <pad>",
         ("SGLang 17839", "SGLang 13469"),
         on=lambda start: start.on("enable_piecewise_cuda_graph") or start.on("enforce_piecewise_cuda_graph"),
-    ),
-    Part(
-        "no-graphs",
-        "--disable-cuda-graph",
-        "every decode step then launches its kernels one by one: right answers, slow ones",
-        on=lambda start: start.on("disable_cuda_graph"),
-        of="speed",
     ),
     Part("cuda-graphs", "CUDA graphs (--disable-cuda-graph)", files=re.compile(r"(?:cuda_graph|piecewise)\w*\.py")),
     Part(

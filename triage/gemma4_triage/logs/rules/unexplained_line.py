@@ -80,15 +80,6 @@ _KINDS = {
             _STACKS,
         ),
     ),
-    "unhealthy": _Kind(
-        "the server refuses its health check (503), and no work follows: its process lives, and its scheduler gives no "
-        "answer, or it is being stopped",
-        (
-            "py-spy dump --pid of every scheduler and of the detokenizer while it stands (or gemma4-triage collect); "
-            "GPUs at 100% with little power are ranks that wait for each other: --disable-custom-all-reduce",
-            "restart it: /health alone may go on answering 200, so that a livenessProbe has to ask /health_generate",
-        ),
-    ),
     "ray": _Kind(
         "Ray says that the process of an actor ended, and lists what may have ended it",
         (
@@ -297,7 +288,7 @@ _NATIVE = (
 
 
 def _in_native_code(lead: Alarm) -> str:
-    """Return what to do about a crash in native code by the Python frame that led there; "" if none is known."""
+    """Return what to do about a crash in native code, by its Python frame; "" if none is known."""
     frames = [frame for frame in lead.more if ".py:" in frame] if lead.kind == "signalled" else []
     return next((look for files, look in _NATIVE if any(map(files.match, frames))), "")
 
@@ -312,7 +303,7 @@ def _in_library(facts: LogFacts, lead: Alarm) -> str:
 
 
 def native_looks(facts: LogFacts, lead: Alarm) -> tuple[str, ...]:
-    """Return what to do about a crash in native code, by its Python frames or its C stack; empty if those say none."""
+    """Return what to do about a crash in native code; empty if its frames and C stack say none."""
     return tuple(filter(None, (_in_native_code(lead) or _in_library(facts, lead),)))
 
 
@@ -330,7 +321,7 @@ def silence(text: str) -> int:
 
 
 def _silent_for(facts: LogFacts, text: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return what SGLang's own line says of how long no answer had come, and what to do; None if nothing."""
+    """Return what SGLang's line says of its silence, and what to do; None if it says nothing."""
     if not (silent := silence(text)):
         return None
     what = (
