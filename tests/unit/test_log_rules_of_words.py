@@ -319,7 +319,7 @@ class TestKindsOfFaults:
         ("ValueError: odd", "numpy/core.py", "array", "numpy of SGLang"),
     )
     BY_WORDS = (
-        ('RuntimeError: "GET /health_generate HTTP/1.1" 503', "managers/a.py", "step", "py-spy"),
+        ('HealthError: "GET /health HTTP/1.1" 503', "managers/a.py", "step", "py-spy"),
         ("RuntimeError: dictionary changed size during iteration", "managers/a.py", "step", "at once, a race"),
         ("ValueError: list.remove(x): x not in list", "managers/a.py", "step", "no longer fit each other"),
         (
