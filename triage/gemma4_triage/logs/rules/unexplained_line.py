@@ -17,12 +17,12 @@ ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
 
 CONSEQUENCES = ("sigquit", "child", "ray", "exception", "health", "unhealthy")
-"""Kinds that tell of a failure somewhere else: they lead a finding only where nothing else does."""
+"""Kinds that tell of a failure elsewhere: they lead only where nothing else does."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """what: what happened, as a clause. look: what to do next, the first thing first."""
+    """what: what happened, a clause. look: what to do next, in order."""
 
     what: str
     look: tuple[str, ...]
@@ -151,7 +151,7 @@ _SHOWN = 6
 
 
 def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
-    """Yield one finding of all alarms that are left, led by the first that is no mere consequence.
+    """Yield one finding of all alarms that are left, led by the first that is no consequence.
 
     Args:
         facts: the log.
@@ -192,8 +192,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (_NO_BATCH, *look)
     elif lead.kind == "signalled" and (stands := of_files(lead.more)) is not None:
         look = (f"once without {stands.without}: its file stands in the stack of the crash", *look)
-    if lead.kind == "signalled":
-        look = (*look, *(switched_on(facts) if facts.served else ()))
+    if lead.kind == "signalled" and facts.served:
+        look = (*look, *switched_on(facts))
     if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
         what, look = silent
     if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
@@ -264,10 +264,7 @@ _NATIVE = (
         "it was exchanging data between GPUs: once with --disable-custom-all-reduce, then NCCL_P2P_DISABLE=1; "
         "NCCL_DEBUG=INFO and nvidia-smi topo -m",
     ),
-    (
-        pattern(r"\w*(?:mooncake|nixl|conn|transfer_engine|hf3fs|storage)\w*\.py:"),
-        _TRANSPORT,
-    ),
+    (pattern(r"\w*(?:mooncake|nixl|conn|transfer_engine|hf3fs|storage)\w*\.py:"), _TRANSPORT),
     (
         pattern(r"\w*(?:weight_utils|loader|safetensors|torch_load|serialization)\w*\.py:"),
         "it was reading weights: compare the files with the repository, and look at the volume (dmesg -T: I/O errors)",
@@ -284,17 +281,17 @@ _NATIVE = (
         "SGLang pins, for this GPU; once with --disable-cuda-graph and another backend of that part",
     ),
 )
-"""Where a process ended in native code, by its innermost Python frames, and what to do."""
+"""By Python frames."""
 
 
 def _in_native_code(lead: Alarm) -> str:
-    """Return what to do about a crash in native code, by its Python frame; "" if none is known."""
+    """Return what to do about a crash by its Python frame; "" if none is known."""
     frames = [frame for frame in lead.more if ".py:" in frame] if lead.kind == "signalled" else []
     return next((look for files, look in _NATIVE if any(map(files.match, frames))), "")
 
 
 def _in_library(facts: LogFacts, lead: Alarm) -> str:
-    """Return what to do about a crash without Python frames, by the library in its C stack; "" if none is known."""
+    """Return what to do about a crash by the library in its C stack; "" if none is known."""
     found = facts.remarks.get("native_library") if lead.kind == "signalled" else None
     name = found.text.lower() if found else ""
     if "nccl" in name and "nixl" not in name:
@@ -303,7 +300,7 @@ def _in_library(facts: LogFacts, lead: Alarm) -> str:
 
 
 def native_looks(facts: LogFacts, lead: Alarm) -> tuple[str, ...]:
-    """Return what to do about a crash in native code; empty if its frames and C stack say none."""
+    """Return what to do about such a crash; empty if its frames and C stack say none."""
     return tuple(filter(None, (_in_native_code(lead) or _in_library(facts, lead),)))
 
 
@@ -354,7 +351,7 @@ _LONG_SILENCE = 60
 
 
 def _as_long_as_the_pool(facts: LogFacts) -> str:
-    """Return what to do where one request may ask for the whole pool; "" if the pool holds more than a context."""
+    """Return what to do where one request may ask for the whole pool; "" if none may."""
     pools = facts.remarks.get("pools")
     tokens = number_in(pools.text, "max_total_num_tokens") if pools else None
     context = number_in(pools.text, "context_len") if pools else None
@@ -383,14 +380,14 @@ _ADAPTERS = (
     "an adapter is loaded and unloaded between requests: it waits for those that use it, and all others for it; "
     "restart the server, change adapters only while nothing runs, then a later release"
 )
-_COMPILES = "compile beforehand, and keep the cache (~/.cache) on a volume: a request then does not wait for a compiler"
+_COMPILES = "compile beforehand, and keep the cache (~/.cache) on a volume: no request then waits for a compiler"
 
 
 _BUSY = (("EPLB", _BALANCES), ("ora adapter", _ADAPTERS))
 
 
 def _busy(facts: LogFacts, lead: Alarm) -> Remark | None:
-    """Return what a server that stopped answering had begun and not ended."""
+    """Return what a server that stands had begun and not ended."""
     busy, done = facts.remarks.get("busy"), facts.remarks.get("busy_no_more")
     if busy is None or lead.kind not in ("health", "watchdog", "stopped-answering", "timeout"):
         return None
