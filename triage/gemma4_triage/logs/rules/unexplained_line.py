@@ -308,7 +308,7 @@ _HEARTBEAT = pattern(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat tim
 
 
 def silence(text: str) -> int:
-    """Return for how many seconds no answer had come; 0 if it does not say."""
+    """Return for how many seconds no answer had come, or 0."""
     found = _HEARTBEAT.search(text)
     if found is None:
         return 0
@@ -318,7 +318,7 @@ def silence(text: str) -> int:
 
 
 def _silent_for(facts: LogFacts, text: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return what SGLang's line says of its silence, and what to do; None if it says nothing."""
+    """Return what SGLang's line says of its silence, and what to do; None if nothing."""
     if not (silent := silence(text)):
         return None
     what = (
