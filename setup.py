@@ -6,6 +6,7 @@ JSON, which is sooner read than TOML; and the table of SGLang's arguments packed
 
 import gzip
 import json
+import lzma
 import shutil
 import tomllib
 from pathlib import Path
@@ -26,8 +27,8 @@ class PackRecords(build_py):
         if folder.is_dir() and not self.editable_mode:
             files = sorted(folder.rglob("*.toml"))
             said = {str(file.relative_to(folder)): tomllib.loads(file.read_text(encoding="utf-8")) for file in files}
-            packed = gzip.compress(json.dumps(said, ensure_ascii=False).encode(), mtime=0)
-            folder.with_suffix(".json.gz").write_bytes(packed)
+            packed = lzma.compress(json.dumps(said, ensure_ascii=False).encode())
+            folder.with_suffix(".json.xz").write_bytes(packed)
             shutil.rmtree(folder)
             table.with_suffix(".json.gz").write_bytes(gzip.compress(table.read_bytes(), mtime=0))
             table.unlink()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -27,8 +27,8 @@ def records_folder() -> Traversable:
 @cache
 def _packed() -> dict[str, Any] | None:
     """Return what each file says, by its path, from the one that setup.py packs; None in a checkout."""
-    packed = files("gemma4_triage.known_issues") / "records.json.gz"
-    return json.loads(gzip.decompress(packed.read_bytes())) if packed.is_file() else None
+    packed = files("gemma4_triage.known_issues") / "records.json.xz"
+    return json.loads(lzma.decompress(packed.read_bytes())) if packed.is_file() else None
 
 
 @cache

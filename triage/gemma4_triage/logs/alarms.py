@@ -50,6 +50,7 @@ _HARD = {
     rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already (?:in use|allocated)(?!, trying)|"
     rb"error: (?:unrecognized arguments|ambiguous option|argument --|the following arguments are)|"
     rb"executable file not found in|exec format error|no matching manifest for|manifest unknown|"
+    rb"unknown or invalid runtime name|unknown runtime specified|"
     rb"FailedScheduling|Failed to pull image|could not select device driver|nvidia-container-cli: |"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
@@ -71,6 +72,7 @@ _HARD = {
     rb"[Tt]ransfer thread failed|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     rb"(?:bootstrap|handshake) (?:failed(?!.*Aborted by AbortReq)|timed out)|failed to register to bootstrap|"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
+    rb"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed",
     # Of SGLang's router, which is another program.
@@ -121,7 +123,7 @@ _SOFT = {
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
     rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
-    rb"^E\d{4} \d\d:\d\d|"
+    rb"^E\d{4} \d\d:\d\d|^ERROR! |"
     rb"^ERROR: (?:No matching distribution found|Could not find a version|Cannot install|ResolutionImpossible)|"
     rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }

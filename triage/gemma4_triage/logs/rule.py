@@ -88,6 +88,12 @@ def says(words: re.Pattern[str]) -> Callable[[Death], bool]:
     return lambda death: words.search(f"{death.type_name}: {death.message}") is not None
 
 
+def words_of(death: Death) -> str:
+    """Return type and message of a failure; of an assertion without a message the condition that does not hold."""
+    bare = death.type_name == "AssertionError" and not death.message
+    return f"{death.type_name}: {death.statement if bare else death.message}"
+
+
 @dataclass(frozen=True)
 class Wording:
     """How a failure with one cause is worded.
@@ -114,7 +120,7 @@ class Wording:
 
     def fits(self, death: Death) -> bool:
         """Say whether a failure is worded so, and stands where it has to."""
-        if self.words.search(f"{death.type_name}: {death.message}") is None:
+        if self.words.search(words_of(death)) is None:
             return False
         if self.package is not None and self.package.fullmatch(death.package) is None:
             return False
@@ -218,7 +224,7 @@ def of_wordings(
     def find(facts: LogFacts) -> Iterator[Finding]:
         for death in facts.failures:
             if (wording := wording_of(death)) is not None:
-                found = wording.words.search(f"{death.type_name}: {death.message}")
+                found = wording.words.search(words_of(death))
                 named = {name: text or "" for name, text in found.groupdict().items()} if found else {}
                 yield Finding(
                     rule=rule_id,

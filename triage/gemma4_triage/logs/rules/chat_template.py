@@ -25,6 +25,8 @@ _FRAME = pattern(r".* (?:apply_chat_template|_apply_jinja_template|render_jinja_
 
 def _explains(death: Death) -> bool:
     said = f"{death.type_name}: {death.message}"
+    if "NoneType" in death.message and ".tokenizer." in death.statement:
+        return False
     return bool(_LACKS.search(said) or _RENDERS.search(said)) or any(map(_FRAME.match, death.frames))
 
 

@@ -69,6 +69,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             f"Graph capture failed{f': {reason[:120]}' if reason else ''}; the error is the captured "
             "code's, not capture's."
         )
+    within = next((one for one in facts.deaths if one is not death and one.frames), death)
+    part = library_kernel.part_of(within) if not (handles or deepep or no_memory) else None
+    if part is not None:
+        cause += f" It computes {part.what}, by its frames, and failed in {within.frame}."
     saver = (_SAVER,) if facts.settings.get("enable_memory_saver") == "True" else ()
     memory = ("lower --mem-fraction-static by 0.03 to 0.05", "a smaller --cuda-graph-max-bs needs smaller buffers")
     library = library_kernel.of_path(death.message[:_FAR])
@@ -76,6 +80,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     code = (
         *(("once without --enable-torch-compile, which compiles the model as it is captured",) if compiled else ()),
         *((library,) if library else ()),
+        *((part.look,) if part is not None and not library else ()),
         "once with --disable-cuda-graph: the same error then comes from an ordinary step, with its own traceback",
         "CUDA_LAUNCH_BLOCKING=1 and another --attention-backend separate the kernel from the capture",
     )

@@ -26,6 +26,9 @@ def _explains(death: Death) -> bool:
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
+    # A library's own line stands before the traceback of the same fault.
+    if not death.frames:
+        death = next((one for one in facts.deaths if one.frames and "illegal memory access" in one.message), death)
     pressed = death.usage is not None and (death.usage.swa or 0) >= SWA_PRESSED_AT
     if not pressed:
         return _of_anything(facts, death)

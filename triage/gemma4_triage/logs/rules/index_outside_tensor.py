@@ -41,6 +41,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=(
             *((held.look,) if held else ()),
             "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
+            "hold the last request's length against max_position_embeddings in config.json, and its token ids against "
+            "vocab_size: a longer --context-length, or ids of another tokenizer, lead outside of those tables",
             *(
                 (f"once without {part.without}: its file stands in the traceback",)
                 if (part := of_files(death.frames[-_INNER:])) is not None

@@ -30,6 +30,7 @@ _WORDS = pattern(
     r"[Uu]nexpected transfer worker error|[Tt]ransfer thread failed|"
     r"(?:bootstrap|handshake) (?:failed|timed out)|"
     r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
+    r"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
     r"Failed to register memory\b|(?i:mooncake (?:\w+ ){1,3}(?:registration|initialization) failed)"
 )
 _STATES = {
@@ -60,6 +61,17 @@ _TRANSPORTS = (
             "container",
             "check --disaggregation-ib-device, and that mooncake is the release that SGLang's image has",
             "once with --disaggregation-transfer-backend nixl: another transport over the same network",
+        ),
+    ),
+    (
+        "transport_retry",
+        "RDMA between these two cards does not get through: they are not on one fabric, the other side's card or "
+        "process is gone, or RoCE's settings (GID, MTU, PFC) do not fit",
+        (
+            "the same card on both sides (--disaggregation-ib-device, one for each GPU, on one subnet): ib_write_bw "
+            "between the very cards of the line shows whether they reach each other",
+            "MC_GID_INDEX (RoCE v2 mostly 3), MC_MTU=1024; the other server's log at that time",
+            "once with --disaggregation-transfer-backend nixl, or MC_FORCE_TCP=1",
         ),
     ),
     (

@@ -59,7 +59,7 @@ _PARTS = (
     _Part(
         pattern(r"(?i)moe|grouped|batched_gemm|expert"),
         "the experts of a MoE layer",
-        "another --moe-runner-backend (triton serves most models and GPUs; flashinfer_cutlass NVFP4)",
+        "another --moe-runner-backend (triton serves most models and GPUs; flashinfer_cutlass or marlin NVFP4)",
     ),
     _Part(
         pattern(r"(?i)mamba|causal_conv|gdn|delta_rule|\bfla\b|kda|ssd"),
@@ -79,7 +79,8 @@ _PARTS = (
     _Part(
         pattern(r"(?i)gemm|scaled_mm|fp[48]|quant|\bmm_"),
         "quantised layers",
-        "--fp8-gemm-runner-backend or --fp4-gemm-runner-backend of another library (triton, cutlass)",
+        "--fp8-gemm-backend (triton, cutlass) or --fp4-gemm-backend (flashinfer_cutlass, flashinfer_cudnn, marlin) of "
+        "another library",
     ),
 )
 
@@ -87,7 +88,7 @@ _PARTS = (
 _BY_PATH = (
     (
         pattern(r"(?i)deep_?gemm"),
-        "it is in DeepGEMM: once with SGLANG_ENABLE_JIT_DEEPGEMM=0, or another --fp8-gemm-runner-backend (triton, "
+        "it is in DeepGEMM: once with SGLANG_ENABLE_JIT_DEEPGEMM=0, or another --fp8-gemm-backend (triton, "
         "cutlass) and --moe-runner-backend; then another release of SGLang, with the DeepGEMM that it brings",
     ),
     (

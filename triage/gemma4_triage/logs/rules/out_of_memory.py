@@ -107,6 +107,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "prompt log probabilities ask for every prompt token: logprob_start_len near the end, fewer such requests",
             *advice,
         )
+    if "req_to_token" in death.statement and not too_small:
+        cause = (
+            "The device's memory ran out where the table of requests and their tokens is laid out: a row of the whole "
+            "--context-length for each request that may run."
+        )
+        advice = ("a smaller --context-length, or a smaller --max-running-requests: their product is its size", *advice)
     advice = (*advice, *_of_another(death)) if "pictures" not in cause else advice
     return Finding(
         rule=RULE.id,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
-from gemma4_triage.logs.rules import wheels_do_not_fit
+from gemma4_triage.logs.rules import library_kernel, wheels_do_not_fit
 from gemma4_triage.logs.rules.draft_model import quantised_on_load
 
 _QUANTISED = pattern(
     r"(?:w?8a8|fp[48]\w*|mxfp[48]\w*|nvfp4\w*|modelopt\w*|awq\w*|gptq\w*|marlin\w*|int[48]\w*|flashinfer_trtllm|"
-    r"compressed_tensors\w*|unquant|quant\w*)\.py:|.* \w*(?:fp[48]|process_weights_after_loading|scaled_mm|mxfp4)\w*$"
+    r"compressed_tensors\w*|modelslim\w*|quark\w*|torchao\w*|moe_wna16|bitsandbytes|gguf|auto_round|unquant|"
+    r"quant\w*)\.py:|.* \w*(?:fp[48]|process_weights_after_loading|scaled_mm|mxfp4)\w*$"
 )
 _TOO_OLD = pattern(r"(?i)min(?:imum)? capability: ?(\d+)\.? current capability: ?(\d+)")
 OF_A_SPLIT = pattern(r"not divisible by weight quantization block_[nk]")
@@ -36,7 +37,8 @@ _NO_PARAMETER = pattern(
 # A layer of experts that asks a method's config for what only another method has.
 _OTHER_METHOD = pattern(
     r"'(\w*(?:AWQ|Awq|GPTQ|Gptq|Marlin|Fp8|FP8|Fp4|FP4|CompressedTensors|ModelOpt|W8A8|W4A|Quark|BitsAndBytes|WNA16)"
-    r"\w*Config)' object has no attribute '(\w+)'"
+    r"\w*(?:Config|LinearMethod|MoEMethod))' object has no attribute "
+    r"'(?!runner|moe_runner)(\w+)'"
 )
 _OF_EXPERTS = pattern(r"layers/moe/|experts?")
 _NO_EP = "without --enable-ep-moe, --enable-deepep-moe or --moe-a2a-backend: those layers of experts take FP8 alone"
@@ -60,6 +62,9 @@ def _no_support(death: Death) -> bool:
 def _explains(death: Death) -> bool:
     if _no_support(death):
         return True
+    if death.package == "aiter":
+        # Its kernels and tables have to be of one release, which the rule of libraries says.
+        return False
     if death.type_name not in ("AssertionError", "IndexError", "RuntimeError", "ValueError", "NotImplementedError"):
         return False
     said = f"{death.type_name}: {death.message}"
@@ -141,14 +146,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
     else:
         said = " ".join(death.message.split())
-        cause = "The kernel of a quantised layer does not take this model's shapes, or not on this GPU"
+        part = library_kernel.part_of(death) if library_kernel.RULE.explains(death) else None
+        cause = "The kernel of a quantised layer failed, or does not take this model's shapes, or not on this GPU"
+        cause += f"; it computes {part.what}" if part is not None else ""
         cause += f"; it says: {said[:_QUOTED]}." if said else "."
         advice = (
+            *((part.look,) if part is not None and backend in ("auto", "None") else ()),
             f"another --moe-runner-backend than {backend}, if it is a MoE layer; else another --fp4-gemm-backend or "
-            "--fp8-gemm-runner-backend"
+            "--fp8-gemm-backend"
             if backend not in ("auto", "None")
-            else "name another backend: --moe-runner-backend triton for MoE layers, --fp8-gemm-runner-backend "
-            "for others",
+            else "name another backend: --moe-runner-backend triton for MoE layers, --fp8-gemm-backend or "
+            "--fp4-gemm-backend for others",
             "the publisher's own checkpoint in bfloat16 says whether the model itself runs here",
         )
     return Finding(

@@ -433,11 +433,16 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
         advice=(
             *(("another release or image of SGLang, with the packages that it pins",) if call or lacks else ()),
             *((of_input.advice,) if of_input else ()),
+            *((_NO_TOKENIZER,) if facts.settings.get("skip_tokenizer_init") == "True" else ()),
             part.look,
         ),
     )
 
 
+_NO_TOKENIZER = (
+    "this server has --skip-tokenizer-init: ask /generate with input_ids, which answers with ids; texts and the OpenAI "
+    "endpoints need the tokenizer"
+)
 _NAMED_FLAG = pattern(r"(?:(without|not) )?`?(--[a-z][\w-]+)")
 _ANY_REFUSAL = Wording(
     pattern(""), "what the server's words say", "mend what those words name, in the client or the start"

@@ -83,7 +83,9 @@ _STANDS = (
         "groups_begin",
         "groups_end",
         "ranks and nodes look for each other: start every node, with one --dist-init-addr and its own --node-rank; "
-        "NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; once with NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1",
+        "NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; once with NCCL_P2P_DISABLE=1 or "
+        "NCCL_IB_DISABLE=1. GB200 and GB300: /dev/nvidia-caps-imex-channels in the container, once with "
+        "NCCL_MNNVL_ENABLE=0",
     ),
 )
 _COMPILES = (

@@ -186,7 +186,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if kind is _LAST and (asserted := _ASSERTED.search(lead.text)):
         what = f"a check in native code ({asserted[1]}) does not hold, which ends its process"
         look = (*((_COMPILER,) if _OF_A_COMPILER.search(lead.text) else ()), *_CORE)
-    if part := _in_native_code(lead) or _in_library(facts, lead):
+    amx = lead.kind == "signalled" and facts.settings.get("attention_backend") == "intel_amx"
+    if part := _in_native_code(lead) or _in_library(facts, lead) or (_AMX if amx else ""):
         look = (part, *look)
     elif lead.kind == "signalled" and not frames and not life:
         look = (_NO_BATCH, *look)
@@ -372,6 +373,10 @@ _NO_BATCH = (
     "before any batch it is mostly a native library that does not fit this GPU, its driver or the CPU: look whether "
     "SGLang serves this GPU (of AMD, Instinct with the image of its gfx name; of NVIDIA, 8.0 and later), and take "
     "its image"
+)
+_AMX = (
+    "once with --attention-backend torch_native, and SGLANG_CPU_OMP_THREADS_BIND of fewer cores: the CPU's matrix "
+    "units (AMX) have crashed as several threads set them up at once; then a later release and torch"
 )
 _BALANCES = (
     "once without --enable-eplb: experts are moved between GPUs, and a rank that does not take part holds up all"

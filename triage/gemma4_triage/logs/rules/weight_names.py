@@ -42,7 +42,7 @@ _SHAPE = pattern(
     r"number of sizes provided|is invalid for input of size|expanded size of the tensor|start \(\d+\) \+ length"
 )
 _LOADS = pattern(
-    r".*\b(?:load_weights|weight_loader|_load_w\d+\w*|_load_\w*weight\w*|default_weight_loader|load_column_parallel_weight|"
+    r".*\b(?:load_weights|weight_loader|_load_w\d+\w*|_load_\w*weight\w*|default_weight_loader|load_(?:column_parallel|row_parallel|merged_column|qkv)_weight|"
     r"_handle_\w*param\w*|_?(?:permute|remap|convert|shard|split|fuse)_?\w*weights?\w*|load_\w*experts?\w*)\w*$"
 )
 

@@ -44,12 +44,22 @@ _OF_WORDINGS = of_wordings(
 )
 
 
+_NOT_IMPORTED = (
+    "if an 'Ignore import error' line above is of the model's own file, the release has it, and that line says which "
+    "name or package it lacks: mend that first (packages of SGLang's pyproject in a fresh environment, or its image)"
+)
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     for finding in _OF_WORDINGS.find(facts):
         compiler = remarked(facts, "compiler", "what the compiler said last") if "compile" in finding.cause else []
         lacks = any("No processor registered" in str(one.value) for one in finding.evidence)
-        lacking = remarked(facts, "not_imported", "what could not be imported") if lacks else []
-        yield finding.model_copy(update={"evidence": (*finding.evidence, *compiler, *lacking)})
+        unknown = "no code for the model's architecture" in finding.cause and "not_imported" in facts.remarks
+        lacking = remarked(facts, "not_imported", "what could not be imported") if lacks or unknown else []
+        update = {"evidence": (*finding.evidence, *compiler, *lacking)}
+        if unknown:
+            update["advice"] = (_NOT_IMPORTED, *finding.advice)
+        yield finding.model_copy(update=update)
 
 
 RULE = replace(_OF_WORDINGS, find=_find)
