@@ -21,6 +21,7 @@ from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.manifest import build_manifest, write_manifest
 from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.probes import process_end
 from gemma4_runtime.release import HookRegistry, sglang_version
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings
@@ -112,9 +113,7 @@ class Session:
         if any(patch.id == _MARKS_THE_END and patch.id not in self.attachment.missing for patch in self.patches):
             self.manifest["ended"] = None
             # Of this process: multiprocessing drops what a fork inherits, and calls it where atexit is not called.
-            self._at_exit = multiprocessing.util.Finalize(
-                None, self._note_end, ("exit", "the interpreter ended"), exitpriority=0
-            )
+            self._at_exit = multiprocessing.util.Finalize(None, process_end.note_exit, exitpriority=0)
         try:
             self.attachment.verify()
             self.manifest["verified"] = True

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diagnose_examples import ROOT, changed, rewritten
+from diagnose_examples import ROOT, changed, rewritten, start_up
 from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.catalog import RULES
@@ -83,6 +83,11 @@ CASES = {
     "list-made-too-long": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.PAST_END, C.CERTAIN),
     "hand-out-begins-on-the-last-slot": ("swa-page-shared", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
     "freed-past-the-window": ("evicted-page-counted", S.FREE_CALL, D.EARLY, C.CERTAIN),
+    "handed-out-while-held": ("swa-page-shared", None, D.DUPLICATE, C.POSSIBLE),
+    "cached-from-a-wrong-row": ("holder-entry-wrong", None, D.DUPLICATE, C.POSSIBLE),
+    "page-twice-in-a-row": ("null-page-in-live-column", S.REQUEST_ROW, D.DUPLICATE, C.LIKELY),
+    "freed-while-it-grows": ("allocator-past-pool-end", S.FREE_CALL, D.EARLY, C.CERTAIN),
+    "null-page-then-a-stale-mapping": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -261,6 +266,13 @@ def test_a_window_is_off_by_one_token_or_one_page(found, defect):
     assert (first.rule, first.structure, first.defect) == ("parts-disagree", S.DRAFT_BINDING, defect)
 
 
+def test_a_window_of_the_targets_own_layers_is_told_as_such():
+    said = "target window_left, layers 2: found 47, expected 31"
+    found = conclude(start_up("window_width", said, found=47, expected="31", what="window_left", layers="2"))[0]
+    assert (found.rule, found.structure, found.defect, found.confidence) == ("parts-disagree", None, None, C.CERTAIN)
+    assert found.cause.startswith("Layers of the target show another number of keys")
+
+
 def test_a_draft_layers_scale_is_of_its_binding():
     dump = dumps_of("list-made-too-long")[0]
     said = "draft scaling, layers 4: found 0.5, expected 1"
@@ -322,9 +334,11 @@ def test_a_page_of_this_very_step_accuses_no_place(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("site", "structure"), [("prepare_for_verify", S.REQUEST_ROW), ("alloc_for_extend", S.TREE_NODE)]
+    ("site", "structure", "confidence"),
+    [("prepare_for_verify", S.REQUEST_ROW, C.LIKELY), ("alloc_for_extend", None, C.POSSIBLE)],
 )
-def test_who_lost_a_page_is_told_by_where_it_was_handed_out(tmp_path, site, structure):
+def test_who_lost_a_page_is_told_by_where_it_was_handed_out(tmp_path, site, structure, confidence):
+    # A prompt's page is the cache's to lose, or its row's before the cache took it.
     dumps = []
     for dump in dumps_of("row-of-a-request"):
         table = dump.tensor("suspects").copy()
@@ -332,7 +346,7 @@ def test_who_lost_a_page_is_told_by_where_it_was_handed_out(tmp_path, site, stru
         table[:, COLUMNS.index("alloc_step")], table[:, COLUMNS.index("free_step")] = 3, -1
         dumps.append(changed(tmp_path, dump, suspects=table))
     first = named_of(*dumps)[0]
-    assert (first.structure, first.confidence) == (structure, C.LIKELY)
+    assert (first.structure, first.confidence) == (structure, confidence)
 
 
 def test_a_page_that_somebody_took_accuses_no_free_list(tmp_path):

@@ -38,7 +38,7 @@ def test_prompts_that_an_ended_request_left_are_the_caches_loss_where_there_is_o
 def test_of_two_that_have_a_page_the_one_that_the_lost_prompt_page_stayed_with_is_wrong(
     cached: bool | None, tmp_path: Path
 ) -> None:
-    """A running request and, where there is one, the cache: a prompt's page would be the cache's there."""
+    """A running request and, where there is one, the cache: it would have a prompt's page, or its row before it."""
     dumps = []
     for number, dump in enumerate(mutation("row-of-a-request").dumps):
         table = dump.tensor("suspects").copy()
@@ -47,7 +47,7 @@ def test_of_two_that_have_a_page_the_one_that_the_lost_prompt_page_stayed_with_i
         dumps.append(with_cache(changed(tmp_path / str(number), dump, suspects=table), cached))
     finding = holder_entry_wrong.find(of(*dumps))
     assert finding is not None
-    assert finding.structure is (Structure.REQUEST_ROW if cached is False else Structure.TREE_NODE)
+    assert finding.structure is (Structure.REQUEST_ROW if cached is False else None)
 
 
 def _site_of_prompts() -> int:

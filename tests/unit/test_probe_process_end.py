@@ -25,6 +25,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.manifest import process_identity
+from gemma4_runtime.probes import process_end
 from gemma4_runtime.release.requests import held
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.guards import Guards
@@ -152,6 +153,28 @@ class TestMarks:
         manager: Any = SimpleNamespace(_subprocess_watchdog=None, dump_requests_before_crash=lambda: None)
         SignalHandler(manager).running_phase_sigquit_handler()
         assert manifest(dumps)["ended"]["how"] == "child failed"
+
+    @pytest.mark.parametrize("end", [process_end.note_exit, process_end.before_shutdown])
+    def test_a_launcher_that_raises_before_it_serves_has_failed(self, attach, monkeypatch, end):
+        dumps = attach("trap", "process-end")
+        with pytest.raises(AttributeError) as raised:
+            Scheduler.run_event_loop(None)  # pyright: ignore[reportArgumentType]
+        # Where Python keeps what nobody took.
+        monkeypatch.setattr(sys, "last_value", raised.value, raising=False)
+        end()
+        ended = manifest(dumps)["ended"]
+        assert ended["how"] == "exception"
+        assert ended["why"].startswith("AttributeError: ")
+        (finding,) = conclude(Incident(guards=(guards(ended, start_ticks=1),)))
+        assert finding.rule == "ended-without-saying-why"
+
+    def test_what_a_users_own_script_raised_is_no_failure_of_the_server(self, attach, monkeypatch):
+        dumps = attach("trap", "process-end")
+        with pytest.raises(ValueError, match="own") as raised:
+            raise ValueError("of a script's own")
+        monkeypatch.setattr(sys, "last_value", raised.value, raising=False)
+        process_end.note_exit()
+        assert manifest(dumps)["ended"]["how"] == "exit"
 
     def test_without_the_probe_a_manifest_does_not_speak_of_its_end(self, attach):
         assert "ended" not in manifest(attach("trap", "batch-shapes"))

@@ -235,8 +235,8 @@ def test_a_batch_that_names_another_row(server):
 
     said = trapped(server, change)
     assert (said.verdict, said.scalars["structure"]) == ("row_index", "row indices")
-    # The rows of a world lie side by side.
-    assert said.scalars["defect"] == "off by one"
+    # The rows of a world lie side by side: one beside the right one, and another request's.
+    assert said.scalars["defect"] is None
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -445,6 +445,17 @@ def test_a_request_that_runs_on_without_its_row_is_found_before_the_next_step(se
     with pytest.raises(TrappedViolation) if found else nullcontext():
         request_rows.before_next_batch(server.scheduler)
     assert [read_dump(one.path).manifest.verdict for one in DumpStore(server.dumps).list()] == ["row_index"] * found
+
+
+def test_two_running_requests_with_one_row_are_found_before_its_entries_are(server):
+    first, second = server.world.requests[:2]
+    server.next_batch()
+    held(second).req_pool_idx = held(first).req_pool_idx
+    said = trapped_by(server, server.next_batch)
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("row indices", "duplicate")
+    (entry,) = DumpStore(server.dumps).list()
+    finding = conclude(Incident((read_dump(entry.path),)))[0]
+    assert finding.cause.startswith("Two running requests have one row")
 
 
 def test_a_batch_that_names_another_row_is_found_before_the_next_step_allocates_by_it(server):

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma4_dumps.structures import Defect
-from gemma4_runtime.checks.request_rows import Row, check_rows, check_values
+from gemma4_runtime.checks.request_rows import Row, WrongEntry, check_rows, check_values
 from gemma4_runtime.defects import defect_of
+from gemma4_runtime.rows.report import common_defect, or_swapped
 
 PAGE, PAGES = 4, 30
 END = (PAGES + 1) * PAGE
@@ -124,3 +125,30 @@ def test_the_lists_of_a_batch():
 )
 def test_in_which_way_a_value_is_wrong(value, defect):
     assert defect_of(value, 10, 31, own={5}, foreign={6}, free={7}, twin=20) is defect
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "told"),
+    [
+        (7, {}, Defect.OFF_BY_ONE),
+        (7, {"free": {7}}, Defect.OFF_BY_ONE),
+        # One beside the right one, and somebody's: the number alone does not tell which of the two it is.
+        (7, {"own": {7}}, None),
+        (7, {"foreign": {7}}, None),
+        (7, {"twin": 7}, None),
+        (12, {"foreign": {12}}, Defect.FOREIGN),
+    ],
+)
+def test_a_neighbour_that_somebody_has_is_not_called_off_by_one(value, more, told):
+    assert defect_of(value, 8, 100, **more) is told
+
+
+def test_entries_that_are_wrong_in_more_than_one_way_are_called_none_of_them():
+    assert common_defect([Defect.ZERO, Defect.OFF_BY_ONE, None]) is None
+    assert common_defect([Defect.FOREIGN, Defect.FOREIGN]) is Defect.FOREIGN
+
+
+def test_entries_in_another_order_are_swapped_also_where_no_two_have_each_others():
+    ring = [WrongEntry("unlike", row, 0, value, wanted) for row, (value, wanted) in enumerate([(8, 7), (5, 8), (7, 5)])]
+    assert or_swapped(ring, [None] * 3) == [Defect.SWAPPED] * 3
+    assert or_swapped(ring[:2], [None] * 2) == [None] * 2

@@ -4,19 +4,20 @@
 |----------------------------------------|---------------------------------------------------------------------------|
 | around Scheduler.run_event_loop        | a dump of the exception: traceback, batch, rows; the mark `exception`     |
 | before SignalHandler.sigterm_handler   | the mark `stopped`: somebody asked for it                                 |
-| before Engine.shutdown                 | the mark `stopped`                                                        |
+| before Engine.shutdown                 | the mark `stopped`; of an exception, as below                             |
 | before the handler of SIGQUIT          | the mark `child failed`: a worker died, or SGLang's watchdog stopped it   |
-| the interpreter's own end (session.py) | the mark `exit`                                                           |
+| the interpreter's own end (session.py) | the mark `exit`; `exception` if one came out of SGLang and nobody took it |
 
 The guard manifest holds the first mark as `ended`. SGLang kills its workers when it stops, so that they leave none;
 one mark of any process of a launch is enough. A launch without any mark whose processes are gone was killed.
 
 The event loop is everything that a scheduler does once it serves, allocation and `prepare_for_decode` included. What a
-probe trapped has its dump already.
+probe trapped has its dump already. A launcher that raises before it serves has no loop: Python keeps what it printed.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -67,8 +68,25 @@ def before_child_failed(*args: Any, **kwargs: Any) -> None:
 
 
 def before_shutdown(*args: Any, **kwargs: Any) -> None:
-    """Run before `Engine.shutdown`."""
-    current.note_end("stopped", "Engine.shutdown")
+    """Run before `Engine.shutdown`, which the interpreter's end calls too."""
+    _note_end("stopped", "Engine.shutdown")
+
+
+def note_exit() -> None:
+    """Leave the mark of an interpreter that ends."""
+    _note_end("exit", "the interpreter ended")
+
+
+def _note_end(how: str, why: str) -> None:
+    """Leave a mark, which is an exception's where that is what ended the interpreter and SGLang raised it."""
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, BaseException) and _is_sglangs(error):
+        how, why = "exception", one_line(f"{type(error).__name__}: {error}, raised in {_place(error)}")
+    current.note_end(how, why)
+
+
+def _is_sglangs(error: BaseException) -> bool:
+    return any(_name(frame).startswith("sglang.") for frame, _ in _walk(error))
 
 
 def self_test() -> None:

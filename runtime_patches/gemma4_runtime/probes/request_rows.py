@@ -2,7 +2,7 @@
 
 | hook                                | what is held against what                                                      |
 |-------------------------------------|--------------------------------------------------------------------------------|
-| before get_next_batch_to_run        | the rows of all running requests, each of which has one still: see             |
+| before get_next_batch_to_run        | the rows of all running requests, each of which has one of its own: see        |
 |                                     | checks/request_rows.py; the batch's row numbers against the requests; what a   |
 |                                     | request counts against its row's width, the nodes that it holds, and what it   |
 |                                     | counted before its forward; without drafts, the batch's lengths; the locks of  |
@@ -288,6 +288,7 @@ def _check_rows(
     live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
     seen, pool = seen_of(scheduler), scheduler.req_to_token_pool.req_to_token
     live = [request for request in live if 0 <= held(request).req_pool_idx < pool.shape[0]]
+    _check_rows_differ(scheduler, live, site, made, role)
     for request in live:
         evicted_before(seen, request)
     if not live:
@@ -332,6 +333,15 @@ def _check_rows(
     else:
         # Those that are not looked at now may come again; a slot that is given anew has another request.
         seen.rows.update(kept)
+
+
+def _check_rows_differ(scheduler: Any, live: Sequence[Any], site: str, made: Any, role: str | None) -> None:
+    """Find a row that two running requests have: each of them writes over the other's."""
+    slots = [held(request).req_pool_idx for request in live]
+    again = [WrongEntry("same row", at, 0, slot) for at, slot in enumerate(slots) if slot in slots[:at]]
+    if again:
+        kinds = [Defect.DUPLICATE] * len(again)
+        report_wrong(scheduler, again, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, slots, role=role)
 
 
 def _owners(scheduler: Any, requests: Sequence[Any]) -> Callable[[int], np.ndarray | None]:

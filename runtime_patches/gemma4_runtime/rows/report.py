@@ -25,12 +25,22 @@ DRAFT_POSITIONS = "set_frozen_kv_positions"
 
 
 def or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:
-    """Return `kinds`, with SWAPPED for each of two wrong entries that have each other's value."""
+    """Return `kinds`, with SWAPPED for wrong entries that have each other's values, two of them or all in a ring."""
     pairs = {(one.value, one.expected) for one in wrong}
+    values, expected = [one.value for one in wrong], [one.expected for one in wrong if one.expected is not None]
+    ring = len(wrong) > 1 and sorted(values) == sorted(expected)
     return [
-        Defect.SWAPPED if one.expected is not None and (one.expected, one.value) in pairs else kind
+        Defect.SWAPPED if ring or (one.expected is not None and (one.expected, one.value) in pairs) else kind
         for one, kind in zip(wrong, kinds, strict=True)
     ]
+
+
+def common_defect(kinds: Sequence[Defect | None]) -> Defect | None:
+    """Return in which way all of the wrong entries are wrong; None where they are not wrong in the same way.
+
+    A run of positions that begins anew, or of lengths that is shifted, may begin with a zero or end one off.
+    """
+    return kinds[0] if len(set(kinds)) == 1 else None
 
 
 def _bad(one: WrongEntry) -> BadIndex:
@@ -68,7 +78,7 @@ def report_wrong(
         role: Whose forward it is.
     """
     first = wrong[0]
-    kind = kinds[0]
+    kind = common_defect(kinds)
     listed = tuple(map(_bad, wrong[:MAX_LISTED]))
     violation = Violation(verdict, listed, len(wrong))
     should = "" if first.expected is None else f", and should have {first.expected}"

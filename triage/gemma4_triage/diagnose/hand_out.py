@@ -6,6 +6,7 @@
 | came in place of one that the call took off and did not return | what the call returned |
 | continues a request, but not the page of its last slot         | what the call returned |
 | ... of the sliding-window pool, where the mapping leads there  | the mapping            |
+| ... and a free before named the slot that was its newest       | that free              |
 | is the right one, and its slot is not behind the last one      | what the call returned |
 | was on the list, and the call took it off                      | the list               |
 | is of the full pool, on no list or still on one after the call | what the call returned |
@@ -229,12 +230,33 @@ class _Call:
                     if before is None or before.ndim != 1 or first >= before.shape[0]:
                         continue
                     structure = structure if int(before[first]) == last else Structure.SWA_MAPPING
+                    if structure is Structure.SWA_MAPPING and (freed := self._given_back(first)) is not None:
+                        yield freed
+                        continue
                 # The slot before the right one is the last, which the request has already.
                 defect = Defect.OFF_BY_ONE if abs(slot - last - 1) == 1 else Defect.DUPLICATE if slot <= last else None
                 told = event(
                     self._dump, len(self._events) - 1, "site", f"a request continues at slot {last + 1}, not at {slot}"
                 )
                 yield Wrong(structure, defect, (told,))
+
+    def _given_back(self, first: int) -> Wrong | None:
+        """Return the free that named the last slot of the request at row `first`, if nothing handed it out since.
+
+        It came too early if that slot was the request's newest, by the decode before. Else no structure is named: a
+        length or a row that leads back to an old slot looks alike.
+        """
+        at, asked = _request_of(self._call, first), self._call.get("last_loc")
+        if at is None or not isinstance(asked, list) or at >= len(asked):
+            return None
+        past = self._events[:-1]
+        number = next((n for n in reversed(range(len(past))) if asked[at] in _slots(past[n].get("full"))), None)
+        if number is None or not _gives_back(past[number]):
+            return None
+        decode = next((one for one in reversed(past) if one.get("call") == "alloc_decode"), {})
+        newest = _slots(decode.get("full")) == asked
+        proof = event(self._dump, number, "site", "what gave back the SWA page of the request's last slot")
+        return Wrong(Structure.FREE_CALL if newest else None, Defect.EARLY if newest else None, (proof,))
 
     def _of_request(self, column: int, first: int, right: int, taken: Counter[int]) -> Wrong:
         page = self._slots[first][column] // self._page_size
@@ -249,6 +271,8 @@ class _Call:
             return Wrong(None)
         structure = Structure.ALLOCATION if int(before[first]) // self._page_size == right else Structure.SWA_MAPPING
         of_last = cell(self._dump, "swa_before", (first,), "what the mapping has for the request's last slot")
+        if structure is Structure.SWA_MAPPING and (freed := self._given_back(first)) is not None:
+            return Wrong(freed.structure, freed.defect, (told, of_last, *freed.proof))
         return Wrong(structure, self._defect(page, [right], taken, 1), (told, of_last))
 
     def _defect(self, page: int, right: list[int], taken: Counter[int], column: int | None = None) -> Defect:

@@ -138,6 +138,8 @@ class _Source:
             return Wrong(Structure.SWA_TABLE, self._defect(full), self._said(TRANSLATED, "what the map makes of it"))
         if full < 1:
             return self._of_full_table()
+        if (twice := self._twice_in_row(full)) is not None:
+            return twice
         proof = self._said(FULL, "the full page that the map was asked for: a real one")
         return Wrong(Structure.SWA_MAPPING, self._defect(full), proof)
 
@@ -153,6 +155,19 @@ class _Source:
             return Wrong(None, self._defect())
         return Wrong(
             Structure.REQUEST_ROW, self._defect(), self._said(ROWS, "the request's own row, which says so too")
+        )
+
+    def _twice_in_row(self, page: int) -> Wrong | None:
+        """Return what says that the row has this page at an earlier or a later place too; no row has a page twice."""
+        held = self._at(ROWS, whole_row=True)
+        if held is None or self._at(ROWS) != page:
+            return None
+        places = [column for column, one in enumerate(held.tolist()) if one == page and column != self._bad.column]
+        if not places:
+            return None
+        said = cell(self._dump, ROWS, (self._bad.row, places[0]), "the same page, at another place of the row")
+        return Wrong(
+            Structure.REQUEST_ROW, Defect.DUPLICATE, (*self._said(ROWS, "the page that the row has there"), said)
         )
 
     def _of_writes(self) -> Wrong:

@@ -23,6 +23,7 @@ _WHENCE: dict[Structure | None, str] = {
     Structure.BATCH_LENGTHS: " It is the length: every other request has grown by one token since the last decode.",
     Structure.REQUEST_ROW: " It is the row: the decode before gave the request another slot.",
     Structure.SWA_MAPPING: " The mapping led there: what it has for the request's last slot is none.",
+    Structure.FREE_CALL: " The SWA page in which the request continues had been given back: too early.",
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
 

@@ -58,14 +58,19 @@ def _loser(census: Census, lost: Listed, of_page: list[Holder]) -> Holder | None
 def _finding(incident: Incident, census: Census, lost: Listed, stranger: Holder) -> Finding:
     dump, in_tree = census.dumps[0], stranger.holder == TREE
     what = "A node of the prefix cache" if in_tree else f"The row of request slot {stranger.holder} in req_to_token"
+    # A cache takes what a row has: where nobody saw it take the right page, the row may have been wrong before. A row
+    # with no page of the pool would have been seen by whoever follows it.
+    from_row = in_tree and not lost.is_of_cache and census.is_of_pool(stranger.page, "full")
+    which = "; whether its request's row was wrong when the cache took it is not known" if from_row else ""
     return Finding(
         rule=ID,
-        structure=Structure.TREE_NODE if in_tree else Structure.REQUEST_ROW,
+        structure=None if from_row else Structure.TREE_NODE if in_tree else Structure.REQUEST_ROW,
         defect=_defect(census, lost, stranger),
         cause=(
-            f"{what} has another page than the one that it was given: that one is nowhere, and nobody gave it back."
+            f"{what} has another page than the one that {'its request' if from_row else 'it'} was given: that one is "
+            f"nowhere, and nobody gave it back{which}."
         ),
-        confidence=Confidence.CERTAIN,
+        confidence=Confidence.POSSIBLE if from_row else Confidence.CERTAIN,
         evidence=(
             cell(lost.dump, TABLE, (lost.row, 0), "the page that nobody has"),
             cell(lost.dump, TABLE, (lost.row, 4), "the request slot that owned it"),

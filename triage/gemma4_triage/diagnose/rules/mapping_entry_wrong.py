@@ -5,6 +5,7 @@ from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import (
     FREE_AND_HELD,
+    HELD_TWICE,
     NOWHERE,
     Census,
     Holder,
@@ -75,10 +76,22 @@ def _was_freed(seen: Seen) -> bool:
     return lost is not None and any(one.page == lost.suspect.peer for one in free)
 
 
+def _has_two_holders(seen: Seen) -> bool:
+    """Return whether the full page is held twice: each of two hand-outs gave it an SWA page, and one of them is lost.
+
+    A mapping that is written beside the allocator gives the full page itself to nobody else.
+    """
+    census = first_census(seen.incident)
+    lost = None if census is None else _lost(census)
+    twice = () if census is None else census.of("full", HELD_TWICE)
+    return lost is not None and any(one.page == lost.suspect.peer for one in twice)
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
+        Exclusion("the full page has two holders: then it was handed out twice", _has_two_holders),
         Exclusion("the full page has been freed: then the mapping was replaced before the free", _was_freed),
     ),
     explains=FOLLOWS_FROM_AN_ENTRY,

@@ -51,15 +51,17 @@ def find(incident: Incident) -> Finding | None:
             evidence=tuple(evidence),
             next_commands=(commands.serve(incident, "--debug trap"),),
         )
+    # What a step did wrong before, with pages of the same request, may have left it so.
+    follows = at_free is None and at_audit is not None and _of_its_owner_before(incident, at_audit)
     return Finding(
         rule=ID,
-        structure=Structure.SWA_MAPPING,
-        defect=Defect.STALE,
+        structure=None if follows else Structure.SWA_MAPPING,
+        defect=None if follows else Defect.STALE,
         cause=(
             "SWA pages were given back while the full-to-SWA mapping still leads to them; whoever frees these full "
             "slots frees the SWA pages again, which by then may serve another request."
         ),
-        confidence=Confidence.CERTAIN,
+        confidence=Confidence.POSSIBLE if follows else Confidence.CERTAIN,
         evidence=tuple(evidence),
         advice=(
             "SGLang 0.5.13 releases SWA pages whole and clears only the mapping entries that it was given; from 0.5.14 "
@@ -82,6 +84,15 @@ def _leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
     pages = {one.page for one in census.of("swa", NOWHERE)}
     pages |= {one.page for one in census.of("swa", FREE_AND_HELD) if one.never_asked_back}
     return any(one.leads_to in pages for one in census.holders or ())
+
+
+def _of_its_owner_before(incident: Incident, audit: Dump) -> bool:
+    """Return whether another probe found something wrong with the last owner of such a page before the audit ran."""
+    owners = {bad.request_slot for bad in audit.manifest.offences} - {None}
+    earlier = (one for one in incident.dumps if one.manifest.created_utc < audit.manifest.created_utc)
+    return any(
+        bad.request_slot in owners for one in earlier if one.manifest.rule != LEAK for bad in one.manifest.offences
+    )
 
 
 def _is_not_free(dump: Dump) -> bool | None:

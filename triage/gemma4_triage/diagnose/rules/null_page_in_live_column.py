@@ -22,6 +22,10 @@ _GIVEN = (
     "The sliding-window pool handed out its null page, and the map has what it gave: page 0 was on that pool's free "
     "list. Somebody freed a slot that has no SWA page, or the list was written; which of them is not known."
 )
+_TWICE = (
+    "The request's row of req_to_token has one page at two places. What the window gave back of the first is missing "
+    "at the second."
+)
 _CAUSES: dict[Structure | None, str] = {
     Structure.SWA_MAPPING: (
         "The full-to-SWA mapping has nothing for a page that a request still needs: it was evicted too early, or never "
@@ -54,7 +58,13 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=structure,
         defect=Defect.EARLY if freed else wrong.defect if structure else Defect.ZERO,
-        cause=_FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN),
+        cause=_TWICE
+        if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE)
+        else _FREED
+        if freed
+        else _GIVEN
+        if given
+        else _CAUSES.get(wrong.structure, _UNKNOWN),
         confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),

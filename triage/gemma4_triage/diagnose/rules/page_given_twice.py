@@ -18,6 +18,7 @@ _UNKNOWN = f"A page that is still in use was handed out again, {_SHARED}; whethe
 _CAUSES: dict[Structure | None, str] = {
     Structure.FULL_FREE_LIST: _ON_LIST,
     Structure.SWA_FREE_LIST: _ON_LIST,
+    Structure.FREE_CALL: "A request continues in a page that had been given back: a free came too early.",
     Structure.ALLOCATION: (
         "A hand-out returned a page that the allocator did not take off its list: the result is wrong, not the list."
     ),

@@ -14,6 +14,9 @@ ID = "parts-disagree"
 _NUMBER = r"(-?[0-9.e+-]{1,24})"
 _SCALES = re.compile(rf"target kv_scales, layers [\d, ]+: found {_NUMBER} and {_NUMBER}, expected")
 _SCALE_DEFECTS = {"0": Defect.ZERO, "2": Defect.OFF_BY_ONE, "-1": Defect.NEGATIVE}
+_PARTS = "Parts of this server that must agree do not: a draft and its target, or layers and the pool they read."
+_WINDOW = "Layers of the target show another number of keys than the model's configuration says: their window is wrong."
+_WINDOWS = ("draft window_left", "target window_left")
 _OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool", "draft scaling")
 
 
@@ -25,11 +28,13 @@ def find(incident: Incident) -> Finding | None:
         lambda summary: not summary.startswith("draft pool:") and not POOL_SIZE.match(summary),
         "one side of the comparison",
     )
+    windows = [one for one in start_up_summaries(incident, "window_width") if one.startswith(_WINDOWS)]
+    of_target = not evidence and all(one.startswith("target") for one in windows)
     evidence += start_up_evidence(
         incident,
         "window_width",
-        lambda summary: summary.startswith("draft window_left") and not shows_one_key_more(summary),
-        "keys before its own that a draft layer shows",
+        lambda summary: summary.startswith(_WINDOWS) and not shows_one_key_more(summary),
+        "keys before its own that a layer shows",
     )
     if not evidence:
         return None
@@ -38,8 +43,8 @@ def find(incident: Incident) -> Finding | None:
     return Finding(
         rule=ID,
         structure=structure,
-        defect=_SCALE_DEFECTS.get(scale) if scale else _defect(incident),
-        cause="Parts of this server that must agree do not: a draft and its target, or layers and the pool they read.",
+        defect=_SCALE_DEFECTS.get(scale) if scale else None if of_target else _defect(incident),
+        cause=_WINDOW if of_target else _PARTS,
         confidence=Confidence.CERTAIN,
         evidence=evidence,
         advice=(

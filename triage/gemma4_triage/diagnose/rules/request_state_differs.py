@@ -15,7 +15,7 @@ _BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked")
 """Why an entry is wrong, where the dump has what it should be as well."""
 _TOKENS, _NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
-_RELEASED, _PREFIX, _UNLOCKED = "released", "prefix", "unlocked"
+_RELEASED, _PREFIX, _UNLOCKED, _SAME_ROW = "released", "prefix", "unlocked", "same row"
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
 
@@ -53,6 +53,8 @@ def find(incident: Incident) -> Finding | None:
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
     if why == _RELEASED:
         cause = f"A batch still has a request whose row, {slot}, was given back: another request may get it."
+    if why == _SAME_ROW:
+        cause = f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
     if why == _UNLOCKED and slot is None:
         cause = (
             f"Running requests hold {expected} tokens of the prefix cache, of which {scalars.get('value')} are locked."

@@ -1,9 +1,13 @@
 """Two full pages, or two holders, share one page."""
 
+from gemma4_dumps.audit_findings import Life, lives
+from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import HELD_TWICE, first_census
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
+from gemma4_triage.diagnose.freed_pages import peers_lost
 from gemma4_triage.diagnose.hand_out import hand_out_wrong
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
@@ -16,13 +20,19 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="pool_alias")
     if dump is None:
         return None
-    wrong = hand_out_wrong(dump)
+    wrong, again = hand_out_wrong(dump), _given_while_held(incident)
+    why = "" if wrong.structure else " Whether the hand-out or the mapping is wrong is not known."
+    if again is not None:
+        why = (
+            f" It was handed out again at step {again.alloc_step}, and the ledger saw nobody give it back before: the "
+            "free list had it still, or the hand-out named another page than it took."
+        )
+    census = first_census(incident)
     return Finding(
         rule=ID,
         structure=wrong.structure,
         defect=wrong.defect or Defect.DUPLICATE,
-        cause="A page has two owners, and both write their keys and values there."
-        + ("" if wrong.structure else " Whether the hand-out or the mapping is wrong is not known."),
+        cause=f"A page has two owners, and both write their keys and values there.{why}",
         confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "site", "where it was seen"),
@@ -30,6 +40,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "pool_kind", "of which pool"),
             said(dump, "offence_count", "so many are shared"),
             *wrong.proof,
+            *(() if again is None or census is None else peers_lost(census, _twice(incident))),
         ),
         advice=(
             "Look at who wrote the mapping last: set_full_to_swa_mapping, or a hand-out of a page that was not free.",
@@ -37,6 +48,25 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
+
+
+def _twice(incident: Incident) -> set[int]:
+    """Return the pages of the full pool that the first audit saw with two holders."""
+    census = first_census(incident)
+    return set() if census is None else {one.page for one in census.of("full", HELD_TWICE)}
+
+
+def _given_while_held(incident: Incident) -> Life | None:
+    """Return the latest life of a page with two holders, where the one before it had no end."""
+    census, twice = first_census(incident), _twice(incident)
+    for dump in () if census is None else census.dumps:
+        try:
+            past = next((of for (pool, page), of in lives(dump).items() if pool == "full" and page in twice), [])
+        except DumpError:
+            continue
+        if len(past) > 1 and past[-2].alloc_step is not None and past[-2].free_step is None:
+            return past[-1]
+    return None
 
 
 def _is_its_own(dump: Dump) -> bool | None:
