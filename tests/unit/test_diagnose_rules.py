@@ -208,7 +208,7 @@ class TestConfidence:
 
     def test_a_window_that_is_off_by_more_is_not_the_releases(self):
         other = start_up("window_width", "target window_left, layers 0: found 40, expected 31")
-        assert conclude(other)[0].rule == "unknown-verdict"
+        assert conclude(other)[0].rule == "parts-disagree"
 
 
 class TestGuards:

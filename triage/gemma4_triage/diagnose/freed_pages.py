@@ -51,6 +51,15 @@ def free_and_held(dump: Dump) -> list[Suspect]:
         return []
 
 
+def of_request_slots(dump: Dump, fault: str) -> bool:
+    """Return whether all that an audit found so are request slots, rows of req_to_token, and no pages."""
+    try:
+        pools = {one.pool for one in suspects(dump) if one.fault == fault}
+    except DumpError:
+        return False
+    return pools == {"requests"}
+
+
 def was_freed(page: Suspect) -> bool:
     """Return whether the ledger saw a free of the page since it was handed out last.
 

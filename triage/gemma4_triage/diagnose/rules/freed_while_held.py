@@ -7,13 +7,28 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, HELD_TWICE, NOWHERE, first_census
 from gemma4_triage.diagnose.evidence import cell, said
-from gemma4_triage.diagnose.freed_pages import free_and_held, freed_from_cache, holder_has_ended, peers_lost, was_freed
+from gemma4_triage.diagnose.freed_pages import (
+    free_and_held,
+    freed_from_cache,
+    holder_has_ended,
+    of_request_slots,
+    peers_lost,
+    was_freed,
+)
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "freed-while-held"
+_PAGES = (
+    "Pages are free although a request or the prefix cache still reads them, so the next owner overwrites them: "
+    "somebody freed more than was his."
+)
+_SLOTS = (
+    "The slot of a running request is free, so that the next one gets its row of req_to_token too: it was given back "
+    "too early, or twice."
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -23,14 +38,12 @@ def find(incident: Incident) -> Finding | None:
     held = free_and_held(dump)
     if held and not any(was_freed(page) for page in held):
         return _never_freed(incident, dump, held[0])
+    of_rows = of_request_slots(dump, FREE_AND_HELD)
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL,
+        structure=None if of_rows else Structure.FREE_CALL,
         defect=Defect.EARLY,
-        cause=(
-            "Pages are free although a request or the prefix cache still reads them, so the next owner overwrites "
-            "them: somebody freed more than was his."
-        ),
+        cause=_SLOTS if of_rows else _PAGES,
         confidence=Confidence.CERTAIN,
         evidence=_evidence(dump),
         advice=("The audit names who freed each page and when: start with free_site of the first row.",),
@@ -120,7 +133,7 @@ RULE = Rule(
         ),
         Exclusion(
             "the pages were freed beside the allocator's own calls, which the ledger does not see",
-            lambda seen: False if seen.finding.structure is Structure.FREE_CALL else None,
+            lambda seen: False if seen.finding.defect is Defect.EARLY else None,
         ),
     ),
     explains=("page-given-twice", "swa-page-shared"),

@@ -7,28 +7,29 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TWICE_FREE, Listed, first_census, single
 from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.freed_pages import of_request_slots
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-freed-twice"
+_PAGE = (
+    "A page was freed that is free already: two owners believe that they hold it, or one owner frees it on two paths."
+)
+_NEIGHBOUR = "A page was freed that is free already, and the one beside it is lost: the call named the wrong one."
+_ROW = "A request slot was given back that is free already, so that two requests may get one row of req_to_token."
 
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="double_free")
     if dump is None:
         return None
-    meant = _meant(incident, dump)
+    meant, of_rows = _meant(incident, dump), of_request_slots(dump, TWICE_FREE)
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL,
+        structure=None if of_rows else Structure.FREE_CALL,
         defect=Defect.DUPLICATE if meant is None else Defect.OFF_BY_ONE,
-        cause=(
-            "A page was freed that is free already: two owners believe that they hold it, or one owner frees it on two "
-            "paths."
-            if meant is None
-            else "A page was freed that is free already, and the one beside it is lost: the call named the wrong one."
-        ),
+        cause=_ROW if of_rows else _PAGE if meant is None else _NEIGHBOUR,
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the second free, or the audit that saw it"),
