@@ -138,6 +138,7 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
     ("free-that-loses", "an allocator's dump"): beside(lost_pages()),
     ("holder-entry-wrong", "the lost page"): with_suspects(alloc_step=10_000),
     ("lock-left-over", "a page or a request slot"): with_another_suspect("requests", "nowhere"),
+    ("mapping-entry-wrong", "another holds"): lambda folder, dump: freed_peer(folder, dump, "held_twice"),
     ("mapping-entry-wrong", "the full page"): lambda folder, dump: freed_peer(folder, dump),
     ("mapping-outlives-page", "the page of the SWA slot"): with_free_pages(False),
     ("page-freed-twice", "the ledger"): lambda folder, dump: seen_by_an_audit(folder, dump),
@@ -201,11 +202,11 @@ UNLESS_PROVEN = {
 """Not known unless the dump proves that they do not hold: no dump proves that they do."""
 
 
-def freed_peer(folder: Path, dump: Dump) -> Dump:
-    """List the full page of the lost SWA page as free and held."""
+def freed_peer(folder: Path, dump: Dump, fault: str = "free_and_held") -> Dump:
+    """List the full page of the lost SWA page as free and held, or with another fault."""
     if dump.manifest.verdict != "null_page_live":
         return dump
-    return with_another_suspect("full", "free_and_held")(folder, dump)
+    return with_another_suspect("full", fault)(folder, dump)
 
 
 def seen_by_an_audit(folder: Path, dump: Dump) -> Dump:

@@ -88,6 +88,8 @@ CASES = {
     "page-twice-in-a-row": ("null-page-in-live-column", S.REQUEST_ROW, D.DUPLICATE, C.LIKELY),
     "freed-while-it-grows": ("allocator-past-pool-end", S.FREE_CALL, D.EARLY, C.CERTAIN),
     "null-page-then-a-stale-mapping": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
+    "node-kept-after-its-eviction": ("evicted-page-counted", S.TREE_NODE, D.STALE, C.CERTAIN),
+    "window-freed-and-not-counted": ("evicted-page-counted", None, None, C.POSSIBLE),
     "request-slot-freed-twice": ("page-freed-twice", None, D.DUPLICATE, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }

@@ -1,12 +1,21 @@
-"""The prefix cache counts an SWA page as held that the pool has back: the parts exceed the pool."""
+"""Somebody counts an SWA page as held that the pool has back: the parts exceed the pool, or the ledger saw its free."""
 
-from gemma4_dumps.audit_findings import equations, suspects
+from gemma4_dumps.audit_findings import TABLE, equations, suspects
+from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import counted_as_gone, said, tensor_or_none
+from gemma4_triage.diagnose.census import NOWHERE, TREE, first_census
+from gemma4_triage.diagnose.evidence import (
+    cell,
+    counted_as_gone,
+    event,
+    readable_events,
+    said,
+    tensor_or_none,
+)
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "evicted-page-counted"
@@ -17,9 +26,86 @@ _WHY: dict[Structure | None, str] = {
     None: "",
 }
 _EDGES = "edges"
+_EVICTION = "evict_tree"
 
 
 def find(incident: Incident) -> Finding | None:
+    """Return a finding where the parts exceed the pool by such pages, or where the ledger saw them given back."""
+    return _of_events(incident) if _is_of_events(incident) else _of_sums(incident)
+
+
+def _is_of_events(incident: Incident) -> bool:
+    """Return whether no audit of such pages has sums that exceed the pool, and its events have such a free."""
+    audits = incident.of(rule=LEAK, verdict="null_page_live")
+    return not any((_excess(dump) or 0) > 0 for dump in audits) and _of_events(incident) is not None
+
+
+def _of_events(incident: Incident) -> Finding | None:
+    """Return a finding where the sums agree, and the events have the free of an SWA page that is still counted on.
+
+    An SWA page that is nowhere may have been meant: then this says nothing.
+    """
+    census = first_census(incident)
+    if census is None or census.of("swa", NOWHERE):
+        return None
+    for dump in incident.of(rule=LEAK, verdict="null_page_live"):
+        found = _given_back(dump)
+        if found is None:
+            continue
+        number, holder, is_free = found
+        of_node = holder == TREE and is_free and readable_events(dump)[number].get("site") == _EVICTION
+        who = "A node of the prefix cache" if holder == TREE else f"The request in slot {holder}"
+        why = (
+            "the cache's own eviction gave it back, and the node kept it"
+            if of_node
+            else "it was given back too early, or who gave it back did not count it"
+        )
+        return Finding(
+            rule=ID,
+            structure=Structure.TREE_NODE if of_node else None,
+            defect=Defect.STALE if of_node else None,
+            cause=f"{who} counts on an SWA page that the pool has back: {why}.",
+            confidence=Confidence.CERTAIN if of_node else Confidence.POSSIBLE,
+            evidence=(
+                said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
+                cell(dump, TABLE, (0, 0), "the first of them"),
+                cell(dump, TABLE, (0, 10), "the SWA page that it had"),
+                event(dump, number, "site", "who gave that page back"),
+                event(dump, number, "step", "when"),
+                said(dump, "scalars.evicted", "tokens that each request counts as evicted, by slot"),
+            ),
+            advice=("Compare what was given to free_swa with what its owner notes of it in the same call.",),
+            next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap")),
+        )
+    return None
+
+
+def _given_back(dump: Dump) -> tuple[int, int, bool] | None:
+    """Return the free of the first page's SWA page since it was handed out, who counts on it, and whether it is free.
+
+    None where the events have no such free, or the page has not one holder.
+    """
+    try:
+        first = suspects(dump)[0]
+    except (DumpError, IndexError):
+        return None
+    events, table = readable_events(dump), tensor_or_none(dump, "holders")
+    since = first.alloc_step
+    of_peer = [
+        number
+        for number, one in enumerate(events)
+        if one.get("pool") == "swa" and first.peer in (one.get("first_pages") or ())
+    ]
+    frees = [number for number in of_peer if events[number].get("kind") == "freed"]
+    holders = set() if table is None else {int(row[1]) for row in table.tolist() if row[0] == first.page}
+    if first.peer is None or since is None or len(holders) != 1 or not frees:
+        return None
+    if int(events[frees[-1]].get("step") or 0) < since:
+        return None
+    return frees[-1], holders.pop(), frees[-1] == of_peer[-1]
+
+
+def _of_sums(incident: Incident) -> Finding | None:
     found = [dump for dump in incident.of(rule=LEAK, verdict="null_page_live") if _excess(dump) is not None]
     if not found:
         return None
@@ -99,7 +185,16 @@ def _excess(dump: Dump) -> int | None:
     return next((one.accounted - one.total for one in equations(dump) if one.pool == "swa"), None)
 
 
+def _agrees(seen: Seen) -> bool | None:
+    """Return whether the sums agree, or lack something; False of what the events alone show."""
+    if seen.dump is None or _is_of_events(seen.incident):
+        return None if seen.dump is None else False
+    return (_excess(seen.dump) or 0) <= 0
+
+
 def _is_exact(dump: Dump) -> bool | None:
+    if (_excess(dump) or 0) <= 0:
+        return False
     exact = _excess(dump) == dump.manifest.offence_count * (dump.manifest.page_size or 1)
     return False if exact else None
 
@@ -108,10 +203,7 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion(
-            "the SWA pool's equation holds, or tokens are missing from it",
-            in_dump(lambda dump: (_excess(dump) or 0) <= 0),
-        ),
+        Exclusion("the SWA pool's equation holds, or tokens are missing from it", _agrees),
         Exclusion("the pages are at other places of the request's row than it counts", in_dump(_is_told_where)),
         Exclusion("the pages without an SWA slot are not exactly what is too much", in_dump(_is_exact)),
     ),

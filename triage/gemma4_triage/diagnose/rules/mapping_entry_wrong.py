@@ -91,7 +91,7 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion("the full page has two holders: then it was handed out twice", _has_two_holders),
+        Exclusion("another holds the full page too: then it was handed out twice", _has_two_holders),
         Exclusion("the full page has been freed: then the mapping was replaced before the free", _was_freed),
     ),
     explains=FOLLOWS_FROM_AN_ENTRY,
