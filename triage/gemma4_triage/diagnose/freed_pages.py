@@ -19,13 +19,15 @@ from gemma4_triage.diagnose.census import (
     TWICE_FREE,
     Census,
     Listed,
+    first_census,
     invalid_defect,
 )
-from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
+from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _EVICTION = "evict_tree"
+_EDGES = "edges"
 
 
 def peers_lost(census: Census, twice: set[int]) -> tuple[Evidence, ...]:
@@ -174,3 +176,78 @@ def _touches(runs: object, page: int, size: int) -> bool:
         if run[0] < end and run[0] + (run[1] if len(run) < 3 else 1) > first:
             return True
     return False
+
+
+def of_events(incident: Incident, rule: str) -> Finding | None:
+    """Return a finding where the sums agree, and the events have the free of an SWA page that is still counted on.
+
+    An SWA page that is nowhere may have been meant: then this says nothing.
+    """
+    census = first_census(incident)
+    if census is None or census.of("swa", NOWHERE):
+        return None
+    for dump in incident.of(rule=LEAK, verdict="null_page_live"):
+        found = _given_back(dump)
+        if found is None:
+            continue
+        number, holder, is_free = found
+        of_node = holder == TREE and is_free and readable_events(dump)[number].get("site") == _EVICTION
+        who = "A node of the prefix cache" if holder == TREE else f"The request in slot {holder}"
+        why = (
+            "the cache's own eviction gave it back, and the node kept it"
+            if of_node
+            else "it was given back too early, or who gave it back did not count it"
+        )
+        return Finding(
+            rule=rule,
+            structure=Structure.TREE_NODE if of_node else None,
+            defect=Defect.STALE if of_node else None,
+            cause=f"{who} counts on an SWA page that the pool has back: {why}.",
+            confidence=Confidence.CERTAIN if of_node else Confidence.POSSIBLE,
+            evidence=(
+                said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
+                cell(dump, TABLE, (0, 0), "the first of them"),
+                cell(dump, TABLE, (0, 10), "the SWA page that it had"),
+                event(dump, number, "site", "who gave that page back"),
+                event(dump, number, "step", "when"),
+                said(dump, "scalars.evicted", "tokens that each request counts as evicted, by slot"),
+            ),
+            advice=("Compare what was given to free_swa with what its owner notes of it in the same call.",),
+            next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap")),
+        )
+    return None
+
+
+def _given_back(dump: Dump) -> tuple[int, int, bool] | None:
+    """Return the free of the first page's SWA page since it was handed out, who counts on it, and whether it is free.
+
+    None where the events have no such free, or the page has not one holder.
+    """
+    try:
+        first = suspects(dump)[0]
+    except (DumpError, IndexError):
+        return None
+    events, table = readable_events(dump), tensor_or_none(dump, "holders")
+    since = first.alloc_step
+    of_peer = [
+        number
+        for number, one in enumerate(events)
+        if one.get("pool") == "swa" and first.peer in (one.get("first_pages") or ())
+    ]
+    frees = [number for number in of_peer if events[number].get("kind") == "freed"]
+    holders = set() if table is None else {int(row[1]) for row in table.tolist() if row[0] == first.page}
+    if first.peer is None or since is None or len(holders) != 1 or not frees:
+        return None
+    if int(events[frees[-1]].get("step") or 0) < since:
+        return None
+    return frees[-1], holders.pop(), frees[-1] == of_peer[-1]
+
+
+def places_in_row(dump: Dump) -> tuple[dict[int, tuple[int, int]], dict[int, int]] | None:
+    """Return of the owner's row column and step of the free by page, and the step by column; None without `edges`."""
+    table = tensor_or_none(dump, _EDGES)
+    owners = {one.owner[0] for one in suspects(dump) if one.owner is not None}
+    if table is None or table.ndim != 2 or table.shape[1] != 4 or len(owners) != 1:
+        return None
+    rows = [row for row in table.tolist() if row[0] in owners]
+    return {page: (column, step) for _, column, page, step in rows}, {column: step for _, column, _, step in rows}

@@ -1,19 +1,11 @@
 """Somebody counts an SWA page as held that the pool has back: the parts exceed the pool, or the ledger saw its free."""
 
-from gemma4_dumps.audit_findings import TABLE, equations, suspects
-from gemma4_dumps.errors import DumpError
+from gemma4_dumps.audit_findings import equations, suspects
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import NOWHERE, TREE, first_census
-from gemma4_triage.diagnose.evidence import (
-    cell,
-    counted_as_gone,
-    event,
-    readable_events,
-    said,
-    tensor_or_none,
-)
+from gemma4_triage.diagnose.evidence import counted_as_gone, said
+from gemma4_triage.diagnose.freed_pages import of_events, places_in_row
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -25,84 +17,17 @@ _WHY: dict[Structure | None, str] = {
     Structure.FREE_CALL: " The call that freed what the request counts as gone freed more than that.",
     None: "",
 }
-_EDGES = "edges"
-_EVICTION = "evict_tree"
 
 
 def find(incident: Incident) -> Finding | None:
     """Return a finding where the parts exceed the pool by such pages, or where the ledger saw them given back."""
-    return _of_events(incident) if _is_of_events(incident) else _of_sums(incident)
+    return of_events(incident, ID) if _is_of_events(incident) else _of_sums(incident)
 
 
 def _is_of_events(incident: Incident) -> bool:
     """Return whether no audit of such pages has sums that exceed the pool, and its events have such a free."""
     audits = incident.of(rule=LEAK, verdict="null_page_live")
-    return not any((_excess(dump) or 0) > 0 for dump in audits) and _of_events(incident) is not None
-
-
-def _of_events(incident: Incident) -> Finding | None:
-    """Return a finding where the sums agree, and the events have the free of an SWA page that is still counted on.
-
-    An SWA page that is nowhere may have been meant: then this says nothing.
-    """
-    census = first_census(incident)
-    if census is None or census.of("swa", NOWHERE):
-        return None
-    for dump in incident.of(rule=LEAK, verdict="null_page_live"):
-        found = _given_back(dump)
-        if found is None:
-            continue
-        number, holder, is_free = found
-        of_node = holder == TREE and is_free and readable_events(dump)[number].get("site") == _EVICTION
-        who = "A node of the prefix cache" if holder == TREE else f"The request in slot {holder}"
-        why = (
-            "the cache's own eviction gave it back, and the node kept it"
-            if of_node
-            else "it was given back too early, or who gave it back did not count it"
-        )
-        return Finding(
-            rule=ID,
-            structure=Structure.TREE_NODE if of_node else None,
-            defect=Defect.STALE if of_node else None,
-            cause=f"{who} counts on an SWA page that the pool has back: {why}.",
-            confidence=Confidence.CERTAIN if of_node else Confidence.POSSIBLE,
-            evidence=(
-                said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
-                cell(dump, TABLE, (0, 0), "the first of them"),
-                cell(dump, TABLE, (0, 10), "the SWA page that it had"),
-                event(dump, number, "site", "who gave that page back"),
-                event(dump, number, "step", "when"),
-                said(dump, "scalars.evicted", "tokens that each request counts as evicted, by slot"),
-            ),
-            advice=("Compare what was given to free_swa with what its owner notes of it in the same call.",),
-            next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap")),
-        )
-    return None
-
-
-def _given_back(dump: Dump) -> tuple[int, int, bool] | None:
-    """Return the free of the first page's SWA page since it was handed out, who counts on it, and whether it is free.
-
-    None where the events have no such free, or the page has not one holder.
-    """
-    try:
-        first = suspects(dump)[0]
-    except (DumpError, IndexError):
-        return None
-    events, table = readable_events(dump), tensor_or_none(dump, "holders")
-    since = first.alloc_step
-    of_peer = [
-        number
-        for number, one in enumerate(events)
-        if one.get("pool") == "swa" and first.peer in (one.get("first_pages") or ())
-    ]
-    frees = [number for number in of_peer if events[number].get("kind") == "freed"]
-    holders = set() if table is None else {int(row[1]) for row in table.tolist() if row[0] == first.page}
-    if first.peer is None or since is None or len(holders) != 1 or not frees:
-        return None
-    if int(events[frees[-1]].get("step") or 0) < since:
-        return None
-    return frees[-1], holders.pop(), frees[-1] == of_peer[-1]
+    return not any((_excess(dump) or 0) > 0 for dump in audits) and of_events(incident, ID) is not None
 
 
 def _of_sums(incident: Incident) -> Finding | None:
@@ -147,7 +72,7 @@ def _accused(dump: Dump, gone: int) -> Structure | None:
     that it counts went in the same step, the call took too many, and where that went before, the count was not moved.
     """
     page = dump.manifest.page_size or 1
-    places = _places(dump)
+    places = places_in_row(dump)
     if places is None:
         # Dumps without `edges` have no more than how many pages there are.
         return Structure.TREE_NODE if gone >= dump.manifest.offence_count * page else Structure.REQUEST_COUNTERS
@@ -165,19 +90,9 @@ def _accused(dump: Dump, gone: int) -> Structure | None:
     return Structure.FREE_CALL if gone and set(beyond) == {last} else Structure.REQUEST_COUNTERS
 
 
-def _places(dump: Dump) -> tuple[dict[int, tuple[int, int]], dict[int, int]] | None:
-    """Return of the owner's row column and step of the free by page, and the step by column; None without `edges`."""
-    table = tensor_or_none(dump, _EDGES)
-    owners = {one.owner[0] for one in suspects(dump) if one.owner is not None}
-    if table is None or table.ndim != 2 or table.shape[1] != 4 or len(owners) != 1:
-        return None
-    rows = [row for row in table.tolist() if row[0] in owners]
-    return {page: (column, step) for _, column, page, step in rows}, {column: step for _, column, _, step in rows}
-
-
 def _is_told_where(dump: Dump) -> bool | None:
     """Return None where the dump does not say at which place of the row the pages are, and it matters."""
-    return None if counted_as_gone(dump) is not None and _places(dump) is None else False
+    return None if counted_as_gone(dump) is not None and places_in_row(dump) is None else False
 
 
 def _excess(dump: Dump) -> int | None:
