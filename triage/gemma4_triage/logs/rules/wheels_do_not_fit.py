@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
@@ -56,7 +57,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         lacks = any("No processor registered" in str(one.value) for one in finding.evidence)
         unknown = "no code for the model's architecture" in finding.cause and "not_imported" in facts.remarks
         lacking = remarked(facts, "not_imported", "what could not be imported") if lacks or unknown else []
-        update = {"evidence": (*finding.evidence, *compiler, *lacking)}
+        update: dict[str, Any] = {"evidence": (*finding.evidence, *compiler, *lacking)}
         if unknown:
             update["advice"] = (_NOT_IMPORTED, *finding.advice)
         yield finding.model_copy(update=update)
