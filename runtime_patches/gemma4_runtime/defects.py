@@ -18,8 +18,8 @@ def defect_of(
 ) -> Defect | None:
     """Return the first way that fits, from what leaves no doubt to what others may share; None if none does.
 
-    None, too, of a value one beside the right one that somebody has: whether it is his is not told by the number. That
-    nobody has it says nothing: most of a pool may be free.
+    None, too, of a value one beside the right one that somebody else has: whether it is his is not told by the number.
+    That nobody has it says nothing: most of a pool may be free.
 
     Args:
         value: What stands there.
@@ -37,7 +37,7 @@ def defect_of(
     if value >= end:
         return Defect.PAST_END
     if expected is not None and abs(value - expected) == 1:
-        return None if value in (*own, *foreign, twin) else Defect.OFF_BY_ONE
+        return None if value not in own and value in (*foreign, twin) else Defect.OFF_BY_ONE
     if twin is not None and value == twin:
         return Defect.OTHER_SPACE
     for values, defect in ((own, Defect.DUPLICATE), (foreign, Defect.FOREIGN), (free, Defect.STALE)):

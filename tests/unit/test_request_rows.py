@@ -132,14 +132,14 @@ def test_in_which_way_a_value_is_wrong(value, defect):
     [
         (7, {}, Defect.OFF_BY_ONE),
         (7, {"free": {7}}, Defect.OFF_BY_ONE),
-        # One beside the right one, and somebody's: the number alone does not tell which of the two it is.
-        (7, {"own": {7}}, None),
+        # One beside the right one, and somebody else's: the number alone does not tell which of the two it is.
+        (7, {"own": {7}, "foreign": {7}}, Defect.OFF_BY_ONE),
         (7, {"foreign": {7}}, None),
         (7, {"twin": 7}, None),
         (12, {"foreign": {12}}, Defect.FOREIGN),
     ],
 )
-def test_a_neighbour_that_somebody_has_is_not_called_off_by_one(value, more, told):
+def test_a_neighbour_that_somebody_else_has_is_not_called_off_by_one(value, more, told):
     assert defect_of(value, 8, 100, **more) is told
 
 

@@ -323,8 +323,10 @@ def _report_positions(
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     kinds = []
     for one in wrong:
-        foreign = set(expected[owner != one.row].tolist())
-        kinds.append(defect_of(one.value, one.expected, width, foreign=foreign))
+        foreign, own = set(expected[owner != one.row].tolist()), {one.value}
+        # A position is nobody's: most requests have the one beside it, too.
+        beside = one.expected is not None and abs(one.value - one.expected) == 1
+        kinds.append(defect_of(one.value, one.expected, width, own=own if beside else (), foreign=foreign))
     kinds = or_swapped(wrong, kinds)
     report_wrong(scheduler, wrong, POSITION, site, Structure.POSITIONS, kinds, made, slots, role=role)
 
