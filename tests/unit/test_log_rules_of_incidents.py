@@ -108,7 +108,7 @@ LEADS = {
                 last="ImportError: cannot import name 'launch' from 'sglang.utils' (/opt/sglang/utils.py)",
             )
         ],
-        ("wheels-do-not-fit", "sglang has no launch in sglang.utils"),
+        ("told-by-words", "sglang.utils has no launch, which another of SGLang's own files asks for"),
     ),
     "a list of a request that is not there": (
         [
