@@ -97,7 +97,7 @@ def test_a_server_that_must_not_take_them_has_sglangs_own_bits_and_says_why(ran)
 def test_a_decode_steps_attention_may_begin_with_what_is_ahead_of_it(toy, tmp_path, engine_forks, engine_arguments):
     """Layers with keys of their own and without, in both pools: later steps read what earlier ones have stored."""
     front = ("qk-norm-rope", "decode-attention", "attention-front")
-    sets = [(), front, ("qk-norm-rope", "attention-front")]
+    sets = [(), front, ("qk-norm-rope", "attention-front"), ("attention-front",)]
     done = engine_forks.run(
         tmp_path,
         {"GEMMA4_TRIAGE_PATCHES": ",".join(front)},
@@ -111,11 +111,12 @@ def test_a_decode_steps_attention_may_begin_with_what_is_ahead_of_it(toy, tmp_pa
         },
     )
     assert done.returncode == 0, done.log[-4000:]
-    plain, fused, without = done.outputs
-    assert fused["tokens"] == without["tokens"] == plain["tokens"]
+    plain, fused, without, alone = done.outputs
+    assert fused["tokens"] == without["tokens"] == alone["tokens"] == plain["tokens"]
     assert difference(fused, plain) <= TOLERANCE
     assert {op: set(paths) for op, paths in fused["paths"].items()} == {op: {"reference"} for op in front}
     assert set(without["paths"]["attention-front"]) == {"without decode-attention"}
+    assert set(alone["paths"]["attention-front"]) == {"without qk-norm-rope"}
 
 
 @pytest.mark.parametrize("toy", sorted(HAS))

@@ -1,12 +1,15 @@
 """`decode-attention` around the function that Triton's backend calls: what it takes, and what stays SGLang's."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
 from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_runtime.fusion.paths import FUSED, PATHS
+from gemma4_runtime.fusion.projection import Projected
 from gemma4_runtime.optimisations import decode_attention as patch
 
 # decode-attention is not ported.
@@ -129,3 +132,32 @@ def test_switched_off_it_leaves_no_trace(backend, monkeypatch):
     assert len(backend.seen) == 1
     assert not backend.ours
     assert PATHS.document() == {}
+
+
+def test_a_front_that_was_left_goes_with_its_own_queries_once(backend):
+    given = arguments()
+    setattr(backend, patch._LEFT, (given["q"].data_ptr(), "a front"))
+    backend.decode_attention_fwd(*given.values())
+    backend.decode_attention_fwd(*given.values())
+    assert [kwargs.get("front") for _, kwargs in backend.ours] == ["a front", None]
+    assert PATHS.document() == {"decode-attention": {FUSED: 2}, "attention-front": {FUSED: 1}}
+
+
+def test_a_front_of_a_forward_that_failed_is_no_other_ones(backend):
+    setattr(backend, patch._LEFT, (rows(3, 8, 256).data_ptr() + 1, "a front"))
+    call(backend)
+    assert [kwargs.get("front") for _, kwargs in backend.ours] == [None]
+    assert getattr(backend, patch._LEFT) is None
+
+
+def test_another_backend_is_left_no_front(monkeypatch):
+    """Nothing of a backend is read before it is known to be Triton's."""
+    monkeypatch.setattr(patch, "switched_on", lambda op: True)
+    monkeypatch.setattr(patch, "get_attn_backend", object)
+    monkeypatch.setattr(PATHS, "_counts", {})
+    attention = SimpleNamespace(num_heads=8, head_dim=256, is_kv_shared_layer=False, kv_shared_layer_index=None)
+    projected = Projected(torch.zeros(2, 2048), torch.zeros(2, 512), torch.zeros(2, 512))
+    batch = SimpleNamespace(forward_mode=ForwardMode.DECODE)
+    q, left = patch.leave_front(attention, projected, torch.zeros(4, 256), torch.zeros(2, dtype=torch.long), batch)
+    assert (q.shape, left) == ((2, 8, 256), False)
+    assert PATHS.document() == {"attention-front": {"attention by object": 1}}

@@ -1,7 +1,8 @@
 """A part of one request's slots per program, for all query heads of one key head.
 
-FRONT: what a layer does ahead of it is done by the programs themselves, each for its own query heads: as many times as
-there are parts, which costs less than a launch. Whoever has the last part has the new key and value too.
+FRONT: what a layer does ahead of it is done by the programs themselves, each for its own query heads, and so as many
+times as there are parts. Whoever has the last part has the new key and value too. Whether that takes less time than
+the launches that it saves is not measured.
 """
 
 # The annotations are Triton's, which reads them as the types of the compiled kernel's parameters.

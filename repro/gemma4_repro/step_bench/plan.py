@@ -23,6 +23,7 @@ LEFT_OUT = {
 OPS = tuple(patch.id for patch in LAYER_OPS)
 DEFAULTS = tuple(patch.id for patch in LAYER_OPS if patch.default)
 ADDED = {FRONT: "attention-front"}
+"""What no default is, by the arm that has it in force beside them."""
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
     SHIPPED: "captured by SGLang before anything of ours was loaded",

@@ -62,21 +62,14 @@ def leave_front(
     if not switched_on(FRONT) or not forward_batch.forward_mode.is_decode() or torch.compiler.is_compiling():
         return q, False
     backend = get_attn_backend()
-    shared = reads_others_keys(attention)
-    places = None if shared else _places(backend, attention.attn, forward_batch)
-    reason = _front_reason(attention, q, backend, forward_batch)
-    if reason is None and not shared and (places is None or len(places) != len(q)):
-        reason = "write locations that are not the step's"
-    if reason is not None:
-        PATHS.took(FRONT, reason)
+    found = _front_reason(attention, q, backend, forward_batch) or _new_keys(
+        attention, projected, backend, forward_batch
+    )
+    if isinstance(found, str):
+        PATHS.took(FRONT, found)
         return q, False
-    new = None
-    if places is not None and projected.k is not None and projected.v is not None:
-        keys, values = (
-            rows.unflatten(-1, (attention.num_kv_heads, attention.head_dim)) for rows in (projected.k, projected.v)
-        )
-        new = NewKeys(keys, values, attention.k_norm.weight, places)
-    setattr(backend, _LEFT, Front(attention.q_norm.weight, table, positions, eps_of(attention.q_norm), new))
+    front = Front(attention.q_norm.weight, table, positions, eps_of(attention.q_norm), found)
+    setattr(backend, _LEFT, (q.data_ptr(), front))
     return q, True
 
 
@@ -97,17 +90,22 @@ def _front_reason(attention: Any, q: Tensor, backend: Any, forward_batch: Any) -
     if type(pool) not in (MHATokenToKVPool, SWAKVPool):
         return f"keys and values in a {type(pool).__name__}"
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-    if on_host_engine() and not q.is_cuda:
-        return None if q.dtype is keys.dtype is values.dtype else f"queries of {q.dtype}, keys of {keys.dtype}"
-    return server_reason() or _tensors_reason(q, keys, values)
+    on_cpu = on_host_engine() and not q.is_cuda
+    return server_reason() or (_heads_reason if on_cpu else _tensors_reason)(q, keys, values)
 
 
-def _places(backend: Any, layer: Any, forward_batch: Any) -> Tensor | None:
-    """Return where the pool's own store would write this layer's new tokens, int [T]."""
-    pool: Any = getattr(backend, "token_to_kv_pool", None)
-    if type(pool) is SWAKVPool and pool.layers_mapping[layer.layer_id][1]:
-        return backend.forward_metadata.swa_out_cache_loc
-    return forward_batch.out_cache_loc
+def _new_keys(attention: Any, projected: Projected, backend: Any, forward_batch: Any) -> NewKeys | str | None:
+    """Return what the pool's own store would write, and where; why that is not known; None in a layer without keys."""
+    if reads_others_keys(attention) or projected.k is None or projected.v is None:
+        return None
+    pool, places = backend.token_to_kv_pool, forward_batch.out_cache_loc
+    if type(pool) is SWAKVPool and pool.layers_mapping[attention.attn.layer_id][1]:
+        places = backend.forward_metadata.swa_out_cache_loc
+    if places is None or len(places) != len(projected.q):
+        return "write locations that are not the step's"
+    heads = attention.num_kv_heads, attention.head_dim
+    keys, values = projected.k.unflatten(-1, heads), projected.v.unflatten(-1, heads)
+    return NewKeys(keys, values, attention.k_norm.weight, places)
 
 
 def attend(
@@ -133,9 +131,10 @@ def attend(
     use_pdl: bool = False,
 ) -> None:
     """Attend in the place of `decode_attention_fwd`: writes o [R, H, D]."""
-    front, backend.__dict__[_LEFT] = backend.__dict__.get(_LEFT), None
-    if front is not None:
-        # What could speak against it was asked before it was left.
+    left, backend.__dict__[_LEFT] = backend.__dict__.get(_LEFT), None
+    if left is not None and left[0] == q.data_ptr():
+        # What could speak against it was asked before it was left. One of other queries is of a forward that failed.
+        front = left[1]
         decode_attention(q, k_buffer, v_buffer, kv_indptr, kv_indices, sm_scale, front=front, out=o)
         PATHS.ran(OP, q)
         PATHS.ran(FRONT, q)
@@ -176,7 +175,13 @@ def _tensors_reason(q: Tensor, keys: Tensor, values: Tensor) -> str | None:
     """Say why the kernel does not take these; None if it does."""
     if not q.is_cuda or torch.version.hip is not None:
         return f"queries on {'ROCm' if q.is_cuda else q.device.type}"
-    if not q.dtype is keys.dtype is values.dtype or q.dtype not in _DTYPES:
+    if q.dtype not in _DTYPES:
+        return f"queries of {q.dtype}, keys of {keys.dtype}, values of {values.dtype}"
+    return _heads_reason(q, keys, values)
+
+
+def _heads_reason(q: Tensor, keys: Tensor, values: Tensor) -> str | None:
+    if not q.dtype is keys.dtype is values.dtype:
         return f"queries of {q.dtype}, keys of {keys.dtype}, values of {values.dtype}"
     if keys.dim() != 3 or keys.shape != values.shape or keys.shape[2] != q.shape[2] or q.shape[2] not in HEAD_DIMS:
         return f"heads of {q.shape[2]} elements, keys of {list(keys.shape)}, values of {list(values.shape)}"

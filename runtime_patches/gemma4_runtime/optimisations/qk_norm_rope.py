@@ -29,7 +29,7 @@ from gemma4_runtime.fusion.eligible import (
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.fusion.projection import Projected, project, reads_others_keys
 from gemma4_runtime.fusion.tail import wants_unprojected
-from gemma4_runtime.optimisations.decode_attention import leave_front
+from gemma4_runtime.optimisations.decode_attention import FRONT, leave_front
 
 OP = "qk-norm-rope"
 _ASKED = "_gemma4_triage_qk_norm_rope"
@@ -45,6 +45,8 @@ def around_attention_forward(
 ) -> Tensor:
     """Run around `Gemma4Attention.forward`: positions [T], hidden_states [T, H], to [T, H]."""
     if not switched_on(OP):
+        if switched_on(FRONT):
+            PATHS.took(FRONT, f"without {OP}")
         return original(attention, positions, hidden_states, forward_batch, **kwargs)
     reason = _layer_reason(attention) or rows_reason(hidden_states)
     reason = reason or _places_reason(attention, positions, hidden_states)

@@ -6,7 +6,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.where_wrong import where_wrong
+from gemma4_triage.diagnose.where_wrong import Wrong, where_wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "null-page-in-live-column"
@@ -40,6 +40,12 @@ _CAUSES: dict[Structure | None, str] = {
 }
 
 
+def _cause(wrong: Wrong, freed: bool, given: bool) -> str:
+    if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE):
+        return _TWICE
+    return _FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN)
+
+
 def find(incident: Incident) -> Finding | None:
     """Return a finding where a live column, or a write, is of page 0."""
     dump = incident.first(rule=PAGE_TABLE, verdict="null_page_live")
@@ -58,13 +64,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=structure,
         defect=Defect.EARLY if freed else wrong.defect if structure else Defect.ZERO,
-        cause=_TWICE
-        if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE)
-        else _FREED
-        if freed
-        else _GIVEN
-        if given
-        else _CAUSES.get(wrong.structure, _UNKNOWN),
+        cause=_cause(wrong, freed, given),
         confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),
