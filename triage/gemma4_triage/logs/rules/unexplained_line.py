@@ -282,7 +282,7 @@ _NATIVE = (
         "SGLang pins, for this GPU; once with --disable-cuda-graph and another backend of that part",
     ),
 )
-"""By Python frames."""
+"""What to do where a process ended in native code, by its innermost Python frames."""
 
 
 def _in_native_code(lead: Alarm) -> str:
