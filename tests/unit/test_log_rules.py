@@ -80,7 +80,7 @@ def test_every_rule_fires_somewhere_and_has_a_file_that_is_listed():
     files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
     worded = {"expert_transport", "host_limits", "lora_refused", "start_refused", "weights_missing"}
     # These share the file of a rule that is about the same thing.
-    beside = {"requests_held_back", "uneven_ranks", "kv_transfer_waits"}
+    beside = {"requests_held_back", "kv_transfer_waits"}
     assert {id.replace("-", "_") for id in ids} - worded - beside == files
     assert {name.lower() for name, rule in vars(told_by_words).items() if isinstance(rule, Rule)} == worded | {
         "rule",
