@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
@@ -283,18 +283,18 @@ def one_walk() -> Iterator[None]:
     walked: set[int] = set()
     holders: dict[int, list[tuple[ModuleType, str]]] = {}
 
-    def note(module: Any) -> None:
-        for name, value in list(vars(module).items()):
-            if callable(value):
-                holders.setdefault(id(value), []).append((module, name))
-
     def rebind(original: object, wrapped: object, source: object) -> int:
+        if id(original) not in holders:
+            walked.clear()
+            holders.clear()
+            holders.update({id(one): [] for one in (original, *_not_yet_hooked())})
         for module in list(sys.modules.values()):
             if isinstance(module, ModuleType) and id(module) not in walked:
                 walked.add(id(module))
-                note(module)
+                for name, value in _held_by(module, holders):
+                    holders[id(value)].append((module, name))
         # What holds the original by now: another target's hook may have been put in its place since the walk.
-        held = [(module, name) for module, name in holders.get(id(original), ()) if vars(module).get(name) is original]
+        held = [(module, name) for module, name in holders[id(original)] if vars(module).get(name) is original]
         elsewhere = [(module, name) for module, name in held if module is not source]
         for module, name in elsewhere:
             setattr(module, name, wrapped)
@@ -310,6 +310,23 @@ def one_walk() -> Iterator[None]:
         registry._propagate_patch = its_own
 
 
+def _not_yet_hooked() -> Iterator[object]:
+    """Yield what stands at each target whose hooks HookRegistry has not applied."""
+    for path in HookRegistry._hooks.keys() - HookRegistry._patched:
+        # One that cannot be found is HookRegistry's to report.
+        with suppress(ImportError, AttributeError, ValueError):
+            found = pkgutil.resolve_name(path)
+            yield getattr(found, "__func__", found)
+
+
+def _held_by(module: ModuleType, ids: Mapping[int, object]) -> list[tuple[str, Any]]:
+    """Return the names under which a module holds one of the objects, and the object."""
+    # Most of thousands of modules hold none, which is found without a step of Python for each of their names.
+    if ids.keys().isdisjoint(map(id, list(vars(module).values()))):
+        return []
+    return [(name, value) for name, value in list(vars(module).items()) if id(value) in ids]
+
+
 def _rebind_importers(wrappers: dict[int, tuple[Any, Any]]) -> None:
     """Walk back what HookRegistry rebinds too: every module's name that held the original, a method's as well.
 
@@ -318,7 +335,5 @@ def _rebind_importers(wrappers: dict[int, tuple[Any, Any]]) -> None:
     """
     for module in list(sys.modules.values()) if wrappers else ():
         if isinstance(module, ModuleType):
-            for name, value in list(vars(module).items()):
-                wrapped, original = wrappers.get(id(value), (None, None))
-                if wrapped is not None and value is wrapped:
-                    setattr(module, name, original)
+            for name, value in _held_by(module, wrappers):
+                setattr(module, name, wrappers[id(value)][1])

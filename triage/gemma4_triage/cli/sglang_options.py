@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from pathlib import Path
@@ -44,13 +45,17 @@ class Option:
     many: bool = False
 
 
-def sglang_options() -> dict[str, Option]:
+def sglang_options() -> Mapping[str, Option]:
     """Return the options by name; empty if SGLang's source is not found, or looks like none of the known forms."""
     # find_spec of a submodule would import SGLang.
     found = PathFinder.find_spec("sglang")
     if found is None or not found.submodule_search_locations:
         return {}
-    package = Path(next(iter(found.submodule_search_locations)))
+    return _options_of(Path(next(iter(found.submodule_search_locations))))
+
+
+@cache
+def _options_of(package: Path) -> Mapping[str, Option]:
     server = package / "srt"
     files = (server / "server_args.py", *sorted((server / "arg_groups").rglob("*.py")))
     modules: dict[Path, Module] = {}
