@@ -1,4 +1,4 @@
-"""What all tests of kernels share: the interpreter is told to do once a launch what it does at each call of a helper."""
+"""What all tests of kernels share: the interpreter does once a launch what it would do at each call of a helper."""
 
 from collections.abc import Callable, Iterator
 from types import FunctionType
