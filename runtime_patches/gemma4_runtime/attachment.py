@@ -313,8 +313,8 @@ def one_walk() -> Iterator[None]:
 def _not_yet_hooked() -> Iterator[object]:
     """Yield what stands at each target whose hooks HookRegistry has not applied."""
     for path in HookRegistry._hooks.keys() - HookRegistry._patched:
-        # One that cannot be found is HookRegistry's to report.
-        with suppress(ImportError, AttributeError, ValueError):
+        # Importing another plugin's target may raise anything. HookRegistry meets the same at its turn, and reports it.
+        with suppress(Exception):
             found = pkgutil.resolve_name(path)
             yield getattr(found, "__func__", found)
 

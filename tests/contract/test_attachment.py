@@ -12,7 +12,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_runtime import current, plugin, session
-from gemma4_runtime.attachment import Attachment
+from gemma4_runtime.attachment import Attachment, one_walk
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import (
     NotServed,
@@ -75,6 +75,21 @@ def nothing_left_behind():
     assert all(a is b for a, b in zip(names, importers(), strict=True))
     assert dict(HookRegistry._hooks) == hooks
     assert current.in_force is None
+
+
+@pytest.fixture
+def by_another_plugin():
+    """Return what registers a hook for another plugin; it is gone after the test."""
+    paths = []
+
+    def register(path, hook, how):
+        paths.append(path)
+        HookRegistry.register(path, hook, how)
+
+    yield register
+    for path in paths:
+        HookRegistry._hooks.pop(path)
+        HookRegistry._patched.discard(path)
 
 
 def test_the_entry_point_is_the_one_sglang_looks_for():
@@ -153,6 +168,44 @@ def test_whoever_holds_a_hooked_function_is_found_in_one_walk_over_all_modules(m
     }
     assert still.isdisjoint(hooked)
     assert len(kept) > len(still)
+
+
+def test_a_hooked_method_of_a_class_that_another_hook_puts_there_is_found_elsewhere_too(monkeypatch, by_another_plugin):
+    class Shipped:
+        def method(self):
+            return "shipped"
+
+    class Replacement:
+        def method(self):
+            return "replacement"
+
+    theirs, holder = ModuleType("theirs"), ModuleType("holder")
+    vars(theirs).update(Another=type("Another", (), {}), Class=Shipped)
+    vars(holder).update(method=Replacement.method)
+    monkeypatch.setitem(sys.modules, "theirs", theirs)
+    monkeypatch.setitem(sys.modules, "holder", holder)
+    # Replaced before the class, it has the modules walked while the class is still the one that shipped.
+    by_another_plugin("theirs.Another", type("Other", (), {}), HookType.REPLACE)
+    by_another_plugin("theirs.Class", Replacement, HookType.REPLACE)
+    by_another_plugin("theirs.Class.method", lambda result, *_: f"{result}, hooked", HookType.AFTER)
+    with one_walk():
+        HookRegistry.apply_hooks()
+    assert vars(holder)["method"](None) == "replacement, hooked"
+
+
+def test_a_target_whose_module_raises_takes_no_other_hook_along(monkeypatch, tmp_path, by_another_plugin):
+    (tmp_path / "raises_at_import.py").write_text("raise OSError('no such library')")
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs, holder = ModuleType("theirs"), ModuleType("holder")
+    vars(theirs).update(function=lambda: "shipped")
+    vars(holder).update(vars(theirs))
+    monkeypatch.setitem(sys.modules, "theirs", theirs)
+    monkeypatch.setitem(sys.modules, "holder", holder)
+    by_another_plugin("raises_at_import.function", lambda result, *_: result, HookType.AFTER)
+    by_another_plugin("theirs.function", lambda result, *_: f"{result}, hooked", HookType.AFTER)
+    with one_walk():
+        HookRegistry.apply_hooks()
+    assert vars(holder)["function"]() == "shipped, hooked"
 
 
 def test_stopping_before_sglang_applied_the_hooks_writes_nothing(monkeypatch, tmp_path):

@@ -1,20 +1,25 @@
-"""What all tests of kernels share: the interpreter does once a launch what it would do at each call of a helper."""
+"""What all tests of kernels share: Triton's interpreter prepares its language once a launch."""
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
 
 import pytest
-import triton.language as tl
-from triton.runtime import interpreter
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_patch_a_launch() -> Iterator[None]:
-    """Keep the interpreter from replacing Triton's functions, which a launch has done, at each call of a jitted helper.
+def _prepared_once_a_launch() -> Iterator[None]:
+    """Have Triton's interpreter replace the functions of its language once a launch, which takes much of a test's time.
 
-    That is half of what a kernel of many helpers takes.
+    By itself it does so again at each call of a jitted helper within the launch.
     """
+    if find_spec("triton") is None:
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
     its_own: Callable[[FunctionType], Any] = interpreter._patch_lang
     replaced: set[int] = set()
     launched: list[Any] = []
