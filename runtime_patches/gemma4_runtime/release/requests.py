@@ -9,7 +9,10 @@ from gemma4_runtime.releases import at_least, read_as
 
 _IN_A_RECORD = at_least(read_as(), "0.5.23")
 COMMITS_WHAT_IS_ACCEPTED = _IN_A_RECORD
-"""With drafts, a request commits what is accepted as results are looked at, and nothing of it before."""
+"""With drafts and overlap, a request commits what is accepted as results are looked at, and nothing of it before.
+
+0.5.13.post1 commits one token as the verification is prepared, and the others as its result is looked at.
+"""
 
 
 def held(request: Any) -> Any:

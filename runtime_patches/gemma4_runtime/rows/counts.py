@@ -120,7 +120,11 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
         return
     else:
         tokens = [prefilled_until(request) for request in batch.reqs]
-    committed = [held(request).kv_committed_len + more.lag for request, more in zip(batch.reqs, ahead, strict=True)]
+    # Between the preparation of a verification and its result.
+    claimed = int(of_drafts and overlap and not COMMITS_WHAT_IS_ACCEPTED)
+    committed = [
+        held(request).kv_committed_len + more.lag - claimed for request, more in zip(batch.reqs, ahead, strict=True)
+    ]
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     rows = [held(request).req_pool_idx for request in batch.reqs]
     accounts = [
