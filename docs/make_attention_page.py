@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gemma4_kernels.decode_attention.spec import CLUSTER_PARTS
 from gemma4_triage.cli.option_names import todays_line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,6 +19,7 @@ STEPS = [
     BENCH / "step_attention_h200_2026-11-23_e4b_8192.json",
     BENCH / "step_attention_h200_2026-11-25_e4b_32000.json",
 ]
+FRONTS = [BENCH / f"step_front_h200_2026-11-27_{name}.json" for name in ("e4b", "e2b", "26b")]
 SERVING = BENCH / "serving_decode_e4b_h200_2026-11-23.json"
 
 HEAD = """# Attention of a decode step
@@ -55,6 +57,24 @@ STEP_HEAD = """
 
 | model, batch, context | as shipped, ms | SGLang's, ms | ours, ms | SGLang's / ours | as shipped / ours |
 |---|---|---|---|---|---|
+"""
+
+FRONT_HEAD = """
+## With what is ahead of it in the same launch
+
+```
+{commands}
+```
+
+`attention-front`, a default, takes sliding layers of few requests
+([clustered.cu](../kernels/gemma4_kernels/decode_attention/clustered.cu)): {most} blocks, or {least} where that many do
+not run at a time, are a cluster that shares a request's keys and adds up in each other's memory. Their first keys and
+values are under way while the kernel ahead still runs; then queries and the new key are normed and turned, and the new
+key and value stored, with no launches of their own. *apart* is the step without it (arm `all-apart`), *ours* with it
+(arm `all`); {context} tokens of context. Logits were compared before anything was timed.
+
+| model, batch | as shipped, ms | apart, ms | ours, ms | apart / ours | as shipped / ours | kernels |
+|---|---|---|---|---|---|---|
 """
 
 SERVING_HEAD = """
@@ -102,6 +122,19 @@ def step_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"| {model}, {batch}, {context} | {shipped:.2f} | {theirs:.2f} | {ours:.2f} | {ratios} |"
 
 
+def front_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line per batch of a step with and without `attention-front`."""
+    rows = {(row["batch"], row["arm"]): row for row in document["rows"]}
+    (model,) = document["models"]
+    for batch in sorted({batch for batch, _ in rows}):
+        shipped, apart, ours = (rows[batch, arm]["step_us"]["median"] / 1000 for arm in ("shipped", "all-apart", "all"))
+        kernels = rows[batch, "all"]["kernels"]
+        yield (
+            f"| {model}, {batch} | {shipped:.2f} | {apart:.2f} | {ours:.2f} | x{apart / ours:.3f} | "
+            f"x{shipped / ours:.3f} | {kernels} |"
+        )
+
+
 def serving_lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield a line per shape."""
     arms = tuple(document["arms"])
@@ -112,7 +145,9 @@ def serving_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"| {shape} | {times} | {same} of {rows[shape, arms[0]]['same_tokens'][1]} |"
 
 
-def markdown(document: dict[str, Any], steps: list[dict[str, Any]], serving: dict[str, Any]) -> str:
+def markdown(
+    document: dict[str, Any], steps: list[dict[str, Any]], fronts: list[dict[str, Any]], serving: dict[str, Any]
+) -> str:
     """Return the page."""
     found = list(cells(document["rows"]))
     text = HEAD.format(
@@ -131,15 +166,19 @@ def markdown(document: dict[str, Any], steps: list[dict[str, Any]], serving: dic
         text += f"| {row['layer']} | {row['requests']} | {row['slots']} | {times} |\n"
     text += STEP_HEAD.format(commands="\n".join(broken(step["command"]) for step in steps))
     text += "".join(f"{line}\n" for step in steps for line in step_lines(step))
+    most, least = CLUSTER_PARTS
+    commands, context = "\n".join(broken(one["command"]) for one in fronts), fronts[0]["method"]["context_tokens"]
+    text += FRONT_HEAD.format(commands=commands, most=most, least=least, context=context)
+    text += "".join(f"{line}\n" for front in fronts for line in front_lines(front))
     text += SERVING_HEAD.format(command=broken(serving["command"]), rounds=serving["method"]["rounds"])
     text += "".join(f"{line}\n" for line in serving_lines(serving))
     return text + END
 
 
-def read_documents() -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """Return the kernel's rows, the steps and the server's load."""
-    steps = [json.loads(path.read_text()) for path in STEPS]
-    return json.loads(ROWS.read_text()), steps, json.loads(SERVING.read_text())
+def read_documents() -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """Return the kernel's rows, the steps, those with and without a front, and the server's load."""
+    steps, fronts = ([json.loads(path.read_text()) for path in paths] for paths in (STEPS, FRONTS))
+    return json.loads(ROWS.read_text()), steps, fronts, json.loads(SERVING.read_text())
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-STREAMING = Path(__file__).with_name("streaming.cuh")
-"""What the sources have in common; it stands ahead of each."""
+_HEADERS = tuple(Path(__file__).with_name(name) for name in ("numbers.cuh", "streaming.cuh"))
+"""What the sources have in common, and include."""
 _LAUNCH_EARLY, _ALL_AT_ONCE = 6, 2
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION and CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""
 _MOST_SHARED = 8
@@ -52,7 +52,9 @@ def compiled(source: Path, defined: Mapping[str, int], architecture: str) -> byt
             raise RuntimeError(f"the compiler library answered {answer[0]!r}")
         return answer[1] if len(answer) > 1 else None
 
-    program = checked(nvrtc.nvrtcCreateProgram(_text(source), source.name.encode(), 0, [], []))
+    texts, names = [path.read_bytes() for path in _HEADERS], [path.name.encode() for path in _HEADERS]
+    made = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), len(_HEADERS), texts, names)
+    program = checked(made)
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
     options += [f"-D{name}={value}".encode() for name, value in defined.items()]
     try:
@@ -73,7 +75,8 @@ def machine_code(source: Path, defined: Mapping[str, int], architecture: str) ->
     from triton.runtime.cache import get_cache_manager
 
     version = importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
-    text = repr((_text(source), dict(defined), architecture, version))
+    read = [path.read_bytes() for path in (*_HEADERS, source)]
+    text = repr((read, dict(defined), architecture, version))
     cache, name = get_cache_manager(hashlib.sha256(text.encode()).hexdigest()), source.stem + ".cubin"
     path = cache.get_file(name)
     if path is not None:
@@ -81,11 +84,6 @@ def machine_code(source: Path, defined: Mapping[str, int], architecture: str) ->
     code = compiled(source, defined, architecture)
     cache.put(code, name)
     return code
-
-
-def _text(source: Path) -> bytes:
-    parts = (STREAMING, source)
-    return b"".join(b'#line 1 "%b"\n%b\n' % (part.name.encode(), part.read_bytes()) for part in parts)
 
 
 @functools.cache

@@ -1,21 +1,17 @@
 // What kernels share that stream weights through a ring of stages in shared memory: one warp fills it by bulk copies,
-// the others multiply from it. cuda_source.py puts this ahead of their source, with what they say is defined:
+// the others multiply from it. What is defined ahead of it:
 //   STAGE_DEPTH   columns of the weight in a stage, a multiple of 32
 //   STAGES        stages of the ring
 //   IN_FLIGHT     stages whose copies may be under way at a time. More of them only queue up, and whatever the other
 //                 warps read has to wait behind them
 //   WARPS         warps that multiply
 
-using u16 = unsigned short;
-using u32 = unsigned int;
-using u64 = unsigned long long;
+#include "numbers.cuh"
 
 constexpr int TILE = 8;                  // rows of the weight in a stage
 constexpr int PITCH = STAGE_DEPTH * 2 + 64;  // bytes; the 64 keep two rows off each other's banks
 constexpr int BLOCKS = (STAGE_DEPTH + 32 * WARPS - 1) / (32 * WARPS);  // of 32 columns, for each warp of a stage
 constexpr int THREADS = 32 * WARPS;      // that multiply
-
-__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
 __device__ __forceinline__ void barrier_begin(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
@@ -55,14 +51,6 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], uint4 a, u32 b0, u32
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-
-__device__ __forceinline__ u16 narrowed(float v) {
-  u16 made;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made) : "f"(v));
-  return made;
-}
-
-__device__ __forceinline__ float widened(u16 v) { return __uint_as_float((u32)v << 16); }
 
 // 1 + tanh(u) = 2 sigmoid(2 u), without the cancellation.
 __device__ __forceinline__ float gelu_tanh(float v) {

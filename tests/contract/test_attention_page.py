@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PATCHES = (ROOT / "docs" / "patches.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +26,20 @@ def test_the_page_is_the_rows(page):
 
 
 def test_the_rows_are_whole_and_ours_is_never_slower(page):
-    rows, steps, serving = page.read_documents()
+    rows, steps, fronts, serving = page.read_documents()
     assert all(row["error"] < 1e-2 for row in rows["rows"])
     assert all(ours < theirs for _, theirs, ours in page.cells(rows["rows"]))
-    for document in [*steps, serving]:
+    for document in [*steps, *fronts, serving]:
         assert (document["wrong"], document["lost"] or None, document["partial"]) == ([], None, "")
         assert {target["status"] for target in document["targets"]} == {"met"}
     for document in steps:
         us = {(row["batch"], row["arm"]): row["step_us"]["median"] for row in document["rows"]}
         assert all(us[batch, "all"] < us[batch, "all-sglang-attention"] for batch, _ in us)
+    for document in fronts:
+        us = {(row["batch"], row["arm"]): row["step_us"]["median"] for row in document["rows"]}
+        assert all(us[batch, "all"] < us[batch, "all-apart"] for batch, _ in us)
+        (model,) = document["models"]
+        said = [batch for batch in (1, 4, 8) if (batch, "all") in us and model != "26b"]
+        assert all(f"x{us[batch, 'all-apart'] / us[batch, 'all']:.3f}" in PATCHES for batch in said)
     tpot = {(row["shape"], row["arm"]): row["tpot_ms"]["median"] for row in serving["rows"]}
     assert all(tpot[shape, "attention"] < tpot[shape, "products"] for shape, _ in tpot)

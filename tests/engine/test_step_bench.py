@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemma4_repro.step_bench.plan import ALL, ATTENTION, FRONT, SEVERAL
+from gemma4_repro.step_bench.plan import ALL, APART, ATTENTION, SEVERAL
 from toy_arguments import ENGINE
 
 # No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
@@ -61,7 +61,7 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     assert dull < 1e-6 < 0.3 < drawn < 5
     # Before the plugin's optimisations are attached, and after, with none in force.
     assert found["shipped"]["bit_equal"]
-    several = ["all-cublas", "all-unstreamed", "all-separate", "all-sglang-attention", "all", "all-front"]
+    several = ["all-cublas", "all-unstreamed", "all-separate", "all-sglang-attention", "all-apart", "all"]
     assert list(found["arms"]) == ["none", *several, *calls]
     assert found["arms"]["none"]["bit_equal"]
     assert all(answer["right"] for answer in found["arms"].values()), found["arms"]
@@ -69,7 +69,7 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     for arm, fused in found["fused"].items():
         # A layer's end and the norm after it take the place of its end alone.
         everything = calls | ({"rmsnorm-residual-scalar": 0} if arm in SEVERAL else {})
-        if "layer-tail" in calls and arm in (ATTENTION, ALL, FRONT):
+        if "layer-tail" in calls and arm in (ATTENTION, APART, ALL):
             everything |= IN_THE_TAIL | {"layer-tail": LAYERS}
         wanted = everything if arm in SEVERAL else {op: count for op, count in calls.items() if op == arm}
         assert {op: count for op, count in fused.items() if count} == {op: c for op, c in wanted.items() if c}

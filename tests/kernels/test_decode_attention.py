@@ -4,8 +4,9 @@ import pytest
 import torch
 from kernel_paths import DEVICE, PATHS, cases_here, needs_kernel
 
-from gemma4_kernels.decode_attention import spec
-from gemma4_kernels.decode_attention.launch import Front, NewKeys, Plan, decode_attention
+from gemma4_kernels.cuda_source import compiled
+from gemma4_kernels.decode_attention import clustered, spec
+from gemma4_kernels.decode_attention.launch import Front, NewKeys, Plan, cluster_parts, decode_attention
 
 # Triton's interpreter cuts bf16 off instead of rounding it.
 DTYPES = (torch.float32, torch.float16) + ((torch.bfloat16,) if DEVICE == "cuda" else ())
@@ -237,37 +238,20 @@ def assert_attention_near(out, q, keys, values, step):
 @pytest.mark.parametrize("lengths", [(1,), (37,), (129, 64, 0, 200, 1), (33, 65)], ids=str)
 @FRONTS
 @by_dtype
-@by_path
-def test_a_front_norms_turns_and_stores_first(path, dtype, own, lengths):
+def test_a_front_norms_turns_and_stores_first(dtype, own, lengths):
     step = Step(lengths, 2, 4, 32, dtype, own)
-    assert_step(step, step.run(path=path))
+    assert_step(step, step.run(path="torch"))
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 16), (2, 1, 64), (1, 16, 16)], ids=str)
 @FRONTS
-@by_path
-def test_a_front_of_other_heads(path, own, sizes):
+def test_a_front_of_other_heads(own, sizes):
     step = Step((70, 3), *sizes, torch.float32, own)
-    assert_step(step, step.run(path=path))
+    assert_step(step, step.run(path="torch"))
 
 
-@needs_kernel
-@by_plan
-@FRONTS
-def test_a_front_however_the_slots_are_shared_has_the_same_bits_each_time(plan, own):
-    step = Step((100, 1, 33, 32), 2, 4, 32, torch.float32, own)
-    first = step.run(plan=plan, path="kernel")
-    assert_step(step, first)
-    for _ in range(2 if DEVICE == "cpu" else 100):
-        again = step.run(plan=plan, path="kernel")
-        assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(again, first, strict=True))
-
-
-@needs_kernel
-@by_path
-def test_a_front_writes_its_places_and_nothing_else(path):
-    step = Step((37, 0, 50), 2, 2, 16, torch.float32)
-    _, keys, values = step.run(path=path)
+def assert_nothing_else_is_written(step, **how):
+    _, keys, values = step.run(**how)
     places = step.front.new.places
     untouched = torch.ones(len(keys), dtype=torch.bool, device=DEVICE)
     untouched[places] = False
@@ -277,17 +261,42 @@ def test_a_front_writes_its_places_and_nothing_else(path):
     assert values[places].isfinite().all()
 
 
-@needs_kernel
-@by_path
-def test_a_front_with_hard_numbers(path):
+def test_a_front_writes_its_places_and_nothing_else():
+    assert_nothing_else_is_written(Step((37, 0, 50), 2, 2, 16, torch.float32), path="torch")
+
+
+def made_hard(step):
     """Rows of zeros, of one large element, and of numbers whose squares are no fp32 denormal's."""
-    step = Step((40, 41, 42), 1, 4, 16, torch.float32)
     step.q[0] = 0
     step.q[1] = 1e-18
     step.q[2, :, 3] = 1e15
     step.front.new.keys[0] = 0
     step.front.new.values[1] = 0
-    assert_step(step, step.run(path=path))
+    return step
+
+
+def test_a_front_with_hard_numbers():
+    step = made_hard(Step((40, 41, 42), 1, 4, 16, torch.float32))
+    assert_step(step, step.run(path="torch"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "heads", "group", "own", "architecture"),
+    [(8, 4, 4, 1, "sm_90a"), (4, 4, 8, 0, "sm_100a"), (8, 2, 2, 0, "sm_90a"), (4, 1, 1, 1, "sm_100a")],
+)
+def test_the_kernel_of_a_front_compiles_for_hopper_and_blackwell(parts, heads, group, own, architecture):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    lists = {f"LONG_{name}": own for name in ("STARTS", "SLOTS", "POSITIONS", "PLACES")}
+    sizes = {"PARTS": parts, "HEADS": heads, "GROUP": group, "OWN_KEYS": own, "TABLE_FP32": own, "EARLY": own}
+    assert clustered.KERNEL.encode() in compiled(clustered.SOURCE, sizes | lists, architecture)
+
+
+@pytest.mark.parametrize(
+    ("requests", "heads", "kv_heads", "parts"),
+    [(1, 8, 2, 8), (6, 8, 2, 8), (7, 8, 2, 4), (12, 8, 2, 4), (13, 8, 2, None), (6, 8, 1, 8), (3, 16, 8, 4)],
+)
+def test_a_request_has_as_many_blocks_as_run_at_a_time(requests, heads, kv_heads, parts):
+    assert cluster_parts(requests, heads, kv_heads, multiprocessors=132) == parts
 
 
 def front_with(step, **changed):

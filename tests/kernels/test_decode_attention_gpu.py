@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_decode_attention import FRONTS, Step, assert_step, draw, lists
+from test_decode_attention import FRONTS, Step, assert_nothing_else_is_written, assert_step, draw, lists, made_hard
 
 from gemma4_kernels.decode_attention.launch import Plan, decode_attention
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
@@ -61,7 +61,73 @@ def test_a_graph_follows_lengths_that_change():
         assert captured.isfinite().all()
 
 
-@pytest.mark.parametrize("sizes", [(2, 4, 256), (2, 4, 512), (1, 8, 512), (8, 2, 256)], ids=str)
+LENGTHS = ((1,), (37,), (512,) * 8, (129, 64, 0, 200, 1, 63, 65), (512, 513, 1024, 520, 8, 9))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 8), (8, 2), (3, 1), (1, 16)], ids=str)
+@FRONTS
+def test_a_front_norms_turns_and_stores_first_with_the_same_bits_each_time(own, sizes, lengths):
+    # As many requests as run at a time.
+    lengths = lengths[: {(8, 2): 3, (1, 16): 6}.get(sizes)]
+    step = Step(lengths, *sizes, 256, torch.bfloat16, own)
+    first = step.run()
+    assert_step(step, first)
+    for _ in range(20):
+        again = step.run()
+        assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(again, first, strict=True))
+
+
+def test_a_front_writes_its_places_and_nothing_else():
+    assert_nothing_else_is_written(Step((37, 0, 50), 2, 4, 256, torch.bfloat16))
+
+
+def test_a_front_with_hard_numbers():
+    step = made_hard(Step((40, 41, 42), 1, 4, 256, torch.bfloat16))
+    assert_step(step, step.run())
+
+
+def test_a_front_behind_a_kernel_that_it_may_overtake():
+    """Norm, attention with its store, norm: queries and new keys are what the kernel ahead writes."""
+    step = Step((300, 1, 512), 2, 4, 256, torch.bfloat16)
+    new, width = step.front.new, 12 * 256
+    ones = torch.ones(width, device="cuda", dtype=torch.bfloat16)
+    first = draw(3, width, dtype=torch.bfloat16, seed=98)
+
+    def chain(early):
+        hidden, keys, values, found = first, step.keys.clone(), step.values.clone(), []
+        for _ in range(LAYERS):
+            rows = rmsnorm_add(hidden, ones, first)
+            q, k, v = (part.unflatten(1, (-1, 256)) for part in rows.split([2048, 512, 512], 1))
+            front = step.front._replace(new=new._replace(keys=k, values=v))
+            out = decode_attention(q, keys, values, step.starts, step.slots, 0.05, front=front, early=early)
+            hidden = torch.nn.functional.pad(out.flatten(1), (0, 1024))
+            found.append(out)
+            if not early:
+                torch.cuda.synchronize()
+        return torch.stack(found)
+
+    expected = chain(False)
+    assert expected.isfinite().all()
+    for _ in range(20):
+        assert torch.equal(chain(True), expected)
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (((5, 6), 2, 4, 128, torch.bfloat16), "heads of 128 elements"),
+        (((5, 6), 2, 4, 256, torch.float16), "queries of torch.float16"),
+        (((5,) * 13, 2, 4, 256, torch.bfloat16), "more requests than run at a time"),
+    ],
+    ids=["heads", "dtype", "requests"],
+)
+def test_a_front_that_its_kernel_does_not_take_is_refused(step, words):
+    with pytest.raises(ValueError, match=words):
+        Step(*step).run()
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 256), (1, 8, 256)], ids=str)
 @FRONTS
 def test_a_front_of_the_models_heads_captured_and_again(own, sizes):
     """Each replay stores the same rows, so its answer has the bits of the first."""

@@ -75,16 +75,15 @@ KERNELS = [
     ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": False, "GATE": "halves"}),
     ("small_m_linear", PRODUCT | {"BLOCK_M": 1, "SPLIT": True, "GATE": "halves"}),
     ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True, "GATE": "factor"}),
-    ("decode_attention", ATTENTION | {"HEAD_DIM": 256, "FRONT": 0}),
-    ("decode_attention", ATTENTION | {"HEAD_DIM": 512, "FRONT": 1}),
-    ("decode_attention", ATTENTION | {"HEAD_DIM": 512, "FRONT": 2}),
+    ("decode_attention", ATTENTION | {"HEAD_DIM": 256}),
+    ("decode_attention", ATTENTION | {"HEAD_DIM": 512}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
 ]
 TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
          "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32", "positions": "*i64",
          "cos_sin_cache": "*fp32", "partial": "*fp32", "counters": "*i32", "columns": "i32", "depth": "i32",
          "splits": "i32", "kv_heads": "i32", "scaling": "fp32", "extremes": "*fp32", "starts": "*i32",
-         "slots": "*i64", "places": "*i64"}
+         "slots": "*i64"}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]
@@ -117,7 +116,7 @@ for op, constants in KERNELS:
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 36
+    assert len(lines) == 34
     for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
         # Weights and lists only, of which gelu_tanh_mul has none.

@@ -28,11 +28,16 @@ def matrices(*shape, seed=0):
 
 
 @pytest.mark.parametrize(
-    "plan", [Plan(1, 4, 512, 1, 3, 4, True), Plan(8, 16, 128, 8, 4, 2, True), *STREAMED[:3]], ids=str
+    ("plan", "rows"),
+    [
+        (Plan(1, 4, 512, 1, 3, 4, True), 1),
+        (Plan(8, 16, 128, 8, 4, 2, True), 8),
+        *((plan, rows) for plan in STREAMED[:3] for rows in (8, 12, 16)),
+    ],
+    ids=str,
 )
-def test_a_chain_of_early_launches_has_the_bits_of_one_that_waits(plan):
+def test_a_chain_of_early_launches_has_the_bits_of_one_that_waits(plan, rows):
     """Norm, product, norm, product: each reads what the one ahead writes, and shares its memory with the next."""
-    rows = 8 if isinstance(plan, StreamedPlan) else plan.block_m
     weights = [matrices(1024, 1024, seed=seed) for seed in range(LAYERS)]
     ones, x = torch.ones(1024, device="cuda", dtype=torch.bfloat16), matrices(rows, 1024, seed=99)
 
@@ -58,10 +63,11 @@ def test_a_chain_of_early_launches_has_the_bits_of_one_that_waits(plan):
         assert torch.equal(captured, expected)
 
 
+@pytest.mark.parametrize("rows", [8, 12, 16])
 @pytest.mark.parametrize("plan", STREAMED[:3], ids=str)
-def test_a_product_that_a_norm_lets_in_first_has_the_bits_of_one_that_waits(plan):
+def test_a_product_that_a_norm_lets_in_first_has_the_bits_of_one_that_waits(plan, rows):
     weights = [matrices(1024, 1024, seed=seed) for seed in range(LAYERS)]
-    ones, x = torch.ones(1024, device="cuda", dtype=torch.bfloat16), matrices(8, 1024, seed=99)
+    ones, x = torch.ones(1024, device="cuda", dtype=torch.bfloat16), matrices(rows, 1024, seed=99)
 
     def chain():
         hidden = x

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,6 +55,23 @@ def test_it_compiles_for_hopper_without_a_gpu(rows, depth, gate):
     code = compiled(streamed.SOURCE, built(rows, 2560, depth, StreamedPlan(1280, 4, 2, 10, 1), gate).defined, "sm_90a")
     assert code[:4] == b"\x7fELF"
     assert b"streamed_product_kernel" in code
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "plan"),
+    [(16, 6144, 2560, StreamedPlan(1280, 9, 3, 10, 1)), (12, 5120, 1536, StreamedPlan(768, 15, 5, 10, 1))],
+    ids=["e4b", "e2b"],
+)
+def test_no_input_is_read_before_the_kernel_ahead_has_ended(rows, columns, depth, plan, tmp_path):
+    """The compiler once moved a load ahead of the wait, and a product was now and then that of what had been there."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    disassembler = Path(pytest.importorskip("triton").__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    code = tmp_path / "code"
+    code.write_bytes(compiled(streamed.SOURCE, built(rows, columns, depth, plan).defined, "sm_90a"))
+    text = subprocess.run([disassembler, "-c", code], capture_output=True, text=True, check=True).stdout
+    wait, loads = text.index("ACQBULK"), [found.start() for found in re.finditer(r"\bLDG\.", text)]
+    assert loads
+    assert wait < min(loads)
 
 
 def test_a_source_that_is_refused_says_so():

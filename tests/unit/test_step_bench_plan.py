@@ -57,13 +57,12 @@ def test_a_model_has_the_arms_of_its_ops():
     assert "q-only-projection" in plan(layers=12).arms_of("e4b")
     assert "q-only-projection" not in plan(layers=6).ops_of("all", "e4b")  # none of whose keys are shared
     assert plan(arms=("all",)).arms_of("26b") == (NONE, "all")
-    # What is no default is in force where it is named.
-    assert plan().ops_of("all", "26b") == ops["26b"][:-1]
-    assert plan().ops_of("all-front", "26b") == ops["26b"]
-    assert plan().ops_of("all-cublas", "26b") == tuple(op for op in ops["26b"][:-1] if op != "small-m-linear")
+    assert plan().ops_of("all", "26b") == ops["26b"]
+    assert plan().ops_of("all-apart", "26b") == ops["26b"][:-1]
+    assert plan().ops_of("all-cublas", "26b") == tuple(op for op in ops["26b"] if op != "small-m-linear")
     assert "streamed-products" not in plan().ops_of("all-unstreamed", "26b")
     assert set(plan().ops_of("all", "e4b")) - set(plan().ops_of("all-separate", "e4b")) == {"layer-tail"}
-    assert plan().ops_of("all-sglang-attention", "26b") == ops["26b"][:-2]
+    assert plan().ops_of("all-sglang-attention", "26b") == (*ops["26b"][:-2], front)
     assert plan().ops_of("shipped", "26b") == plan().ops_of(NONE, "26b") == ()
     assert plan().ops_of("routing", "26b") == ("routing",)
 

@@ -7,14 +7,22 @@ from typing import NamedTuple
 
 import torch
 
+from gemma4_kernels.cuda_source import unavailable
 from gemma4_kernels.decode_attention import reference
 from gemma4_kernels.decode_attention.reference import Front, NewKeys
-from gemma4_kernels.decode_attention.spec import GROUPS, HEAD_DIMS, MAX_PARTS
+from gemma4_kernels.decode_attention.spec import (
+    CLUSTER_DIM,
+    CLUSTER_HEADS,
+    CLUSTER_PARTS,
+    GROUPS,
+    HEAD_DIMS,
+    MAX_PARTS,
+)
 from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 from gemma4_kernels.tickets import MOST, tickets
 
-__all__ = ["Front", "NewKeys", "Plan", "decode_attention", "plan_for"]
+__all__ = ["Front", "NewKeys", "Plan", "cluster_parts", "decode_attention", "front_reason", "plan_for"]
 
 _LIST_DTYPES = (torch.int32, torch.int64)
 _KNOWN = KnownLaunches()
@@ -64,7 +72,7 @@ def decode_attention(
         front: What is to be done ahead of it in the same launch, see there: q is normed and turned, and so are new keys
             and values, which are written into the pools. None: q is as it is read, and the pools hold all slots.
         out: [R, H, D] in q's dtype, new if None. It must not overlap what is read.
-        plan: How the slots are shared. None: `plan_for`.
+        plan: How the slots are shared. None: `plan_for`. With a front it is not asked: clustered.cu has its own.
         path: The kernel or torch; see `takes_kernel`.
         early: Whether it may start before the kernel ahead has ended, on a device that can. Then starts and slots must
             not be what that kernel writes.
@@ -77,14 +85,13 @@ def decode_attention(
             the path.
     """
     key = None
-    if path == "auto":
+    if path == "auto" and front is None:
         # Any number of slots will do, and it is another in each step.
         listed = slots.stride(), slots.dtype, slots.device
-        ahead = None if front is None else (*facts(*_ahead(q, front)), front.new is None, front.eps, type(front.eps))
-        key = (*facts(q, keys, values, starts), listed, out is None or facts(out), float(scale), plan, early, ahead)
+        key = (*facts(q, keys, values, starts), listed, out is None or facts(out), float(scale), plan, early)
         if (known := _KNOWN.get(key)) is not None:
             made = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-            if known.again(_pointers(q, keys, values, made, starts, slots, plan, front)):
+            if known.again(_pointers(q, keys, values, made, starts, slots, plan)):
                 return made
     _refuse(q, keys, values, starts, slots)
     if front is not None:
@@ -101,33 +108,33 @@ def decode_attention(
     if not takes_kernel(q, path):
         ready = q if front is None else reference.in_front(q, keys, values, front)
         return out.copy_(reference.decode_attention(ready, keys, values, starts, slots, scale))
+    if front is not None:
+        if reason := front_reason(q, keys, values, front) or _apart(out):
+            raise ValueError(f"the kernel that has a front cannot run: {reason}")
+        # Here: the torch path needs no driver.
+        from gemma4_kernels.decode_attention import clustered
+
+        parts = cluster_parts(requests, heads, kv_heads, _multiprocessors(q.device))
+        assert parts is not None
+        with torch.cuda.device(q.device):
+            clustered.launch(q, keys, values, starts, slots, scale, front, out, parts, early)
+        return out
     places = requests * kv_heads
     plan = plan or plan_for(requests, kv_heads, q.device)
     if not 1 <= plan.splits <= MAX_PARTS:
         raise ValueError(f"the plan has {plan.splits} parts, expected 1..{MAX_PARTS}")
     if places > MOST:
         raise ValueError(f"{requests} requests of {kv_heads} key heads, at most {MOST} of both are possible")
-    new = None if front is None else front.new
     launch = _launcher().launch(
         places * plan.splits,
-        _pointers(q, keys, values, out, starts, slots, plan, front),
+        _pointers(q, keys, values, out, starts, slots, plan),
         (
             *(stride for tensor in (q, keys, values) for stride in tensor.stride()[:2]),
             out.stride(0),
             out.stride(1),
-            *((0, 0) if new is None else (new.keys.stride(0), new.values.stride(0))),
         ),
-        (float(scale), 0.0 if front is None else float(front.eps), kv_heads, plan.splits),
-        (
-            heads // kv_heads,
-            16,
-            head_dim,
-            plan.block,
-            plan.stages,
-            plan.least,
-            MAX_PARTS,
-            0 if front is None else 1 if new is None else 2,
-        ),
+        (float(scale), kv_heads, plan.splits),
+        (heads // kv_heads, 16, head_dim, plan.block, plan.stages, plan.least, MAX_PARTS),
         num_warps=plan.num_warps,
         fuse=True,
         early=early,
@@ -145,7 +152,6 @@ def _pointers(
     starts: torch.Tensor,
     slots: torch.Tensor,
     plan: Plan | None,
-    front: Front | None,
 ) -> tuple[torch.Tensor, ...]:
     """Return the kernel's tensors, with room for what its programs hand to the last of them."""
     requests, heads, head_dim = q.shape
@@ -153,21 +159,49 @@ def _pointers(
     parts = requests * heads * plan.splits if plan.splits > 1 else 0
     partial = torch.empty(parts * head_dim, dtype=torch.float32, device=q.device)
     extremes = torch.empty(parts * 2, dtype=torch.float32, device=q.device)
-    ahead = (q,) * 7 if front is None else _ahead(q, front)
-    return q, keys, values, out, starts, slots, partial, extremes, tickets(q.device), *ahead
-
-
-def _ahead(q: torch.Tensor, front: Front) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of a front; in the place of what it has not, any."""
-    new = front.new
-    last = (front.q_weight, q, q, front.positions) if new is None else (new.weight, new.keys, new.values, new.places)
-    return front.q_weight, last[0], front.positions, front.cos_sin_cache, *last[1:]
+    return q, keys, values, out, starts, slots, partial, extremes, tickets(q.device)
 
 
 def plan_for(requests: int, kv_heads: int, device: torch.device) -> Plan:
     """Return a plan by which all multiprocessors have a part to read where the slots are many."""
     splits = max(1, min(MAX_PARTS, _multiprocessors(device) // (requests * kv_heads)))
     return Plan(splits)
+
+
+def cluster_parts(requests: int, heads: int, kv_heads: int, multiprocessors: int) -> int | None:
+    """Return how many blocks share a request's slots where a front goes ahead, or None where too few run at a time.
+
+    A cluster's blocks share one group of a GPU's multiprocessors, of which a few are always left over. With fewer
+    blocks than these for each request, the launches one by one were as fast.
+    """
+    clusters = requests * heads // min(heads // kv_heads, CLUSTER_HEADS)
+    return next((parts for parts in CLUSTER_PARTS if clusters * parts <= multiprocessors * 3 // 4), None)
+
+
+def front_reason(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, front: Front) -> str | None:
+    """Say what the kernel of a front does not take of these, which `decode_attention` takes; None if it takes them."""
+    if reason := unavailable(q.device):
+        return reason
+    if q.dtype is not torch.bfloat16 or front.q_weight.dtype is not torch.bfloat16:
+        return f"queries of {q.dtype} with weights of {front.q_weight.dtype}"
+    if q.shape[2] != CLUSTER_DIM:
+        return f"heads of {q.shape[2]} elements"
+    if front.cos_sin_cache.dtype is torch.float16:
+        return "angles in fp16"
+    if cluster_parts(q.shape[0], q.shape[1], keys.shape[1], _multiprocessors(q.device)) is None:
+        return "more requests than run at a time"
+    new = front.new
+    rows = (q, keys, values, front.q_weight, front.cos_sin_cache)
+    return _apart(*rows, *(() if new is None else (new.keys, new.values, new.weight)))
+
+
+def _apart(*tensors: torch.Tensor) -> str | None:
+    bits = 0
+    for one in tensors:
+        bits |= one.data_ptr()
+        for stride in one.stride()[:-1]:
+            bits |= stride * one.element_size()
+    return "rows that do not begin at multiples of 16 bytes" if bits & 15 else None
 
 
 @functools.cache

@@ -4,9 +4,10 @@ q is [R, H, D]; keys and values are [S, G, D]; head h reads the keys of head h /
 `slots[starts[r] : starts[r + 1]]`, in any order. Scores and sums are fp32; the probabilities are rounded to the values'
 dtype before the second product, as in SGLang's own kernel. A request without slots has zeros.
 
-With a front, q is as the projection has it, and what qk_norm_rope computes (rounded at the store only) is done first.
-New keys and values go into rows of the pools, each the last that its request reads. A request without slots stores all
-the same. What a request attends to is what it stored: rounded, and not read back in the same launch.
+With a front, which on CUDA is a kernel of its own (clustered.cu), q is as the projection has it, and what qk_norm_rope
+computes (rounded at the store only) is done first. New keys and values go into rows of the pools, each the last that
+its request reads. A request without slots stores all the same. What a request attends to is what it stored: rounded,
+and not read back in the same launch. The probabilities are not rounded there.
 
 A request's slots are shared among programs. Each leaves its part of the sum, and whoever is last adds all parts up in
 their order: the same call has the same bits each time. Another number of requests may share the slots otherwise.
@@ -23,6 +24,8 @@ GROUPS = (1, 2, 4, 8, 16)
 """Query heads of one key head."""
 MAX_PARTS = 64
 """Programs that share the slots of one request and key head."""
+CLUSTER_PARTS, CLUSTER_HEADS, CLUSTER_DIM = (8, 4), 4, 256
+"""Of clustered.cu: blocks that may share a request's slots, the most query heads of a block, and its head dim."""
 AXES = {"requests": (1, 2, 4, 8, 16, 32, 64), "slots": (128, 512, 2048, 8192, 32768), "head_dim": (256, 512)}
 
 

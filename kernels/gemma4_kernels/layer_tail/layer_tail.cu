@@ -13,6 +13,8 @@
 //   TILES      tiles of HIDDEN columns of a block
 //   EARLY      1: may start before the kernel ahead has ended; no weight is what that one writes
 
+#include "streaming.cuh"
+
 template <int DEPTH> constexpr int CHUNKS = (DEPTH + STAGE_DEPTH - 1) / STAGE_DEPTH;
 constexpr bool WHOLE = BLOCKS * WARPS * 32 == STAGE_DEPTH;
 constexpr int ROWS = 8;
@@ -53,36 +55,12 @@ __device__ __forceinline__ void store_fresh(u16* at, u32 two) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(two) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_weight(const u16* at) {
-  uint4 v;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-  return v;
-}
-
 __device__ __forceinline__ bool incomplete(const uint4& v) { return max(max(v.x, v.y), max(v.z, v.w)) == NOT_YET; }
-
-__device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
-
-__device__ __forceinline__ float high(u32 two) { return __uint_as_float(two & 0xffff0000u); }
-
-__device__ __forceinline__ u32 packed(float low, float high) {
-  u32 made;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(high), "f"(low));
-  return made;
-}
 
 __device__ __forceinline__ u32 times_two(u32 a, u32 b) {
   u32 made;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(a), "r"(b));
   return made;
-}
-
-__device__ __forceinline__ u32& word(uint4& v, int number) {
-  return number == 0 ? v.x : number == 1 ? v.y : number == 2 ? v.z : v.w;
-}
-
-__device__ __forceinline__ u32 word(const uint4& v, int number) {
-  return number == 0 ? v.x : number == 1 ? v.y : number == 2 ? v.z : v.w;
 }
 
 // Where a block's columns begin: it has whole pairs, as many as any other or one pair more.

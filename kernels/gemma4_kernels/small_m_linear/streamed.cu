@@ -10,13 +10,15 @@
 //   GATE          0: none; 1: the weight is a gate's rows and then its partner's; 2: times factor
 //   EARLY         1: may start before the kernel ahead has ended; the weight is not what that one writes
 
+#include "streaming.cuh"
+
 constexpr int HELD = GATE == 1 ? TILE / 2 : TILE;  // columns of `out` that a tile makes
 constexpr int COPIES = ROWS / 8;                   // 8 rows of x are one operand of the tensor cores
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32, CO_RESIDENT)
-streamed_product_kernel(const u16* __restrict__ x, const u16* __restrict__ weight, u16* __restrict__ out,
-                        const u16* factor, long long x_stride, long long weight_stride, long long out_stride,
-                        long long factor_stride, int rows, int columns, int depth) {
+streamed_product_kernel(const u16* x, const u16* weight, u16* out, const u16* factor, long long x_stride,
+                        long long weight_stride, long long out_stride, long long factor_stride, int rows, int columns,
+                        int depth) {
   extern __shared__ __align__(128) unsigned char ring_memory[];
   __shared__ __align__(8) u64 filled[STAGES], emptied[STAGES];
   __shared__ float parts[2][WARPS][ROWS * TILE];
@@ -62,7 +64,7 @@ streamed_product_kernel(const u16* __restrict__ x, const u16* __restrict__ weigh
       for (int copy = 0; copy < COPIES; copy++) {
         const int at = (block * WARPS + warp) * 32, column = chunk * STAGE_DEPTH + at, row = copy * 8 + group;
         uint4 v = {0, 0, 0, 0};
-        if (at < STAGE_DEPTH && column < depth && row < rows) v = *(const uint4*)(x + row * x_stride + column + quarter * 8);
+        if (at < STAGE_DEPTH && column < depth && row < rows) v = load_row(x + row * x_stride + column + quarter * 8);
         held[block][copy] = {v.x, v.z, v.y, v.w};
       }
   };

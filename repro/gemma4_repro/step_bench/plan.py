@@ -11,19 +11,18 @@ from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
 from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
 NONE, SHIPPED, CUBLAS, UNSTREAMED, SEPARATE = "none", "shipped", "all-cublas", "all-unstreamed", "all-separate"
-ATTENTION, ALL, FRONT = "all-sglang-attention", "all", "all-front"
-SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, ATTENTION, ALL, FRONT)
+ATTENTION, APART, ALL = "all-sglang-attention", "all-apart", "all"
+SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, ATTENTION, APART, ALL)
 LEFT_OUT = {
     CUBLAS: "small-m-linear",
     UNSTREAMED: "streamed-products",
     SEPARATE: "layer-tail",
     ATTENTION: "decode-attention",
+    APART: "attention-front",
 }
 """Arms of several ops, of which one may take another's place."""
 OPS = tuple(patch.id for patch in LAYER_OPS)
 DEFAULTS = tuple(patch.id for patch in LAYER_OPS if patch.default)
-ADDED = {FRONT: "attention-front"}
-"""What no default is, by the arm that has it in force beside them."""
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
     SHIPPED: "captured by SGLang before anything of ours was loaded",
@@ -31,8 +30,8 @@ ARMS = {
     UNSTREAMED: "all default ops in force but streamed-products: no weight is streamed",
     SEPARATE: "all default ops in force but layer-tail: each product and each norm of a layer is a launch",
     ATTENTION: "all default ops in force but decode-attention: SGLang's own kernels compute the attention",
+    APART: "all default ops in force but attention-front: norms of heads, store and attention are a launch each",
     ALL: "all default ops in force",
-    FRONT: "all default ops in force, and attention-front: a layer ahead of its output projection is one launch",
 } | {patch.id: patch.title for patch in LAYER_OPS}
 MODELS = ("26b", "e4b")
 BATCHES = (1, 16, 64)
@@ -92,7 +91,7 @@ class StepPlan:
 
     def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
         """Return the ids that are in force in this arm."""
-        in_force = {*DEFAULTS, ADDED.get(arm, ALL)} if arm in SEVERAL else {arm}
+        in_force = {*DEFAULTS} if arm in SEVERAL else {arm}
         in_force.discard(LEFT_OUT.get(arm, ""))
         return tuple(op for op in OPS if op in in_force and has(op, SIZES[model], self.layers))
 

@@ -4,8 +4,9 @@ A layer's attention takes 18 us on an H200 at batch 8 whatever the few keys of a
 most, each read by one program step by step, and a second launch that adds them up. Ours cuts the slots into as many
 parts as multiprocessors have room for, begins while the kernel ahead still runs, and adds up in the same launch.
 
-With `attention-front` that launch begins with what qk-norm-rope and the pool's store do ahead of it: the model's
-attention then hands the projection over as it is, and this backend's next call finds what is left to do beside it.
+With `attention-front` a launch of another kernel does what qk-norm-rope and the pool's store do ahead of it as well,
+where heads have 256 elements, as those of sliding layers: the model's attention hands the projection over as it is,
+and this backend's next call finds what is left to do beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemma4_kernels.decode_attention.launch import Front, NewKeys, decode_attention
+from gemma4_kernels.decode_attention.launch import Front, NewKeys, decode_attention, front_reason
 from gemma4_kernels.decode_attention.spec import GROUPS, HEAD_DIMS
 from gemma4_kernels.tickets import MOST
 from gemma4_runtime.current import switched_on
@@ -69,6 +70,10 @@ def leave_front(
         PATHS.took(FRONT, found)
         return q, False
     front = Front(attention.q_norm.weight, table, positions, eps_of(attention.q_norm), found)
+    pool, layer = backend.token_to_kv_pool, attention.attn.layer_id
+    if q.is_cuda and (reason := front_reason(q, pool.get_key_buffer(layer), pool.get_value_buffer(layer), front)):
+        PATHS.took(FRONT, reason)
+        return q, False
     setattr(backend, _LEFT, (q.data_ptr(), front))
     return q, True
 

@@ -1,0 +1,92 @@
+"""Build and launch clustered.cu on the current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gemma4_kernels.cuda_source import CudaLaunch, function_of
+from gemma4_kernels.decode_attention.reference import Front
+from gemma4_kernels.decode_attention.spec import CLUSTER_HEADS
+
+SOURCE = Path(__file__).with_name("clustered.cu")
+KERNEL = "clustered_attention_kernel"
+_THREADS = 256
+_POINTERS = (
+    *("q", "keys", "values", "out", "starts", "slots", "positions", "places"),
+    *("q_weight", "k_weight", "new_keys", "new_values", "table"),
+)
+_LISTS = ("STARTS", "SLOTS", "POSITIONS", "PLACES")
+_STRIDES = ("q", "q_head", "key", "key_head", "value", "value_head", "out", "out_head", "new_key", "new_value")
+
+
+class _Arguments(ctypes.Structure):
+    """clustered.cu has the same."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((f"{name}_stride", ctypes.c_int64) for name in _STRIDES),
+        ("kv_heads", ctypes.c_int),
+        ("scaling", ctypes.c_float),
+        ("eps", ctypes.c_float),
+    )
+
+
+def launch(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    starts: torch.Tensor,
+    slots: torch.Tensor,
+    scale: float,
+    front: Front,
+    out: torch.Tensor,
+    parts: int,
+    early: bool,
+) -> None:
+    """Launch it on the current device; the arguments are those of `decode_attention`, which has looked at them.
+
+    Args:
+        parts: Blocks that share a request's slots, of `cluster_parts`.
+
+    Raises:
+        RuntimeError: The compiler or the driver refused it.
+    """
+    (requests, heads, _), kv_heads, new = q.shape, keys.shape[1], front.new
+    group = heads // kv_heads
+    held = min(group, CLUSTER_HEADS)
+    lists = starts, slots, front.positions, starts if new is None else new.places
+    named = (
+        ("PARTS", parts),
+        ("HEADS", held),
+        ("GROUP", group),
+        ("OWN_KEYS", int(new is not None)),
+        *((f"LONG_{name}", int(one.dtype is torch.int64)) for name, one in zip(_LISTS, lists, strict=True)),
+        ("TABLE_FP32", int(front.cos_sin_cache.dtype is torch.float32)),
+        ("EARLY", int(early)),
+    )
+    built, arguments = _built(named, requests * heads // held * parts, q.get_device(), early)
+    rows = (q, q) if new is None else (new.keys, new.values)
+    pointers = (
+        *(q, keys, values, out, *lists),
+        *(front.q_weight, front.q_weight if new is None else new.weight, *rows, front.cos_sin_cache),
+    )
+    strides = *(stride for one in (q, keys, values, out) for stride in one.stride()[:2]), *(r.stride(0) for r in rows)
+    with built.lock:
+        for name, tensor in zip(_POINTERS, pointers, strict=True):
+            setattr(arguments, name, tensor.data_ptr())
+        for name, stride in zip(_STRIDES, strides, strict=True):
+            setattr(arguments, f"{name}_stride", stride)
+        arguments.kv_heads, arguments.scaling, arguments.eps = kv_heads, scale, front.eps
+        built()
+
+
+@functools.cache
+def _built(named: tuple[tuple[str, int], ...], programs: int, device: int, early: bool) -> tuple[CudaLaunch, Any]:
+    arguments = _Arguments()
+    function = function_of(SOURCE, KERNEL, named, device, 0)
+    return CudaLaunch(function, KERNEL, programs, _THREADS, 0, [arguments], early=early, device=device), arguments
