@@ -114,6 +114,16 @@ def at_most(confidence: Confidence, cap: Confidence) -> Confidence:
     return max(confidence, cap, key=_ORDER.__getitem__)
 
 
-def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the most certain first, and of those the one with more evidence; otherwise in the order given."""
-    return tuple(sorted(findings, key=lambda finding: (_ORDER[finding.confidence], -len(finding.evidence))))
+def ranked(findings: Iterable[Finding], leads: str = "") -> tuple[Finding, ...]:
+    """Return the most certain first, and of those the one with more evidence; otherwise in the order given.
+
+    Args:
+        findings: to rank.
+        leads: a rule whose likely findings stand before all that are as likely.
+    """
+
+    def place(one: Finding) -> tuple[int, bool, int]:
+        behind = one.rule != leads or one.confidence is not Confidence.LIKELY
+        return _ORDER[one.confidence], behind, -len(one.evidence)
+
+    return tuple(sorted(findings, key=place))

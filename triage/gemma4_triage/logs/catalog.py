@@ -234,7 +234,8 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
         accounted |= SURVIVABLE if endings else set()
     floor = unexplained_line.find(facts, accounted)
     endings, behind = _what_ended_nothing(endings, facts)
-    return (*ranked([*endings, *floor]), *behind, *ranked(loads))
+    # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
+    return (*ranked([*endings, *floor], leads=known_issue.ID), *behind, *ranked(loads))
 
 
 def _what_ended_nothing(found: list[Finding], facts: LogFacts) -> tuple[list[Finding], list[Finding]]:

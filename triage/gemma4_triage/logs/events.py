@@ -21,7 +21,7 @@ NAMES_A_PROCESS = (
     *(b" (pid=", b" gpu_id ", b"Started server process [", b"kill_process_tree called: ", b" NCCL INFO Bootstrap"),
     *(b" torch/", b" closing signal ", b" (pid: ", b".cc:", b".cpp:"),
 )
-LEAK_MARKS = (b"memory leak detected!", b"Mem Leak Detected!", b"] total=")
+LEAK_MARKS = (b"memory leak detected!", b"Mem Leak Detected!", b"] total=", b"Warning: available_size=")
 GUARD_MARK = b"; dump: "
 FAULT_MARK = b"gemma4-triage: FAULT INJECTED: "
 # What only an end prints. Anywhere in a line: C++ and other processes write it without a traceback.
@@ -73,6 +73,8 @@ _EQUATION = re.compile(
 _SUM = re.compile(r"\btotal_tokens=(\d{1,18}) vs (?:self\.)?max_total_num_tokens=(\d{1,18})")
 _SIDES = re.compile(r"\b([\w.]{0,60}(?:max_total_num_tokens|_size))(?:\(\))?=(-?\d{1,18})")
 _OLD_LEAK = "memory leak detected!"
+# Releases of 2024 print it above "KV cache pool leak detected!", and go on.
+_OLDEST = re.compile(r"Warning: available_size=(\d{1,18}), max_total_num_tokens?=(\d{1,18})")
 _GUARD = re.compile(r"([\w-]{1,60}): (.*) \[(trapped|contained|logged); seen \d+ times; dump: (.*)\]")
 _TRAPPED = re.compile(r"([\w-]{1,60}): (.*) \[(?:dump: (.*)|no dump was written: (.*))\]")
 _SCHEDULER_ID = re.compile(
@@ -163,6 +165,9 @@ def leaks(text: str, place: Place) -> list[LeakLine]:
 def _older_leak(text: str, place: Place) -> list[LeakLine]:
     """Return the leak of the only pool, by the sides that releases before 0.5.13 print."""
     if found := _SUM.search(text):
+        there, total = int(found[1]), int(found[2])
+        return [LeakLine(place, "full", found[0], total, total - there, negative=False)] if there != total else []
+    if found := _OLDEST.search(text):
         there, total = int(found[1]), int(found[2])
         return [LeakLine(place, "full", found[0], total, total - there, negative=False)] if there != total else []
     at = text.find(_OLD_LEAK)

@@ -75,6 +75,7 @@ MARKS = (
     (b"Init torch distributed ends", "groups_end"),
     (b"NCCL WARN", "nccl_warn"),
     (b"not found in params_dict", "left_out"),
+    (b"are not initialized from checkpoints", "not_loaded"),
     (b"Ignore import error when loading", "not_imported"),
     # Requests that a server refused, which is its clients' doing; refused_by_check.py says why.
     (b"longer than the model", "refused_length"),

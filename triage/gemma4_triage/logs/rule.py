@@ -233,8 +233,8 @@ def of_wordings(
                     evidence=(*of_failure(facts, death, what), *of_settings(facts, *names)),
                     ruled_out_if=ruled_out_if,
                     advice=(
-                        *_of_a_draft(facts, death),
                         wording.advice.format_map(named) if named else wording.advice,
+                        *_of_a_draft(facts, death),
                         *advice,
                         *(_switched_on(facts) if wording.apart else ()),
                     ),

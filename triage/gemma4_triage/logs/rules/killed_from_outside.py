@@ -39,12 +39,19 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=() if for_memory else ("dmesg and the container's state name no OOM at that time",),
         advice=(
             *_of_the_host_cache(facts),
+            *((_GROWS,) if not starting and facts.settings.get("hicache_storage_backend", "None") != "None" else ()),
             "dmesg -T | grep -i oom on the host; docker inspect, kubectl describe pod: OOMKilled; free -g meanwhile",
             "more host memory or shared memory for the container; a smaller --hicache-size; fewer loaders at once",
             "collect, while the next one runs, has the memory of each process, now and at its most",
         ),
         next_commands=(COLLECT,),
     )
+
+
+_GROWS = (
+    "with --hicache-storage-backend the host's memory has grown until a rank was killed (SGLang 20271): watch it, "
+    "serve once without that storage, then a later release (SGLang 21624)"
+)
 
 
 def _of_the_host_cache(facts: LogFacts) -> tuple[str, ...]:

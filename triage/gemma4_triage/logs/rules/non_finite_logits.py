@@ -111,6 +111,7 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
             "once with --disable-cuda-graph-padding, if it comes only while many requests run: rows that fill a "
             "batch up to the size of its graph (SGLang 1571)"
         )
+    steps.append("flashinfer-python and sglang-kernel of the releases that SGLang's pyproject names (pip list)")
     steps.append("once with --sampling-backend pytorch, if only sampling says so: logits that torch takes are finite")
     if _may_mask(facts):
         steps.append(

@@ -135,7 +135,7 @@ _HANDLED = (
         "release",
     ),
     Handled(
-        pattern(r"(?:init|destroy|update|receive|pull)_weights\w*|(?!download)\w*weights_from_\w+$"),
+        pattern(r"init_weights_\w+|(?:destroy|update|receive|pull)_weights\w*|(?!download)\w*weights_from_\w+$"),
         " It put new weights into the running server, as a trainer asks for.",
         "restart it with those weights on disk; names, shapes, dtype and parallelism that the trainer sends have to be "
         "the server's",
@@ -278,6 +278,7 @@ _REACH = (
     "the server's own log says whether it still starts or what it died of; curl its /health; in a container --host "
     "0.0.0.0 and a published port; proxies: no_proxy=localhost,127.0.0.1"
 )
+_A_SCRIPT = pattern(r"(?:test|bench|run|profile)_\w+\.py:\d+ (?:<module>|main)$")
 _SERVED = pattern(r".* (?:\w*event_loop\w*|process_input_requests|run_batch)$")
 _OTHER_BUILD = (
     "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
@@ -403,6 +404,8 @@ def _next_step(death: Death, beginning: Death | None) -> str:
         return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
     if death.frame.endswith("_execute_server_warmup"):
         return "the server's own first request failed: its exception stands above, in the log of a scheduler"
+    if death.frames and _A_SCRIPT.match(death.frames[0]):
+        return "a script ended there and no server: take it from the tag of SGLang's source that is installed"
     if death.usage is None and not any(map(_SERVED.match, death.frames)):
         return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
     return "send the last requests before it again, one at a time, until one of them ends the server"

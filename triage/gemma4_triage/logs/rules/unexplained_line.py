@@ -256,6 +256,11 @@ _NATIVE = (
         "SGLANG_USE_AITER_AR=0; then an image whose AITER is built for this GPU and ROCm",
     ),
     (
+        pattern(r"\w*deep_?gemm\w*\.py:|.* \w*(?:gemm_fp8_\w+|gemm_nt_\w+|m_grouped_gemm\w*)$"),
+        "it was in DeepGEMM: once with SGLANG_ENABLE_JIT_DEEPGEMM=0 (in 2025 SGL_ENABLE_JIT_DEEPGEMM); rm -r "
+        "~/.cache/deep_gemm; then the deep_gemm that this release comes with",
+    ),
+    (
         pattern(r"\w*(?:code_generator|compiler|jit|semantic|driver)\w*\.py:|.* (?:ast_to_ttir|make_\w+ir|compile)$"),
         "it was compiling a kernel: rm -r ~/.triton/cache (TRITON_CACHE_DIR), then the triton that the installed torch "
         "asks for; a kernel of another --attention-backend or --moe-runner-backend if it names this GPU",

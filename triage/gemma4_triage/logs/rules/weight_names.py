@@ -92,6 +92,12 @@ _STAGES = (
     "--pp-size 1, with --tp for the other GPUs: the loader of this class then meets its own layers alone",
     "a later release, whose loader passes over what is another stage's",
 )
+_OF_A_WHOLE = ("language_model.", "model.language_model.")
+_TEXT_ALONE = pattern(r"\w+_causal\.py:")
+_AS_A_WHOLE = (
+    "architectures in config.json, with the rest of that file, as the base model's publisher has it "
+    "(Gemma3ForConditionalGeneration): fine-tuning mostly saves the class that it loaded; or save the fine-tune again",
+)
 _OF_BLOCKS = (
     "config.json has to say how the checkpoint is quantised (quantization_config, of the publisher's file): put it "
     "back where somebody took it out",
@@ -99,7 +105,7 @@ _OF_BLOCKS = (
 )
 
 
-def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False) -> str:
+def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False, of_text: bool = False) -> str:
     """Return what a name that is not known tells of its origin, as a further sentence; "" if it tells nothing.
 
     Args:
@@ -107,6 +113,7 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
         quantised: whether the start names a method that packs layers.
         staged: whether the model is split into stages (--pp-size).
         unnamed: whether the start names no method of quantisation.
+        of_text: whether the class that loads it is one of text alone.
     """
     if staged and _OF_ANY_LAYER.search(name):
         return " With --pp-size each stage has some of the layers, and this one met a weight of another stage's."
@@ -121,18 +128,28 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
         )
     if _OF_A_DRAFT.match(name):
         return " It is of a draft (EAGLE), which was given to the class of a whole model."
+    if _OF_QUANTISED.search(name):
+        return (
+            " It is of a quantised copy: the method was not recognised, or this class does not serve it so quantised."
+        )
     if name.startswith(("embed_tokens.", "layers.", "norm.")):
         return (
             " Its name lacks the prefix of a language model, as that of an encoder or a model for embeddings does, or "
             "of a copy that was saved without its head."
         )
-    if _OF_QUANTISED.search(name):
+    if name.startswith(_OF_A_WHOLE) and of_text:
         return (
-            " It is of a quantised copy: the method was not recognised, or this class does not serve it so quantised."
+            " It is named as in the class with images (…ForConditionalGeneration), and the class of text alone was "
+            "taken (…ForCausalLM), as config.json says."
         )
     return ""
 
 
+_IN_BYTES = pattern(r"torch\.Size\(\[\d{5,}, 1\]\)")
+_OF_BITSANDBYTES = (
+    "--load-format bitsandbytes with --quantization bitsandbytes, where this release serves the class so; else a copy "
+    "in FP8, AWQ or NVFP4, or the publisher's own"
+)
 _OF_A_SCALE = pattern(r"Parameter (\S+_scale\w*) not found")
 _LESS_QUANTISED = (
     "a later release, whose class takes that layer quantised; until then a copy that leaves it in bfloat16, such as "
@@ -149,7 +166,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     stages = facts.settings.get("pp_size", "1")
     staged = stages not in ("1", "None") or death.rank.startswith("PP")
     unnamed = facts.settings.get("quantization", "None") == "None" and "model_path" in facts.settings
-    why = _why(name[0].strip(chr(39)), quantised, staged, unnamed) if name and not conflict else ""
+    of_text = any(map(_TEXT_ALONE.match, death.frames))
+    why = _why(name[0].strip(chr(39)), quantised, staged, unnamed, of_text) if name and not conflict else ""
+    packed = _IN_BYTES.search(death.message) if not name and not conflict else None
     outside = facts.remarks.get("left_out") if not name and not conflict else None
     if conflict:
         cause = "How the weights were quantised is not what the arguments say, or nothing that this release reads"
@@ -172,6 +191,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             if sizes
             else (f"; it says: {' '.join(death.message.split())[:_QUOTED]}." if death.message.strip() else ".")
         )
+    if packed:
+        cause += " It comes as one column of bytes, as bitsandbytes packs weights (NF4)."
     if outside is not None and (scale := _OF_A_SCALE.search(outside.text)):
         cause += f" Just before it {scale[1]} had no place either: the copy quantises a layer that this class keeps "
         cause += "whole."
@@ -185,6 +206,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ("the prefix", (_AS_AN_EMBEDDING,)),
         ("another stage's", _STAGES),
         ("FP8 blocks", _OF_BLOCKS),
+        ("of text alone", _AS_A_WHOLE),
     ):
         of_name = look if words in why else of_name
     if "keeps whole" in cause:
@@ -199,6 +221,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *((_NOT_READ,) if unknown else ()),
             *((f"--quantization {method}, by the name of the checkpoint",) if method else ()),
             *of_name,
+            *((_OF_BITSANDBYTES,) if packed else ()),
             *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
             "leave --quantization out where config.json names the method; else name the one that it was made with",
@@ -212,11 +235,17 @@ _OF_A_LAYER = pattern(
 )
 
 
+_EACH_EXPERT = (
+    "a later release of SGLang, whose class of this model knows such names (a quantised copy has one weight for each "
+    "expert where the publisher's packs them)"
+)
+_NOT_QUANTISED = "until then the publisher's own checkpoint, not quantised"
 _OF_THE_HEAD = pattern(r"lm_head\.weight_(?:scale|packed|global_scale)\w* not found in params_dict")
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     yield from _OF_DEATH.find(facts)
+    yield from _not_loaded(facts)
     # Layers of drafts, which come last, and unused buffers are left out by rights.
     first = facts.remarks.get("first_left_out")
     last = facts.remarks.get("left_out")
@@ -246,11 +275,29 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 *of_settings(facts, "quantization", "load_format"),
             ),
             ruled_out_if=("answers at temperature 0 are those of transformers with the same checkpoint",),
-            advice=(
-                "a later release of SGLang, whose class of this model knows such names (a quantised copy has one "
-                "weight for each expert where the publisher's packs them)",
-                "until then the publisher's own checkpoint, not quantised",
+            advice=(_EACH_EXPERT, _NOT_QUANTISED),
+        )
+
+
+_OF_EXPERTS = pattern(r"not initialized from (?:the )?checkpoints?:.*?('[\w.]*experts\.\w*(?:w13|w2)_weight\w*')")
+
+
+def _not_loaded(facts: LogFacts) -> Iterator[Finding]:
+    """Yield that experts got no weights, which a start survives; other layers may share or tie theirs by rights."""
+    lacked = facts.remarks.get("not_loaded")
+    if lacked is not None and (expert := _OF_EXPERTS.search(lacked.text)):
+        yield Finding(
+            rule=RULE.id,
+            cause=f"Experts got no weights as the checkpoint was loaded, such as {expert[1]}: the model class of this "
+            "release does not know the checkpoint's names for them. The server starts, and its answers are nonsense.",
+            confidence=Confidence.LIKELY,
+            evidence=(
+                *remarked(facts, "not_loaded", "what got no weights"),
+                *of_settings(facts, "quantization", "load_format"),
             ),
+            ruled_out_if=("answers at temperature 0 are those of transformers with the same checkpoint",),
+            advice=(_EACH_EXPERT, _NOT_QUANTISED),
+            upstream=("SGLang 22929",),
         )
 
 
