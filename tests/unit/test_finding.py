@@ -17,3 +17,16 @@ def test_certainty_goes_before_evidence_and_evidence_before_order() -> None:
         _finding("certain", Confidence.CERTAIN, 1),
     ]
     assert [finding.rule for finding in ranked(given)] == ["certain", "more", "first", "second", "much-but-possible"]
+
+
+def test_a_likely_finding_of_the_rule_that_leads_goes_before_those_as_likely() -> None:
+    given = [
+        _finding("record", Confidence.POSSIBLE, 1),
+        _finding("kind", Confidence.LIKELY, 3),
+        _finding("record", Confidence.LIKELY, 1),
+        _finding("doubt", Confidence.POSSIBLE, 2),
+        _finding("certain", Confidence.CERTAIN, 1),
+    ]
+    assert [finding.rule for finding in ranked(given, leads="record")] == [
+        *("certain", "record", "kind", "doubt", "record"),
+    ]
