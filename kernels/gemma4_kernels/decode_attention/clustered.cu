@@ -2,9 +2,9 @@
 // PARTS blocks share a request's slots for up to 4 query heads of one key head, and add up in each other's memory.
 //
 // A warp has a key of 256 columns at a time, 8 columns a thread, and the keys and values of its first 8 slots are under
-// way before the inputs are there: what they are was stored by earlier steps. The newest slot is not, and whoever has it
-// takes what it has just made, or reads it behind the wait. Sums are in an order that depends on the number of slots
-// alone. clustered.py says what is defined:
+// way before the inputs are there: earlier steps stored them. The newest slot is not among them: whoever has it takes
+// what it has just made, or reads it behind the wait. Sums are in an order that depends on the number of slots alone.
+// clustered.py says what is defined:
 //   PARTS            blocks of a cluster
 //   HEADS            query heads of a block: 1, 2 or 4
 //   GROUP            query heads of a key head

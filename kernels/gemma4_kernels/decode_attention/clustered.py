@@ -48,10 +48,19 @@ def launch(
     parts: int,
     early: bool,
 ) -> None:
-    """Launch it on the current device; the arguments are those of `decode_attention`, which has looked at them.
+    """Launch it on the current device. `decode_attention` has looked at the arguments.
 
     Args:
+        q: [R, H, 256] bf16.
+        keys: [S, G, 256], the pool.
+        values: Like keys.
+        starts: Where each request's slots begin in `slots`.
+        slots: Rows of the pools.
+        scale: Of the scores.
+        front: What is done first.
+        out: [R, H, 256].
         parts: Blocks that share a request's slots, of `cluster_parts`.
+        early: Whether it may start before the kernel ahead has ended.
 
     Raises:
         RuntimeError: The compiler or the driver refused it.
