@@ -127,7 +127,9 @@ Whole steps, all defaults with (*streamed*) and without it (*unstreamed*), 768 t
 """
 STREAMED_END = """
 One row of E4B and E2B is not streamed, since a step was not faster by it, nor are more than 8 of 26B, of which the
-products' sum was not smaller. In the rows of batch 1 of [E4B](bench/step_streamed_h200_2026-11-26_e4b.json) and
+products' sum was not smaller. The kernel's load of its input was put behind its wait after these rows were measured
+(the compiler had moved it ahead in some builds for 9 to 16 rows). In the rows of batch 1 of
+[E4B](bench/step_streamed_h200_2026-11-26_e4b.json) and
 [E2B](bench/step_streamed_h200_2026-11-26_e2b.json) it still was, x{slower[e4b]:.3f} and x{slower[e2b]:.3f} as fast as
 unstreamed; that step is the one of the table before. A server builds its kernels as it captures its graphs, once:
 Triton's cache folder keeps them.

@@ -24,11 +24,13 @@ OUR_KERNELS = {
     "qk_norm_rope_kernel": "qk_norm_rope",
     "small_m_linear_kernel": "small_m_linear",
     "streamed_product_kernel": "small_m_linear",
+    "layer_tail_kernel": "layer_tail",
     "decode_attention_kernel": "decode_attention",
+    "clustered_attention_kernel": "decode_attention",
     "page_guard_kernel": "page_guard",
     "window_lists_kernel": "window_lists",
 }
-"""Our kernels in full, as Triton names them, and the op of each."""
+"""Our kernels in full, as a trace names them, and the op of each."""
 
 
 class Family(NamedTuple):
