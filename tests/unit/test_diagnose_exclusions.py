@@ -169,8 +169,12 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
     ("write-locations-left-over", "the batch is"): with_fields(role="target"),
 }
 """By rule and how the sentence begins: what makes it true of the dumps on which the rule spoke."""
-ELSEWHERE = {("freed-while-held", "the holder"), ("unset-slot-freed", "slots above")}
-"""Made true in test_diagnose_premises.py and test_diagnose_contained.py, on dumps of their own."""
+ELSEWHERE = {
+    ("freed-while-held", "the holder"),
+    ("page-freed-twice", "a page that was free"),
+    ("unset-slot-freed", "slots above"),
+}
+"""Made true in test_diagnose_premises.py, test_diagnose_contained.py and test_diagnose_mutations.py, on other dumps."""
 UNLESS_PROVEN = {
     ("allocator-past-pool-end", "a call before"),
     ("batch-length-wrong", "the lengths are right"),

@@ -81,6 +81,18 @@ def _is_still_held(seen: Seen) -> bool | None:
     return bool(twice & held) if twice else None
 
 
+def _took_anothers_place(seen: Seen) -> bool | None:
+    """Return whether the page is on the list in the place of one that was free; None of another dump than an audit's.
+
+    A list to which a page is given back once more is longer by it, and no page is missing.
+    """
+    census, dump = first_census(seen.incident), seen.dump
+    if census is None or dump is None or dump.manifest.rule != LEAK:
+        return None
+    pool = dump.manifest.pool_kind or "full"
+    return bool(census.of(pool, TWICE_FREE)) and any(one.was_free for one in census.of(pool, NOWHERE))
+
+
 RULE = Rule(
     ID,
     find,
@@ -90,6 +102,7 @@ RULE = Rule(
             in_dump(_nobody_freed),
         ),
         Exclusion("the earlier free was the wrong one: then somebody still holds the page", _is_still_held),
+        Exclusion("a page that was free is nowhere: then this one stands in its place", _took_anothers_place),
     ),
     explains=("page-given-twice",),
     leads_to=("pool-leak",),
