@@ -180,7 +180,6 @@ def test_without_a_forward_context_there_is_no_attention_to_plan(server):
 def test_a_trace_has_sglangs_own_lines_alone(server, monkeypatch):
     """torch.compile of a whole prefill: asking about the batch would be traced, and its answer kept for all others."""
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    monkeypatch.setattr(torch._dynamo.config, "disable", False)
     PATHS.__init__()
     forward_batch, asked = batch(), model()
 
@@ -191,7 +190,8 @@ def test_a_trace_has_sglangs_own_lines_alone(server, monkeypatch):
     def traced(embeds, positions):
         return yoco_prefill.around_text_forward(own, asked, None, positions, forward_batch, embeds)
 
-    with forward_context(ForwardContext(of_class(TritonAttnBackend))):
+    # By its own patch: what monkeypatch puts back, no later test can read.
+    with torch._dynamo.config.patch(disable=False), forward_context(ForwardContext(of_class(TritonAttnBackend))):
         assert traced(torch.ones(ROWS, 4), torch.arange(ROWS)).tolist() == [[2.0] * 4] * ROWS
     assert PATHS.document() == {}
 
