@@ -605,9 +605,9 @@ class TestProvenance:
         assert [piece["value"] for piece in before] == [slot for slot, _ in owners[:2]]
         assert all(text in piece["meaning"] for text, piece in zip(texts, before, strict=False))
 
-    @pytest.mark.parametrize("by_call", [True, False], ids=["hand-out", "free list"])
-    def test_of_a_free_page_in_anothers_place_the_lists_before_the_call_tell_what_is_wrong(
-        self, swa, guard, monkeypatch, by_call
+    @pytest.mark.parametrize("lost_in", ["hand-out", "listed twice", "free list"])
+    def test_of_a_free_page_in_anothers_place_the_lists_about_the_call_tell_what_is_wrong(
+        self, swa, guard, monkeypatch, lost_in
     ):
         pool = swa.allocator.swa_attn_allocator
         # It sees the pools from here on.
@@ -623,19 +623,26 @@ class TestProvenance:
             if free_pages.numel() == count:
                 out_indices[out_indices // 16 == first] += (other - first) * 16
 
+        by_call = lost_in == "hand-out"
         if by_call:
             place = (paged, "alloc_extend_naive") if of_release else (kernel, "_function")
             monkeypatch.setattr(*place, gives_another)
-        else:
+        elif lost_in == "listed twice":
             pool.free_pages = torch.where(pool.free_pages == first, other, pool.free_pages)
         swa.start(prompt(1, 40))
+        if lost_in == "free list":
+            # What was handed out stands where a page is that is still free.
+            pool.free_pages = torch.where(pool.free_pages == other, first, pool.free_pages)
         found = swa.audit()
         report(found, found.findings, "step", Leak.DUMP, guard)
         dumps = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
-        assert {dump.manifest.scalars["swa_lost_in"] for dump in dumps} == {"hand-out" if by_call else "free list"}
+        assert {dump.manifest.scalars["swa_lost_in"] for dump in dumps} == {lost_in}
         (incident,) = group(dumps)
         finding = conclude(incident)[0]
         assert (finding.rule, finding.confidence) == ("free-list-entry-wrong", Confidence.CERTAIN)
-        wanted = (Structure.ALLOCATION, Defect.STALE) if by_call else (Structure.SWA_FREE_LIST, Defect.FOREIGN)
-        assert (finding.structure, finding.defect) == wanted
+        assert (finding.structure, finding.defect) == {
+            "hand-out": (Structure.ALLOCATION, Defect.STALE),
+            "listed twice": (Structure.SWA_FREE_LIST, Defect.DUPLICATE),
+            "free list": (Structure.SWA_FREE_LIST, Defect.FOREIGN),
+        }[lost_in]
         assert ("the call is wrong, and not the list" in finding.cause) is by_call

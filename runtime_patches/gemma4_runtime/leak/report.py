@@ -146,8 +146,8 @@ def _scalars(audit: Audit) -> dict[str, Any]:
 def _lost_in(audit: Audit) -> dict[str, str]:
     """Return how a pool lost the only free page that is nowhere, where a page that is held is free as well.
 
-    hand-out: a call took it off the free list, and gave another. free list: no such call took it, and the list named
-    the other one twice as that was given, or still had the lost one then.
+    hand-out: a call took it off the free list, and gave another. listed twice: no such call took it, and the list named
+    the other one twice as that was given. free list: the list still had the lost one then, and no longer the other.
     """
     found = {}
     for number, (name, history) in enumerate(audit.ledger.pools.items()):
@@ -164,7 +164,9 @@ def _lost_in(audit: Audit) -> dict[str, str]:
                 found[f"{name}_lost_in"] = "hand-out"
                 break
             if held[0] in given:
-                if (before == held[0]).sum() > 1 or (lost[0] in after and held[0] not in after):
+                if (before == held[0]).sum() > 1:
+                    found[f"{name}_lost_in"] = "listed twice"
+                elif lost[0] in after and held[0] not in after:
                     found[f"{name}_lost_in"] = "free list"
                 break
     return found

@@ -99,15 +99,18 @@ def strangers(census: Census, pool: str) -> list[Listed]:
     return [one for one in listed if one.suspect.fault != FREE_AND_HELD or one.never_asked_back]
 
 
-def stranger_defect(missing: Listed, strange: Listed, by_call: bool) -> Defect:
-    """Return in which way an entry of a free list, or what a call made of it, is another page than the missing one."""
+def stranger_defect(missing: Listed, strange: Listed, by_call: bool, was_twice: bool) -> Defect:
+    """Return in which way an entry of a free list, or what a call made of it, is another page than the missing one.
+
+    was_twice: whether the list named the strange page twice before it was handed out.
+    """
     if strange.suspect.fault == OUT_OF_RANGE:
         return invalid_defect(strange.page)
     if abs(strange.page - missing.page) == 1:
         return Defect.OFF_BY_ONE
     if by_call:
         return Defect.STALE
-    return Defect.DUPLICATE if strange.suspect.fault == TWICE_FREE else Defect.FOREIGN
+    return Defect.DUPLICATE if was_twice or strange.suspect.fault == TWICE_FREE else Defect.FOREIGN
 
 
 def listed_while_in_use(incident: Incident, rule: str) -> Finding | None:

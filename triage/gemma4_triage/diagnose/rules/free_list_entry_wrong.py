@@ -69,12 +69,12 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
     given_now = strange is not None and census.given_now(strange)
     lost_in = f"{pool}_lost_in"
     told = missing.dump.manifest.scalars.get(lost_in) if given_now else None
-    now, by_call = given_now and told is None, told == "hand-out"
+    now, by_call, was_twice = given_now and told is None, told == "hand-out", told == "listed twice"
     other = () if strange is None else (cell(strange.dump, TABLE, (strange.row, _PAGE), "what the list has instead"),)
     return Finding(
         rule=ID,
         structure=None if now else Structure.ALLOCATION if by_call else free_list_of_pool(pool),
-        defect=Defect.LOST if strange is None else stranger_defect(missing, strange, by_call),
+        defect=Defect.LOST if strange is None else stranger_defect(missing, strange, by_call, was_twice),
         cause=(_BY_THE_CALL if by_call else _OF_A_HAND_OUT).format(pool=pool)
         if now or by_call
         else (
