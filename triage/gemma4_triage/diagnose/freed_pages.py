@@ -102,7 +102,11 @@ def strangers(census: Census, pool: str) -> list[Listed]:
 def stranger_defect(missing: Listed, strange: Listed, by_call: bool, was_twice: bool) -> Defect:
     """Return in which way an entry of a free list, or what a call made of it, is another page than the missing one.
 
-    was_twice: whether the list named the strange page twice before it was handed out.
+    Args:
+        missing: The page that is gone.
+        strange: The page that stands in its place.
+        by_call: Whether a call that hands out is wrong, and not the list.
+        was_twice: Whether the list named the strange page twice before it was handed out.
     """
     if strange.suspect.fault == OUT_OF_RANGE:
         return invalid_defect(strange.page)
