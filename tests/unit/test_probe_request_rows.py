@@ -726,16 +726,18 @@ def test_with_overlap_counts_are_held_against_what_they_were_before_the_forward(
     assert (said.verdict, said.scalars["structure"]) == ("counter_wrong", "request counters")
 
 
-def test_with_drafts_what_was_allocated_is_taken_off_after_the_forward_and_does_not_grow(server):
+@pytest.mark.parametrize(("more", "is_wrong"), [(0, False), (2, True), (3, False), (4, True)])
+def test_with_drafts_what_was_allocated_is_kept_or_taken_off_whole_after_the_forward(server, more, is_wrong):
     server.scheduler.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
     record = held(server.world.requests[0])
-    seen = seen_of(server.scheduler)
-    for allocated, grows in ((record.kv_committed_len, False), (record.kv_committed_len + 4, True)):
-        record.kv_allocated_len = record.kv_committed_len + 3
-        note_counts(seen, server.world.requests)
-        record.kv_allocated_len = allocated
-        with pytest.raises(TrappedViolation) if grows else nullcontext():
-            check_counters(server.scheduler, server.world.requests)
+    record.kv_allocated_len = record.kv_committed_len + 3
+    note_counts(seen_of(server.scheduler), server.world.requests)
+    record.kv_allocated_len = record.kv_committed_len + more
+    with pytest.raises(TrappedViolation) if is_wrong else nullcontext():
+        check_counters(server.scheduler, server.world.requests)
+    if is_wrong:
+        (entry,) = DumpStore(server.dumps).list()
+        assert read_dump(entry.path).manifest.scalars["expected"] == record.kv_committed_len + 3
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -276,8 +276,7 @@ def _changed(scheduler: Any, before: tuple[int, int], now: tuple[int, int]) -> l
     """
     if scheduler.spec_algorithm.is_none():
         return [(count, had) for count, had in zip(now, before, strict=True) if count != had]
-    most = max(before[1], now[0])
-    return [(now[1], most)] if now[1] > most else []
+    return [] if now[1] in (before[1], now[0]) else [(now[1], max(before[1], now[0]))]
 
 
 def _count_defect(scheduler: Any, value: int, expected: int, others: Sequence[int | None]) -> Defect | None:

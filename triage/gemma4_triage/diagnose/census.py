@@ -25,7 +25,7 @@ TREE = 0
 
 NOWHERE, TWICE_FREE, FREE_AND_HELD, HELD_TWICE = "nowhere", "free_twice", "free_and_held", "held_twice"
 OUT_OF_RANGE, LOCKED, FREED_AGAIN = "out_of_range", "locked_at_idle", "freed_again"
-MAPPED_ELSEWHERE, MOVED_IN_TREE = "mapped_elsewhere", "moved_in_tree"
+MAPPED_ELSEWHERE, STALE_MAPPING, MOVED_IN_TREE = "mapped_elsewhere", "stale_mapping", "moved_in_tree"
 OF_VERIFIES = ("prepare_for_verify", "verify")
 """Sites that hand pages out inside a step."""
 OF_DECODES = ("alloc_for_decode", "spec_v2_decode", *OF_VERIFIES)

@@ -3,7 +3,7 @@
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import MAPPED_ELSEWHERE, first_census, mapped_defect
+from gemma4_triage.diagnose.census import MAPPED_ELSEWHERE, STALE_MAPPING, first_census, mapped_defect
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.hand_out import mapping_since
 from gemma4_triage.diagnose.incident import Incident
@@ -49,8 +49,13 @@ def _at_audit(incident: Incident) -> Finding | None:
     census = first_census(incident)
     if census is None or not census.holders:
         return None
-    elsewhere = census.of("full", MAPPED_ELSEWHERE)
     held = {one.page: one for one in reversed(census.holders)}
+    # A free page there is the list's doing, or a free's, only if it is the page's own.
+    elsewhere = [
+        one
+        for one in census.of("full", MAPPED_ELSEWHERE, STALE_MAPPING)
+        if one.suspect.fault == MAPPED_ELSEWHERE or (one.page in held and held[one.page].leads_to != one.suspect.peer)
+    ]
     first = next((one for one in elsewhere if one.page in held and one.suspect.peer is not None), None)
     if first is None:
         return None
