@@ -1,6 +1,7 @@
 """The leak audit on SGLang's own pools: silent on what SGLang does, it names page, owner and site of a loss."""
 
 import json
+from contextvars import copy_context
 from types import SimpleNamespace
 from typing import get_args
 
@@ -22,7 +23,7 @@ from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.host import alloc_kernels
-from gemma4_runtime.leak.ledger import generations_of, ledger_of
+from gemma4_runtime.leak.ledger import BY, generations_of, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.patch import ATTACH_ORDER
 from gemma4_runtime.probes import leak_owners
@@ -558,6 +559,22 @@ class TestProvenance:
         assert taken[-1][0] == (takers[-1], generations[takers[-1]])
         assert life.owner == (owner, 1), "who took it does not own it"
         assert "; taken from there by slot " in life.text()
+
+    @pytest.mark.parametrize("of_page", [True, False], ids=["slots of page 0", "an unset row"])
+    def test_a_free_of_page_0_that_no_probe_stopped_names_whose_and_whether_it_meant_a_page(self, swa, guard, of_page):
+        slot = held(swa.start(prompt(1, 40))).req_pool_idx
+        context = copy_context()
+        context.run(BY.set, (slot, 1))
+        slots = torch.arange(16) if of_page else torch.zeros(16, dtype=torch.int64)
+        context.run(swa.allocator.full_attn_allocator.free, slots)
+        found = swa.audit()
+        report(found, found.findings, "step", Leak.DUMP, guard)
+        (incident,) = group([read_dump(entry.path) for entry in DumpStore(guard.root).list()])
+        finding = conclude(incident)[0]
+        assert (finding.rule, finding.defect, finding.confidence) == ("unset-slot-freed", Defect.ZERO, Confidence.LIKELY)
+        assert finding.structure is (Structure.FREE_CALL if of_page else None)
+        said = {piece.field.rpartition(".")[2]: piece.value for piece in finding.evidence if "events." in piece.field}
+        assert (said["by_request_slot"], said["slots"]) == (slot, 16 if of_page else 1)
 
     def test_the_dump_shows_lives_and_tells_a_free_that_was_lost(self, swa, guard):
         request = swa.start(prompt(1, 40))

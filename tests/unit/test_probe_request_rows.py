@@ -2,6 +2,7 @@
 
 from array import array
 from contextlib import nullcontext
+from contextvars import copy_context
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.included import peer_history
+from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import COMMITS_WHAT_IS_ACCEPTED, held
 from gemma4_runtime.rows.counts import check_counters
@@ -99,19 +101,31 @@ def test_with_the_ledger_a_row_of_this_step_is_held_against_what_its_request_was
     assert (said.scalars["page_event"], said.scalars["page_was_own"]) == ("cleared", False)
 
 
-def test_a_page_that_was_given_back_before_its_row_was_looked_at_accuses_the_free(attach, monkeypatch):
+@pytest.mark.parametrize("by", ["nobody that is known", "its request", "another request"])
+def test_a_page_that_was_given_back_before_its_row_was_looked_at_accuses_the_free(attach, monkeypatch, by):
     server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
     server.forward()
     request = server.world.start(range(200, 240))
     slot, begin = held(request).req_pool_idx, held(request).cache_protected_len
-    server.world.allocator.free(server.world.rows.req_to_token[slot, begin : held(request).kv_committed_len].long())
+    other = held(server.world.requests[0]).req_pool_idx
+    giver = {"its request": slot, "another request": other}.get(by)
+    context = copy_context()
+    context.run(BY.set, None if giver is None else (giver, 1))
+    slots = server.world.rows.req_to_token[slot, begin : held(request).kv_committed_len].long()
+    context.run(server.world.allocator.free, slots)
     said = trapped_by(server, server.next_batch)
+    assert said.scalars["by_request_slot"] == giver
     assert (said.scalars["why"], said.scalars["as_before"]) == ("owner", None)
     assert (said.scalars["page_event"], said.scalars["page_was_own"]) == ("freed", True)
     (finding,) = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))
-    assert (finding.structure, finding.defect) == (Structure.FREE_CALL, Defect.EARLY)
+    of_other = by == "another request"
+    assert (finding.structure, finding.defect) == (Structure.FREE_CALL, Defect.FOREIGN if of_other else Defect.EARLY)
     assert finding.confidence is Confidence.LIKELY
-    assert f"slot {slot} was given back, by the ledger; its row has it still" in finding.cause
+    beside = f" with those of the request in slot {other}" if of_other else ""
+    assert f"slot {slot} was given back{beside}, by the ledger; its row has it still" in finding.cause
+    # Who is named first is who gave it back, if that is known.
+    named = [piece.value for piece in finding.evidence if piece.field.endswith("request_slot")]
+    assert named == [slot] if giver is None else [giver, slot]
 
 
 def lost_by_the_map(server):

@@ -136,6 +136,10 @@ class LeakLedger:
         """The latest events but for pairings, as dumps hold them, oldest first."""
         return self._recent.documents(self._by_number)
 
+    def giver_of(self, page: int) -> int | None:
+        """Return the request slot that gave a page of the full pool back last; None if that is not known any more."""
+        return self._recent.giver_of(page)
+
     def _fold(self, events: Events) -> None:
         began, all_cleared = 0, np.flatnonzero(events.kind == Kind.CLEARED)
         runs = events.runs if all_cleared.size else self._telling(events)
@@ -195,6 +199,15 @@ class RecentEvents:
         while self._told - self._chunks[0][1] >= RECENT_EVENTS:
             self._told -= self._chunks.popleft()[1]
 
+    def giver_of(self, page: int) -> int | None:
+        """Return the request slot of the latest free of a page of the full pool; None if that free is not known."""
+        for events, _ in reversed(self._chunks):
+            frees = np.isin(events.kind, (Kind.FREED, Kind.FREE_ASKED)) & (events.pool == FULL)
+            for number in np.flatnonzero(frees)[::-1]:
+                if page in events.slots_of(number) // events.page_size:
+                    return int(events.requests_of(number)[0]) if events.second[number] >= 0 else None
+        return None
+
     def documents(self, pools: Sequence[tuple[str, PageLedger]]) -> list[dict[str, Any]]:
         """Return them for JSON, oldest first.
 
@@ -208,7 +221,8 @@ class RecentEvents:
 def _document(events: Events, number: int, pools: Sequence[tuple[str, PageLedger]]) -> dict[str, Any]:
     kind = Kind(events.kind[number])
     name, ledger = pools[events.pool[number]]
-    pages = ledger.pages_of(events.slots_of(number))
+    slots = events.slots_of(number)
+    pages = ledger.pages_of(slots)
     said = {
         "kind": kind.name.lower(),
         "pool": name,
@@ -219,6 +233,9 @@ def _document(events: Events, number: int, pools: Sequence[tuple[str, PageLedger
     }
     if kind in (Kind.FREED, Kind.FREE_ASKED, Kind.SHARED) and events.second[number] >= 0:
         said["by_request_slot"] = int(events.requests_of(number)[0])
+    if kind in (Kind.FREED, Kind.FREE_ASKED) and not pages.size:
+        # Slots of page 0 are many if they are a page's, and one if they stand in a row that was never written.
+        said["slots"] = int(np.unique(slots).size)
     return said | {"request_slots": events.requests_of(number)[:_NAMED].tolist()} if kind is Kind.OWNED else said
 
 

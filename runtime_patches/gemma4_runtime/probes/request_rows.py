@@ -363,11 +363,12 @@ def _became(first: WrongEntry, row: Row, scheduler: Any, page: int) -> dict[str,
     """Return the last event of a page that the ledger says is not the request's; nothing of another kind of fault.
 
     `page_was_own`: the request had that page, in this life of its row, and has one page less than it has tokens for. A
-    stale entry would leave the page that belongs there among its own.
+    stale entry would leave the page that belongs there among its own. `by_request_slot`: the request that gave it back.
     """
     if first.why != "owner" or row.owners is None:
         return {}
-    pages, number = ledger_of(scheduler.token_to_kv_pool_allocator).pools["full"], first.value // page
+    ledger, number = ledger_of(scheduler.token_to_kv_pool_allocator), first.value // page
+    pages = ledger.pools["full"]
     generation = generations_of(scheduler.req_to_token_pool)[row.slot]
     own = (int(pages.owner[number]), int(pages.generation[number])) == (row.slot, generation)
     wanted = 0 if row.allocated is None else -(-row.allocated // page) + -row.protected // page
@@ -375,6 +376,7 @@ def _became(first: WrongEntry, row: Row, scheduler: Any, page: int) -> dict[str,
     return {
         "page_event": LastEvent(pages.last_event[number]).name.lower(),
         "page_was_own": bool(own and lacks_one),
+        "by_request_slot": ledger.giver_of(number),
     }
 
 

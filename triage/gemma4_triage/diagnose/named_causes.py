@@ -48,6 +48,6 @@ def _owner(finding: Finding) -> int | None:
     """Return the request slot that the evidence names first."""
     for piece in finding.evidence:
         of_table = piece.field.startswith(TABLE) and piece.field.endswith(_OWNER_COLUMN)
-        if (of_table or piece.field.endswith(".request_slot")) and isinstance(piece.value, int):
+        if (of_table or piece.field.endswith((".request_slot", ".by_request_slot"))) and isinstance(piece.value, int):
             return piece.value
     return None

@@ -40,10 +40,13 @@ def find(incident: Incident) -> Finding | None:
     defect = next((word for word in Defect if way_is_told and word == scalars.get("defect")), None)
     its_own = elsewhere or scalars.get("page_was_own") is True
     given_back = its_own and scalars.get("page_event") in ("free_asked", "freed")
+    by = scalars.get("by_request_slot")
+    by_other = given_back and by is not None and by != slot
     if given_back:
-        unsure, structure, defect = False, Structure.FREE_CALL, Defect.EARLY
+        unsure, structure, defect = False, Structure.FREE_CALL, Defect.FOREIGN if by_other else Defect.EARLY
     if elsewhere or given_back:
         became = "given back" if given_back else "given back, or handed out again"
+        became += f" with those of the request in slot {by}" if by_other else ""
         kept = "its row is as it was" if elsewhere else "its row has it still, and it has no other for that place"
         cause = f"A page of the running request in slot {slot} was {became}, by the ledger; {kept}."
     else:
