@@ -16,7 +16,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 ID = "unset-slot-freed"
 _OF_A_FREE = {
     "by_request_slot": "the request that was released",
-    "slots": "how many slots: of a row that was never written all are the same",
+    "slots": "how many slots it names: a row that was never written has one, over and over",
 }
 
 
@@ -69,7 +69,7 @@ def _names_a_page(incident: Incident) -> bool:
         return len({offence.value for offence in dump.manifest.offences}) > 1
     audit = _audit(incident)
     free = None if audit is None else _free_of_no_page(audit)
-    return free is not None and (readable_events(audit)[free].get("slots") or 0) > 1
+    return free is not None and readable_events(audit)[free].get("slots") is not None
 
 
 def _at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
