@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
+# What it measures is the same on each release, and three servers take minutes.
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.23")]
 
 
 def test_a_smoke_run(tmp_path):

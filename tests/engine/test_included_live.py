@@ -19,7 +19,7 @@ from gemma4_triage.replay.run import replay
 from gemma4_triage.replay.tables import AS_DUMPED, INTENDED
 from gemma4_triage.replay.values import query_values
 
-pytestmark = [pytest.mark.engine, pytest.mark.smoke, pytest.mark.releases("0.5.13.post1", "0.5.23")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 OPTIONS = ReplayOptions()
 

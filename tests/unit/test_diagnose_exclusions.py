@@ -172,6 +172,7 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
 ELSEWHERE = {
     ("freed-while-held", "the holder"),
     ("page-freed-twice", "a page that was free"),
+    ("pages-leaked", "their last owner still"),
     ("unset-slot-freed", "slots above"),
 }
 """Made true in test_diagnose_premises.py, test_diagnose_contained.py and test_diagnose_mutations.py, on other dumps."""

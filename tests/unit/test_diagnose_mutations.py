@@ -69,6 +69,7 @@ CASES = {
     "accepted-too-many": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
     "mapping-changed-since-the-hand-out": ("mapping-differs", S.SWA_MAPPING, D.OTHER_SPACE, C.CERTAIN),
+    "allocated-count-zero": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "mapping-to-a-page-that-is-free": ("mapping-differs", S.SWA_MAPPING, D.OFF_BY_ONE, C.CERTAIN),
     "mapping-to-a-page-that-was-freed": ("mapping-differs", S.SWA_MAPPING, D.STALE, C.CERTAIN),
     "list-has-a-freed-page-twice": ("free-list-entry-wrong", None, D.DUPLICATE, C.POSSIBLE),

@@ -23,7 +23,7 @@ from gemma4_triage.diagnose.census import (
     invalid_defect,
 )
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
-from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _EVICTION = "evict_tree"
@@ -82,6 +82,22 @@ def holder_has_ended(dump: Dump) -> bool | None:
     alive = {str(TREE), *running.split(",")}
     holders = [str(int(holder)) for page, holder, _ in table.tolist() if page in pages]
     return not alive & set(holders) if holders else None
+
+
+def lost_by_a_count(incident: Incident) -> Dump | None:
+    """Return the audit that misses pages which a running request has, because its own counts do not reach them.
+
+    That is so where `request-rows` found a count of that request wrong in the audit's step or in the next. None else.
+    """
+    rows, audit = incident.first(rule=REQUEST_ROWS), incident.first(rule=LEAK, verdict="pool_leak")
+    if rows is None or audit is None or rows.manifest.scalars.get("structure") != Structure.REQUEST_COUNTERS:
+        return None
+    try:
+        owners = {one.owner and one.owner[0] for one in suspects(audit) if one.pool == "full" and one.fault == NOWHERE}
+    except DumpError:
+        return None
+    later = (rows.manifest.step or 0) - (audit.manifest.step or 0)
+    return audit if owners == {rows.manifest.scalars.get("request_slot")} and later in (0, 1) else None
 
 
 def nothing_happened(census: Census) -> bool:

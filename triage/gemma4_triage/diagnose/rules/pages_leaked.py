@@ -7,6 +7,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN, keeps_prefixes
 from gemma4_triage.diagnose.evidence import cell, readable_events, said
+from gemma4_triage.diagnose.freed_pages import lost_by_a_count
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -115,6 +116,10 @@ RULE = Rule(
     find,
     ruled_out_if=(
         Exclusion("a session or a disaggregated transfer still holds them", in_dump(_may_be_held)),
+        Exclusion(
+            "their last owner still runs, and a count of its own does not reach them",
+            lambda seen: lost_by_a_count(seen.incident) is not None,
+        ),
         Exclusion("the row or the counts of who held them had lost them before it gave back what it had"),
     ),
     leads_to=LOSES_PAGES,

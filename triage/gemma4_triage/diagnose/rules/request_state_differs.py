@@ -1,14 +1,15 @@
 """A batch goes by a row, a length or a write location that is not its request's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import request_row_evidence
+from gemma4_triage.diagnose.evidence import request_row_evidence, said
+from gemma4_triage.diagnose.freed_pages import lost_by_a_count
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
-from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "request-state-differs"
 _BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked")
@@ -84,10 +85,16 @@ def find(incident: Incident) -> Finding | None:
         else Confidence.CERTAIN,
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
-        evidence=tuple(request_row_evidence(dump)),
+        evidence=(*request_row_evidence(dump), *_missed(incident)),
         advice=("What writes this structure in the step of the dump, or in the one before it, is at fault.",),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
+
+
+def _missed(incident: Incident) -> Iterator[Evidence]:
+    audit = lost_by_a_count(incident)
+    if audit is not None:
+        yield said(audit, "offence_count", "its pages that an audit took for lost, since this count does not reach them")
 
 
 def _is_known(dump: Dump) -> bool:
