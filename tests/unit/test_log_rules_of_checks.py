@@ -55,6 +55,27 @@ def test_every_folder_of_sglang_is_of_a_part():
     assert [path for path in below if part_of_file(path) is None] == []
 
 
+def test_what_is_asked_for_keeps_its_number():
+    said = "ValueError: the pool is too small here. Raise --page-size above 0.712 (minimum = 0.7113). Then start again."
+    assert "what it asks for: Raise --page-size above 0.712 (minimum = 0.7113)" in told(
+        only([death(1, said, frame="srt/server_args.py")])
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [
+        ({"tp_size": 8}, "give --disable-chunked-prefix-cache from the start"),
+        ({"tp_size": 8, "speculative_algorithm": "EAGLE3"}, "may change them for both"),
+        ({"disable_chunked_prefix_cache": True}, "change or leave out --disable-chunked-prefix-cache"),
+    ],
+)
+def test_a_switch_that_nobody_asked_for_was_set_since(settings, step):
+    line = "assert not get_schedule().disable_chunked_prefix_cache"
+    last = died("AssertionError", ("layers/attention/flashattention_backend.py", "forward_extend", line))
+    assert step in told(only([started(**settings), last]))
+
+
 def test_what_images_need_is_of_no_request_as_a_server_starts():
     at_start = died("ValueError: this processor is not known here", ("managers/mm_utils.py", "init", "raise x"))
     assert "it is of no request" in told(only([at_start]))

@@ -55,6 +55,18 @@ UNSET = "'>' not supported between instances of 'NoneType' and 'int'"
 OLD = "flashinfer_python is installed with version 0.3.1, which is less than the minimum required version 0.4.0."
 OOM = "CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capacity of 21.96 GiB"
 TRUTH = "Boolean value of Tensor with more than one value is ambiguous"
+BUFFER = "AssertionError: LoRA buffer shape torch.Size([16, 384])"
+EMPTY = "torch.Size([16, 0])"
+NO_POOL = "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.6. "
+NO_POOL += "Raise --mem-fraction-static above 0.712 (minimum viable = 0.7113)."
+NO_LAYOUT = "AttributeError: module 'triton_kernels.layout' has no attribute 'make_layout'"
+TIKTOKEN = "AttributeError: 'TiktokenTokenizer' object has no attribute 'all_special_ids'"
+NO_CONFIG = "AttributeError: 'ServerArgs' object has no attribute 'get_model_config'"
+CAPTURING = "torch.AcceleratorError: CUDA error: operation not permitted when stream is capturing"
+BUILD = "RuntimeError: Error building extension 'hicache_hash_cpp': c++ -c a.cpp"
+PACKED = "mat1 and mat2 shapes cannot be multiplied (7x5120 and 2560x248320)"
+SHORT = "RuntimeError: Insufficient multimodal embedding length: num_mm_tokens_in_input_ids=275 vs "
+SHORT += "num_mm_tokens_in_embedding=256"
 LEADS = {
     "HiCache at a server without a prefix cache": (
         [died("managers/scheduler.py get_new_batch", last=f"{LIST[:16]}'ChunkCache' object has no attribute 'evict'")],
@@ -622,6 +634,103 @@ TOLD = {
             died("managers/scheduler.py run_batch", "eplb/expert_location_updater.py update", last=PAIR),
         ],
         "without --enable-eplb",
+    ),
+    "a wrapper of LoRA that hides what the model reads": (
+        [died("models/deepseek_v2.py forward", last="AttributeError: 'FusedMoEWithLoRA' object has no attribute 'x'")],
+        "FusedMoEWithLoRA) does not hand on x",
+    ),
+    "an adapter whose share of a rank is empty": (
+        [died("lora/mem_pool.py load_lora_weight_tensor", last=f"{BUFFER} does not match weight shape {EMPTY}.")],
+        "--ep-size 1",
+    ),
+    "weights that fill the share, and the share that they need": (
+        [died("mem_cache/kv_cache_configurator.py profile", last=NO_POOL)],
+        "above 0.712, where weights alone fit; 0.76",
+    ),
+    "weights that no share leaves room beside": (
+        [died("mem_cache/kv_cache_configurator.py profile", last=NO_POOL.replace("0.712", "0.931"))],
+        "more GPUs (--tp)",
+    ),
+    "a copy in compressed-tensors that is called AWQ": (
+        [
+            started(model_path="/m/gemma-4-26B-A4B-it-AWQ", quantization="compressed-tensors"),
+            died("layers/quantization/marlin_utils.py apply", last="ValueError: this is not as it should be"),
+        ],
+        "name another backend",
+    ),
+    "a package that lacks what the layers' preparation calls": (
+        [died("layers/quantization/mxfp4.py process_weights_after_loading", last=NO_LAYOUT)],
+        "installed triton_kernels has no make_layout",
+    ),
+    "a tokenizer of its own kind": (
+        [died("managers/detokenizer_manager.py loop", "utils/a.py decode_plain", last=TIKTOKEN)],
+        "TiktokenTokenizer, has no all_special_ids",
+    ),
+    "a peer that is gone without a word": (
+        [decode(1), died("utils/common.py broadcast_pyobj", last=f"RuntimeError: {GONE}")],
+        "its host's memory ran out",
+    ),
+    "a caller of SGLang of another release": (
+        [died("/opt/site-packages/dynamo/sglang/args.py parse", last=NO_CONFIG)],
+        "dynamo was written for another one",
+    ),
+    "a program around SGLang of another release": (
+        [died("/opt/dynamo/inc.py run", last="TypeError: GenerateReqInput.__init__() missing 1 required x: 'y'")],
+        "versions that belong together",
+    ),
+    "what a switch adds to a step that is captured": (
+        [
+            started(enable_expert_distribution_metrics=True, ep_size=8),
+            died("layers/moe/topk.py forward", "eplb/expert_distribution.py collect", last=CAPTURING),
+        ],
+        "once without --enable-expert-distribution-metrics: its code failed there",
+    ),
+    "a header of the system that a compiler lacks": (
+        [
+            f"{died('mem_cache/cpp_utils/native_hash.py load', last=BUILD).rstrip()}\n"
+            "a.cpp:3:10: fatal error: openssl/sha.h: No such file or directory\n",
+        ],
+        "openssl/sha.h, is missing",
+    ),
+    "a draft that takes a packed head for a whole one": (
+        [
+            started(model_path="/m/Qwen3-NVFP4", speculative_algorithm="DSPARK"),
+            died("models/dspark.py compute_base_logits", last=f"RuntimeError: {PACKED}"),
+        ],
+        "lm_head as if it were whole",
+    ),
+    "a draft of another width, of a target that is not packed": (
+        [
+            started(model_path="/m/Qwen3", speculative_algorithm="DSPARK"),
+            died("models/dspark.py compute_base_logits", last=f"RuntimeError: {PACKED}"),
+        ],
+        "does not fit this target",
+    ),
+    "a request that lacks what it is made of": (
+        [
+            decode(1),
+            died(
+                "managers/scheduler.py handle_embedding_request",
+                "managers/schedule_batch.py __init__",
+                last="TypeError: object of type 'NoneType' has no len()",
+            ),
+        ],
+        "a router or its health check",
+    ),
+    "an HTTP worker that dies as often as it starts": (
+        [
+            started(tokenizer_worker_num=8),
+            *(decode(1), f"{stamp(2)} INFO:     Child process [411] died\n", decode(3)),
+        ],
+        "--tokenizer-worker-num 1",
+    ),
+    "an image's embedding from the cache that is another's": (
+        [decode(1), died("managers/mm_utils.py embed", last=SHORT)],
+        "SGLang 32404",
+    ),
+    "an image without a mark, whose keys the client gave": (
+        [decode(1), died("managers/mm_utils.py embed", last=SHORT.replace("ids=275", "ids=0"))],
+        "mm_hashes",
     ),
     "copies in the host cache that a check refused": (
         [

@@ -104,6 +104,7 @@ class TestToldByWords:
             ),
             ("NotImplementedError: FA3 does not support fp8_e5m2 KV cache", "a.py", "fp8_e4m3"),
             (FLASHMLA, "flashmla_backend.py", "--page-size 64"),
+            ("AssertionError: Only SiLU activation is supported.", "wNa16_moe.py", "Gemma's is GELU"),
             ("AssertionError: max_running_request is zero", "model_runner.py", "--max-mamba-cache-size"),
             ("ValueError: DeepEP only supports hidden size 7168", "deepep.py", "--moe-a2a-backend none"),
             ("ValueError: Unsupported tokenizer type: <class 'a.B'>", "tokenizer_info.py", "--grammar-backend"),
@@ -368,6 +369,7 @@ class TestKindsOfFaults:
         ("RuntimeError: \"f_cpu\" not implemented for 'Half'", "managers/a.py", "f", "--dtype bfloat16"),
         ("AssertionError: segment at 8 shares a page with the one ending at 8", "mem_cache/a.py", "f", "give up"),
         ("EOFError", "managers/a.py", "read", "gone, or a file is cut"),
+        ("TypeError: TextEncodeInput must be Union[str]", "bench_serving.py", "calculate_metrics", "with streaming"),
     )
 
     @pytest.mark.parametrize(("last", "file", "function", "word"), IN_PACKAGES)

@@ -131,7 +131,17 @@ def prompts(count: int, cached: int) -> list[str]:
         ("model_path='/models/own', tp_size=2, disable_custom_all_reduce=False", [], "own-sums"),
         ("model_path='/models/own'", [decode(2, running=600)], "detokenizer"),
         ("model_path='/models/own', hicache_storage_backend='file'", prompts(5, 0), "storage-never-read"),
+        (
+            "model_path='/models/own', hicache_storage_backend='file', hicache_write_policy='write_back'",
+            prompts(5, 0),
+            "storage-without-heads",
+        ),
         ("model_path='/models/own', hicache_storage_backend='file'", prompts(5, 90), "reference"),
+        (
+            "model_path='/models/own', kv_cache_dtype='fp8_e5m2', attention_backend='fa3'",
+            ["FlashAttention3 only supports fp8_e4m3 if using FP8; Setting attention backend to triton."],
+            "attention-backend-replaced",
+        ),
         ("model_path='/models/own'", [prefill(second, new=8192, queued=40) for second in range(9)],
          "prompts-wait-for-prefill"),
         ("model_path='/models/own'", ["UserWarning: Using a slow tokenizer. This might cause"], "slow-tokenizer"),

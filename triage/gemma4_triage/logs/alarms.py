@@ -58,6 +58,8 @@ _HARD = {
     rb"process (?:has )?(?:died|crashed)\b|Back-off restarting failed container|"
     rb"CrashLoopBackOff|\bExited \((?!0\)|137\)|143\))\d+\)|\bMain process exited, code=exited, status=(?!0/)\d|"
     rb"^srun: error: .{0,200}: (?:Exited with|Segmentation)",
+    # Of uvicorn, which starts another one in its place.
+    "http-worker": rb"Child process \[\d+\] died",
     "ray": rb"ActorDiedError|RayActorError|ActorUnavailableError|Worker exit detail",
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
     "exception": rb"hit an exception\b",
@@ -107,7 +109,7 @@ FATAL = frozenset(
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
 OF_REQUESTS = frozenset(
     {"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage", "router", "adapter"}
-    | {"thread", "panic", "refused", "weights-update", "grammar", "lost-answer"}
+    | {"thread", "panic", "refused", "weights-update", "grammar", "lost-answer", "http-worker"}
 )
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {

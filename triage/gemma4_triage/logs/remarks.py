@@ -49,6 +49,7 @@ MARKS = (
     (b" status_code=4", "router_refused"),
     # What suspects.py asks for: scales, and layers that keep states.
     (b"Using FP8 KV cache but no scaling factors", "no_kv_scales"),
+    (b"FlashAttention3 only supports fp8_e4m3", "e5m2_on_triton"),
     (b"Mamba Cache is allocated", "states"),
     (b"https://huggingface.co/", "hub"),
     # A start that somebody ended before it was one.

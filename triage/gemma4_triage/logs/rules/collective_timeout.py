@@ -70,6 +70,11 @@ _BEFORE_STEPS = (
     "for a transfer keeps all others; once without --enable-dp-attention"
 )
 _JOINED = pattern(r"(\d+)/(\d+) clients joined")
+_SILENT = (
+    "if the other's output only stops: dmesg -T | grep -i oom, docker inspect or kubectl describe pod there: its "
+    "host's memory ran out, on GPUs that share it (GB10, Jetson) the model's too; a lower --mem-fraction-static and "
+    "--chunked-prefill-size"
+)
 _RANK = pattern(r"\[[Rr]ank ?(\d+)\]")
 _WORK = pattern(r"SeqNum=(\d+), OpType=(\w+)")
 
@@ -104,7 +109,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             where = f"line {others[0].place.line}{on_rank(others[0].rank)}"
             advice = (f"{others[0].type_name or 'a failure'} in {where} is of another kind: begin there",)
         else:
-            advice = ("find the first rank or node that ended, and its exception: this line only follows from it",)
+            advice = (
+                "find the first rank or node that ended, and its exception: this line only follows from it",
+                _SILENT,
+            )
     elif "connectFullMesh" in said:
         cause = (
             "Ranks could not connect to each other over Gloo: it took a network interface or host name that they do "

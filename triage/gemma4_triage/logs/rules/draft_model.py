@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
@@ -14,7 +16,7 @@ _OF_A_DRAFT = ("set_embed", "set_embed_and_head", "get_hot_token_id", "hot_token
 
 
 _SHAPES = pattern(r"mat1 and mat2 shapes cannot be multiplied \((\d+x\d+) and (\d+x\d+)\)")
-_DRAFTS = pattern(r"\w*(?:eagle|draft|mtp|nextn|medusa)\w*\.py:")
+_DRAFTS = pattern(r"\w*(?:eagle|draft|mtp|nextn|medusa|dspark|dflash)\w*\.py:")
 
 
 def _of_a_shape(death: Death) -> bool:
@@ -29,6 +31,8 @@ def _explains(death: Death) -> bool:
 
 def _other_shape(facts: LogFacts, death: Death) -> Finding:
     shapes = _SHAPES.search(death.message)
+    if shapes and _packed(facts, shapes):
+        return _packed_shape(facts, death, shapes)
     said = f": {shapes[1]} meets weights of {shapes[2]}" if shapes else ""
     return Finding(
         rule=RULE.id,
@@ -44,6 +48,37 @@ def _other_shape(facts: LogFacts, death: Death) -> Finding:
             "a draft that was made for this target and this algorithm: EAGLE3 takes states of three layers, EAGLE of "
             "one; its config.json has to name the target's hidden_size",
             "serve without --speculative-algorithm meanwhile",
+        ),
+    )
+
+
+_IN_ONE = (2, 8)  # values of 4 bits in a byte, and in a word of 32 bits
+_FEWEST_OUTPUTS = 30_000  # a vocabulary has more, a layer between two others less
+_FOUR_BITS = pattern(r"(?i)fp4|awq|gptq|int4|w4a|4-?bit|marlin")
+
+
+def _packed(facts: LogFacts, shapes: re.Match[str]) -> bool:
+    """Say whether these weights are a head of the vocabulary that lies packed, as 4-bit weights do."""
+    (_, width), (stored, outputs) = (list(map(int, shape.split("x"))) for shape in shapes.groups())
+    names = " ".join(facts.settings.get(name, "") for name in ("quantization", "model_path"))
+    folds = any(width == stored * times for times in _IN_ONE)
+    return folds and outputs >= _FEWEST_OUTPUTS and _FOUR_BITS.search(names) is not None
+
+
+def _packed_shape(facts: LogFacts, death: Death, shapes: re.Match[str]) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause=f"The draft's code multiplies by the target's lm_head as if it were whole, and it lies packed, as 4-bit "
+        f"weights do: {shapes[1]} meets weights of {shapes[2]}.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *of_settings(facts, "quantization", "model_path", "speculative_draft_model_path"),
+        ),
+        ruled_out_if=("config.json lists lm_head among the layers that are not quantised (ignore, exclude_modules)",),
+        advice=(
+            "a copy of the target that leaves lm_head whole, or the target that is not quantised",
+            "serve without --speculative-algorithm meanwhile; a later release, which unpacks it",
         ),
     )
 
@@ -106,7 +141,11 @@ _NAMED_SO = {
     "awq_marlin": ("awq",),
     "gptq": ("gptq",),
     "gptq_marlin": ("gptq",),
-    "compressed-tensors": ("w4a16", "w8a8", "fp8", "quantized", "compressed", "int4", "int8"),
+    "compressed-tensors": (
+        *("w4a16", "w8a8", "fp8", "quantized", "compressed", "int4", "int8"),
+        # What the name says is the method, and the form is compressed-tensors all the same.
+        *("awq", "gptq", "fp4", "4bit", "8bit", "4-bit", "8-bit"),
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from gemma4_triage.logs.rules import (
     library_kernel,
     no_kernel_image,
 )
+from gemma4_triage.logs.suspects import features
 
 _FAILED = pattern(r"Capture (?:\w+ )*graph failed: ?(.*)")
 _IN_CAPTURE = pattern(
@@ -73,12 +74,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     part = library_kernel.part_of(within) if not (handles or deepep or no_memory) else None
     if part is not None:
         cause += f" It computes {part.what}, by its frames, and failed in {within.frame}."
+    mine = [one for one in features(facts) if one.words and one.words.search(within.frame)] if part is not None else []
+    if mine:
+        cause = cause.partition(" It computes")[0] + f" It is code of {mine[0].flag}, in {within.frame}."
+        part = None
     saver = (_SAVER,) if facts.settings.get("enable_memory_saver") == "True" else ()
     memory = ("lower --mem-fraction-static by 0.03 to 0.05", "a smaller --cuda-graph-max-bs needs smaller buffers")
     library = library_kernel.of_path(death.message[:_FAR])
     compiled = facts.settings.get("enable_torch_compile") == "True"
     code = (
         *(("once without --enable-torch-compile, which compiles the model as it is captured",) if compiled else ()),
+        *(f"once {one.without}: its code failed there" for one in mine),
         *((library,) if library else ()),
         *((part.look,) if part is not None and not library else ()),
         "once with --disable-cuda-graph: the same error then comes from an ordinary step, with its own traceback",

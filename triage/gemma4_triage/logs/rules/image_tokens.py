@@ -62,7 +62,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         said, cause = "", "the processor and the encoder disagree"
     elif int(counts["text"]) > int(counts["made"]):
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"
-        cause = "the prompt holds placeholders of its own, an image was dropped, or a chunk ends inside an image"
+        cause = "the prompt holds placeholders of its own, an image was dropped, a chunk ends inside an image, or the "
+        cause += "cache of embeddings gave another image's"
     elif int(counts["text"]) == 0:
         said = f": 0 placeholders, {counts['made']} embeddings"
         cause = "the prompt has no mark for its images, as a chat template of another model or none at all writes it"
@@ -78,9 +79,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the same request alone, with --chunked-prefill-size -1, fails alike and has no placeholder in its text",
         ),
         advice=(
-            *((_NO_MARK,) if counts and int(counts["text"] or 0) == 0 else ()),
+            *((_NO_MARK, _OWN_KEYS) if counts and int(counts["text"] or 0) == 0 else ()),
             "send that request alone, then with one image, and with images or a video alone; look for a literal image "
             "token in the text",
+            *((_OTHERS,) if counts and int(counts["text"] or 0) > int(counts["made"] or 0) else ()),
             "the processor counts the placeholders: install the transformers that SGLang asks for",
             "a prompt near the context length is cut: shorten it, or raise --context-length",
             "once with --disable-radix-cache: a prefix that ends inside a sound or an image was counted wrong (SGLang "
@@ -94,6 +96,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
 _NO_MARK = (
     "--chat-template of this model (qwen2-vl, gemma-it and others by name, or the publisher's file): the one in use "
     "writes no image mark; text that the client puts together needs the mark itself; then a later release"
+)
+_OWN_KEYS = (
+    "requests that bring mm_hashes or input_ids of their own: once without them; keys that come after the prompt was "
+    "laid out leave it without marks (SGLang 40225)"
+)
+_OTHERS = (
+    "if the same request works alone and after a restart: the cache of embeddings found another image's under the same "
+    "short key (SGLang 32404); a later release checks their length"
 )
 _OF_DEATH = of_death(
     "image-tokens", "placeholders and embeddings differ in number", _explains, _tell, alarms=("image-tokens",)

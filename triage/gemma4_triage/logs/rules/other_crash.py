@@ -75,14 +75,24 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
-                *((_WHERE if waited else _PACKAGES if "as it was imported" in code else _OTHER_BUILD,) if code else ()),
-                *((_OF_A_PACKAGE.format(death.package),) if _in_a_package(death) else ()),
+                *_of_releases(death, code, waited),
                 _next_step(death, beginning),
                 *_suspect(facts, death),
                 *(one for one in apart if one not in named),
             ),
             next_commands=_commands(death),
         )
+
+
+def _of_releases(death: Death, code: str, waited: bool) -> Iterator[str]:
+    """Yield which releases to take, where the exception tells of the code alone, or was raised in another's package."""
+    if _of_a_caller(death):
+        yield _PAIR
+        return
+    if code:
+        yield _WHERE if waited else _PACKAGES if "as it was imported" in code else _OTHER_BUILD
+    if _in_a_package(death):
+        yield _OF_A_PACKAGE.format(death.package)
 
 
 def _of_kind(kind: Wording | None, death: Death) -> str:
@@ -173,6 +183,12 @@ _HANDLED = (
         " It handed a request on between the queues of a split server.",
         "a later release on both servers: the request had been aborted, retracted or timed out meanwhile; until then "
         "fewer requests at once, and once with the other of --disaggregation-transfer-backend mooncake and nixl",
+    ),
+    Handled(
+        pattern(r"handle_(?:batch_)?(?:embedding|generate)_request$"),
+        " It took up a request that had just come in.",
+        "what sent the last request leaves a field out, or is of another release: a gRPC client, a router or its "
+        "health check, or a client's own code; once without it; then a later release",
     ),
     Handled(
         pattern(r"\w*_session\w*$"),
@@ -317,6 +333,24 @@ _OTHER_TYPE = pattern(
 )
 
 
+_OF_SGLANG = pattern(
+    r"'(?:ServerArgs|PortArgs|Engine|HttpServerEngineAdapter|TokenizerManager|\w+Req(?:Input|Output))' object has no "
+    r"attribute|\b(?:ServerArgs|PortArgs|Engine|TokenizerManager|\w+Req(?:Input|Output))\.\w+\(\) "
+    r"(?:got an unexpected|missing \d+ required|takes \d+)"
+)
+_PAIR = (
+    "versions that belong together: the SGLang that the caller names itself (its pyproject, image or guide), or a "
+    "release of the caller for this SGLang, mostly a later one; pip list shows both"
+)
+_OTHER_ONE = "that code was written for another one, or its own call is wrong"
+
+
+def _of_a_caller(death: Death) -> bool:
+    """Say whether it was raised outside of SGLang, by code that builds on it, of what SGLang offers such code."""
+    of_sglang = death.package == "sglang" or (death.path and not death.package)
+    return not of_sglang and _OF_SGLANG.search(death.message) is not None
+
+
 def _of_the_code(death: Death) -> str:
     """Return what the exception says of the code alone, whatever the load was; "" if it may be the load's."""
     if (found := _NAMES.search(death.message)) and death.type_name in (
@@ -326,6 +360,11 @@ def _of_the_code(death: Death) -> str:
     ):
         name = next(filter(None, found.groups()))
         return f"its code uses {name}, which nothing has set or imported: a defect of this build"
+    if _of_a_caller(death):
+        return (
+            "it asks of SGLang what the installed release has not: "
+            f"{f'{death.package} was written for another one' if death.package else _OTHER_ONE}"
+        )
     if death.type_name == "TypeError" and (found := CALL.search(death.message)):
         return (
             f"{found[1]} is called with other arguments than it takes: a defect of this build, or two that do not fit"

@@ -10,6 +10,7 @@ from gemma4_triage.logs.rules import graph_capture
 
 _ON_THE_DEVICE = "CUDA out of memory"
 _TOO_SMALL = "Not enough memory. Please try to increase --mem-fraction-static"
+_NO_POOL = "leave no GPU memory for the KV cache under --mem-fraction-static"
 _UNBALANCED = "The memory capacity is unbalanced"
 _HOST = "Not enough host memory available"
 _CAUSES = {
@@ -18,7 +19,9 @@ _CAUSES = {
     _UNBALANCED: "GPUs of this server do not have the same memory free: another process holds some of one.",
     _HOST: "The host has not the memory that the hierarchical cache asks for.",
     _TOO_SMALL: "Weights alone fill the share of memory that pools were to come from.",
+    _NO_POOL: "Weights alone fill the share of memory that pools were to come from.",
 }
+_ABOVE = pattern(r"Raise --mem-fraction-static above (\d\.\d+)")
 _TOWER = pattern(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:|.* (?:get_image_feature|get_audio_feature)\w*$")
 _PICTURES = pattern(r"(?:image_process\w*|video_process\w*|processing_\w+|(?!logits_)\w+_processor)\.py:")
 _PINNED = pattern(r".* \w*(?:offload|pin_memory|host_register|alloc_host|pinned)\w*$|memory_pool_host\.py:")
@@ -68,6 +71,7 @@ _ASKED = pattern(
 _ROOM_GIB = 1.0  # for what else a step needs beside the allocation that failed
 _DRAFT_SHARE = 0.2  # of the device, what a target's pools and graphs leave a draft's pool room in
 _POOL_SHARE = 0.05  # of the device, the least that is of use as a KV pool
+_MOST_SHARE = 0.95  # of the device, beside which a step finds room
 
 
 def _explains(death: Death) -> bool:
@@ -77,8 +81,12 @@ def _explains(death: Death) -> bool:
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
-    too_small = _TOO_SMALL in death.message
-    advice = _larger_share(facts) if too_small else _other_advice(death) or _smaller_share(facts, death)
+    too_small = _TOO_SMALL in death.message or _NO_POOL in death.message
+    advice = (
+        (_named_share(death) or _larger_share(facts))
+        if too_small
+        else _other_advice(death) or _smaller_share(facts, death)
+    )
     cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
     if death.usage is None and any(map(_LOADS.match, death.frames)) and _ON_THE_DEVICE in death.message:
         cause, advice = _OF_WEIGHTS
@@ -174,6 +182,18 @@ def _memory_lines(facts: LogFacts) -> list[Evidence]:
     ]
 
 
+def _named_share(death: Death) -> tuple[str, ...]:
+    """Return what to do about a share that the message itself names; empty if it names none."""
+    if (above := _ABOVE.search(death.message)) is None:
+        return ()
+    more = float(above[1]) + _POOL_SHARE
+    room = f"; {more:.2f} leaves a pool of a twentieth of the GPU" if more <= _MOST_SHARE else ""
+    return (
+        f"raise --mem-fraction-static above {above[1]}, where weights alone fit{room}",
+        *(("more GPUs (--tp) or fewer bits: that share leaves next to nothing beside weights",) * (not room)),
+    )
+
+
 def _larger_share(facts: LogFacts) -> tuple[str, ...]:
     """Say from which --mem-fraction-static on a pool fits: SGLang gives it what is left less the share that is not."""
     before, after = facts.remarks.get("before_weights"), facts.remarks.get("after_weights")
@@ -187,7 +207,7 @@ def _larger_share(facts: LogFacts) -> tuple[str, ...]:
     if of_draft is not None:
         return of_draft
     least = 1 - left / had
-    if least + _POOL_SHARE > 0.95:
+    if least + _POOL_SHARE > _MOST_SHARE:
         return (f"weights take {had - left:.1f} of {had:.1f} GB: no share leaves a pool; more GPUs or fewer bits",)
     return (
         f"weights take {had - left:.1f} of {had:.1f} GB: --mem-fraction-static has to be above {least:.2f}; "

@@ -40,6 +40,8 @@ _OTHER_METHOD = pattern(
     r"\w*(?:Config|LinearMethod|MoEMethod))' object has no attribute "
     r"'(?!runner|moe_runner)(\w+)'"
 )
+# A package that is of another release, which wheels_do_not_fit.py tells.
+_OF_A_MODULE = pattern(r"^module '[\w.]+' has no attribute")
 _OF_EXPERTS = pattern(r"layers/moe/|experts?")
 _NO_EP = "without --enable-ep-moe, --enable-deepep-moe or --moe-a2a-backend: those layers of experts take FP8 alone"
 _NOT_HERE = pattern(r"(?i)not (?:available|supported) on this (?:device|gpu|hardware|platform)")
@@ -54,6 +56,8 @@ def _no_support(death: Death) -> bool:
     """Say whether the code that makes a quantised layer's parameters lacks something of this model's layers."""
     if death.type_name == "AttributeError" and any(one.search(death.message) for one in (_NO_PARAMETER, _OTHER_METHOD)):
         return True
+    if _OF_A_MODULE.search(death.message):
+        return False
     lacks = death.type_name in ("KeyError", "TypeError", "AttributeError", "NotImplementedError")
     inner = death.frames[-3:]
     return lacks and any(_QUANTISED.match(frame) and _CREATES.match(frame) for frame in inner)

@@ -100,6 +100,16 @@ _SENT = (
     "names, shapes, dtype, quantisation and parallelism that the trainer sends have to be the server's; both of "
     "releases that fit each other (SGLang's, torch's and the trainer's); once with the weights on disk"
 )
+_LAUNCH = _part(
+    r"entrypoints/.*(?:engine|http_server)",
+    "how the server and its processes are started",
+    "the first exception of any process counts; send a request that failed alone; then a later release",
+)
+_REQUEST = _part(
+    r"entrypoints/|openai_api/|managers/(?:tokenizer|multi_tok|template|io_struct)",
+    "a request, before the scheduler sees it",
+    "send that request alone and mend what its words name; if it is well formed, a later release",
+)
 _RUNS = pattern(r"model_executor/|managers/tp_worker")
 _STEPS = (
     # What the code that runs a model is about to do, by the function that does it.
@@ -199,16 +209,8 @@ _PARTS = (
         "the parsers of answers",
         "--tool-call-parser and --reasoning-parser have to be the model's",
     ),
-    _part(
-        r"entrypoints/.*(?:engine|http_server)",
-        "how the server and its processes are started",
-        "the first exception of any process counts; send a request that failed alone; then a later release",
-    ),
-    _part(
-        r"entrypoints/|openai_api/|managers/(?:tokenizer|multi_tok|template|io_struct)",
-        "a request, before the scheduler sees it",
-        "send that request alone and mend what its words name; if it is well formed, a later release",
-    ),
+    _LAUNCH,
+    _REQUEST,
     _part(
         r"models/",
         "this release's code of the model",
@@ -350,7 +352,7 @@ _NOT_ITS_OWN = pattern(
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"
     r"invalid for input of size|must be Tensor, not|index k out of range|Expected reduction dim|INTERNAL ASSERT|"
     r"abstract class|is not defined|cannot unpack|unsupported operand|is not iterable|"
-    r"not subscriptable|consecutive errors|expected str|invalid literal|values to unpack"
+    r"has no len\(\)|not subscriptable|consecutive errors|expected str|invalid literal|values to unpack"
 )
 _TELLING = pattern(
     r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"
@@ -358,7 +360,9 @@ _TELLING = pattern(
 )
 _DTYPE = pattern(r"Supported dtypes: \[torch\.(\w+)")
 _FLAG = pattern(r"--[a-z][\w-]+[a-z0-9]")
-ASKED = pattern(r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b[^.;]{8,160}")
+ASKED = pattern(
+    r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b(?:[^.;]|\.(?=\d)){8,160}"
+)
 _LONGEST = 220
 
 
@@ -412,6 +416,8 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
     error = next((error for error in reversed(facts.errors) if error.frames and part_of_file(error.caller)), None)
     if error is None or (part := part_of(error) or part_of_file(error.caller)) is None:
         return
+    # What serves HTTP starts the processes too, which it had done by then.
+    part = _REQUEST if part is _LAUNCH else part
     call = CALL.search(error.message)
     of_input = next((one for one in written("refused_by_check.toml") if one.words.search(error.message)), None)
     why = "its exception is of that request, not of the load"
@@ -575,6 +581,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks, *(_arguments_in(said) if part is _PARTS[0] else ()))))
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
     asked = ASKED.search(said)
+    later = tuple(flag for flag in asks if said.startswith("assert not ") and _is_off(facts, flag))
     return Finding(
         rule=ID,
         cause=f"A check of SGLang's own, in {death.frame.partition(':')[0]}, {what}. It concerns {part.what}, and "
@@ -584,7 +591,14 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         ruled_out_if=("an earlier line tells of another failure: this one may then follow from it",),
         advice=(
             *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
-            *((f"change or leave out {', '.join(flags)}",) if flags else ()),
+            *(
+                (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)
+                if later
+                else (f"change or leave out {', '.join(flags)}",)
+                if flags
+                else ()
+            ),
+            *((_OF_THE_DRAFT,) if later and facts.settings.get("speculative_algorithm", "None") != "None" else ()),
             *as_the_draft_was_loaded(facts, death),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((NOT_YET,) if LACKING.search(said) and part is not _PARTS[0] else ()),
@@ -600,6 +614,18 @@ def _others(facts: LogFacts, death: Death, bare: bool) -> Iterator[str]:
     for one in switched_on(facts, death) if bare or facts.served else ():
         if not one.endswith(NAMED) and (bare or one != NO_OVERLAP):
             yield one
+
+
+_OF_THE_DRAFT = (
+    "once without --speculative-algorithm: the draft's part is set up after the target's, from the same arguments, and "
+    "may change them for both"
+)
+
+
+def _is_off(facts: LogFacts, flag: str) -> bool:
+    """Say whether the start line is there and has an argument switched off, or does not name it."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return bool(facts.settings) and facts.settings.get(name, "False") in ("False", "None")
 
 
 LACKING = pattern(

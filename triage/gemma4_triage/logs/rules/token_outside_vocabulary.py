@@ -30,6 +30,13 @@ _TEXT = (
         frames=_DETOKENIZES,
     ),
     Wording(
+        pattern(r"'(?P<tokenizer>\w*Tokenizer\w*)' object has no attribute '(?P<what>\w+)'"),
+        "The tokenizer's class, {tokenizer}, has no {what}, which this release reads of every tokenizer: it is one of "
+        "its own kind (tiktoken, Mistral's, the checkpoint's code), or of another transformers.",
+        "a later release of SGLang, which may do without it; else the transformers that SGLang pins, or a "
+        "--tokenizer-path with a tokenizer.json",
+    ),
+    Wording(
         pattern(r"^(?:TypeError|UnicodeDecodeError|AttributeError|IndexError)"),
         "The tokenizer's code could not turn token ids into text: its class, often one that comes with the checkpoint, "
         "does not fit the installed transformers, or ids beyond its vocabulary were sampled.",

@@ -105,6 +105,15 @@ _KINDS = {
             "clients that wait for ever after that: once with --tokenizer-worker-num 1",
         ),
     ),
+    "http-worker": _Kind(
+        "one of several HTTP workers (--tokenizer-worker-num) ended, and another one is started in its place",
+        (
+            "--tokenizer-worker-num 1, or fewer: then a later release; with as many as it had, some have died as they "
+            "started, for ever (SGLang 10121)",
+            "its own exception or signal stands near; dmesg -T | grep -i oom: each has a tokenizer of its own in the "
+            "host's memory",
+        ),
+    ),
     "lost-answer": _Kind(
         "answers did not find their way back to the tokenizer worker that had asked, so that clients, and the start's "
         "own first request, wait for ever",

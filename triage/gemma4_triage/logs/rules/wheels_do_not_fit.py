@@ -8,7 +8,7 @@ from typing import Any
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import of_wordings, remarked
+from gemma4_triage.logs.rule import of_wordings, pattern, remarked
 
 _TYPES = (
     "",
@@ -51,15 +51,33 @@ _NOT_IMPORTED = (
 )
 
 
+# Those of CUDA, torch and what lies beside them are the general case.
+_HEADER = pattern(
+    r"fatal error: ((?!cu|nv|nccl|thrust|torch|ATen|c10|cooperative|device_|flashinfer|tvm)[\w./+-]+): No such file"
+)
+_NO_HEADER = (
+    "install the package that has {0}, in the image, with the system's package manager (apt-file search names it; "
+    "openssl/sha.h is of libssl-dev, numa.h of libnuma-dev, infiniband/verbs.h of libibverbs-dev, Python.h of "
+    "python3-dev), or take SGLang's image; once without what asked for it, as the frames say"
+)
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     for finding in _OF_WORDINGS.find(facts):
         compiler = remarked(facts, "compiler", "what the compiler said last") if "compile" in finding.cause else []
         lacks = any("No processor registered" in str(one.value) for one in finding.evidence)
         unknown = "no code for the model's architecture" in finding.cause and "not_imported" in facts.remarks
         lacking = remarked(facts, "not_imported", "what could not be imported") if lacks or unknown else []
+        missing = _HEADER.search(str(compiler[0].value)) if compiler else None
         update: dict[str, Any] = {"evidence": (*finding.evidence, *compiler, *lacking)}
         if unknown:
             update["advice"] = (_NOT_IMPORTED, *finding.advice)
+        if missing:
+            update["cause"] = (
+                f"Code is compiled on this machine, and a header of the system, {missing[1]}, is missing: no wheel "
+                "brings it."
+            )
+            update["advice"] = (_NO_HEADER.format(missing[1]),)
         yield finding.model_copy(update=update)
 
 
