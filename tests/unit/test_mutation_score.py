@@ -215,6 +215,16 @@ def test_rows_of_another_seed_or_of_no_run_are_refused(tmp_path: Path, text: str
         RowsFile(tmp_path, 5).read()
 
 
+def test_reading_a_whole_file_of_rows_leaves_it_alone(tmp_path: Path) -> None:
+    RowsFile(tmp_path, 5).begin("0.5.23")
+    path = tmp_path / ROWS_NAME
+    path.chmod(0o444)
+    before = path.stat()
+    RowsFile(tmp_path, 5).read()
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 def test_a_run_that_cannot_be_resumed_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for output in (None, tmp_path):
         with pytest.raises(OutputRefused):

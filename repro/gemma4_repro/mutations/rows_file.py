@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gemma4_repro.errors import OutputRefused
 from gemma4_repro.mutations.grid import Server
 from gemma4_repro.mutations.score import Clean, Row
+from gemma4_runtime.whole_file import write_whole
 
 ROWS_NAME = "mutations.jsonl"
 
@@ -60,7 +61,9 @@ class RowsFile:
                     f"line {number} of {self._path} is no row", "start anew in another folder"
                 ) from error
             self._take(line)
-        self._path.write_text("".join(whole), encoding="utf-8")
+        # Otherwise it is left as it is: a page is drawn from such files while others read them.
+        if len(whole) < len(lines):
+            write_whole(self._path, "".join(whole))
 
     def _take(self, line: _Line) -> None:
         if line.seed is not None and line.seed != self._seed:

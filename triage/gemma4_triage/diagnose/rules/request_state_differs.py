@@ -94,7 +94,9 @@ def find(incident: Incident) -> Finding | None:
 def _missed(incident: Incident) -> Iterator[Evidence]:
     audit = lost_by_a_count(incident)
     if audit is not None:
-        yield said(audit, "offence_count", "its pages that an audit took for lost, since this count does not reach them")
+        yield said(
+            audit, "offence_count", "its pages that an audit took for lost, since this count does not reach them"
+        )
 
 
 def _is_known(dump: Dump) -> bool:
