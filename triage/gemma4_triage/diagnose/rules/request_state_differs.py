@@ -95,7 +95,7 @@ def _missed(incident: Incident) -> Iterator[Evidence]:
     audit = lost_by_a_count(incident)
     if audit is not None:
         yield said(
-            audit, "offence_count", "its pages that an audit took for lost, since this count does not reach them"
+            audit, "offence_count", "pages of its own that an audit took for lost: the count does not reach them"
         )
 
 
