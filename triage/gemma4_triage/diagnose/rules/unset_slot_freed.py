@@ -68,8 +68,8 @@ def _names_a_page(incident: Incident) -> bool:
     if dump is not None:
         return len({offence.value for offence in dump.manifest.offences}) > 1
     audit = _audit(incident)
-    free = None if audit is None else _free_of_no_page(audit)
-    return free is not None and readable_events(audit)[free].get("slots") is not None
+    number = None if audit is None else _free_of_no_page(audit)
+    return audit is not None and number is not None and "slots" in readable_events(audit)[number]
 
 
 def _at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
