@@ -73,6 +73,9 @@ class PlainHistory:
         named = self.named(pool, slots)
         said = {"kind": kind, "pool": pool, "site": site.name.lower(), "step": step}
         said |= {"pages": len(named), "first_pages": named[:8]}
+        of_page_0 = len({slot for slot in slots if 0 <= slot < self.page_size})
+        if kind == "free_asked" and not named and of_page_0 > 1:
+            said["slots"] = of_page_0
         said |= {} if by is None else {"by_request_slot": by[0]}
         self.recent.append(said | ({"request_slots": about[0][:8]} if kind == "owned" else {}))
 

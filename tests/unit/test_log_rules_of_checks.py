@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemma4_triage.finding import Confidence
-from gemma4_triage.logs.rules.refused_by_check import part_of_file
+from gemma4_triage.logs.parts_of_sglang import part_of_file
 from made_logs import SITE, TRACEBACK, death, died, found_in, only, stamp, started, steady, told
 from score_checks import judged, reports
 

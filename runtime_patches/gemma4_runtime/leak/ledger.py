@@ -233,9 +233,10 @@ def _document(events: Events, number: int, pools: Sequence[tuple[str, PageLedger
     }
     if kind in (Kind.FREED, Kind.FREE_ASKED, Kind.SHARED) and events.second[number] >= 0:
         said["by_request_slot"] = int(events.requests_of(number)[0])
-    if kind is Kind.FREE_ASKED and not pages.size and (distinct := np.unique(slots).size) > 1:
+    of_page_0 = np.unique(slots[(slots >= 0) & (slots < ledger.page_size)]).size
+    if kind is Kind.FREE_ASKED and not pages.size and of_page_0 > 1:
         # A row that was never written has one slot of page 0, over and over; of page ids nobody can tell.
-        said["slots"] = int(distinct)
+        said["slots"] = int(of_page_0)
     return said | {"request_slots": events.requests_of(number)[:_NAMED].tolist()} if kind is Kind.OWNED else said
 
 

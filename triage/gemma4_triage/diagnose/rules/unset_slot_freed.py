@@ -16,7 +16,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 ID = "unset-slot-freed"
 _OF_A_FREE = {
     "by_request_slot": "the request that was released",
-    "slots": "how many slots it names: a row that was never written has one, over and over",
+    "slots": "how many slots of page 0: a row that was never written has one, over and over",
 }
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
+from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
-from gemma4_triage.logs.rules.refused_by_check import part_of_file
 
 _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
 _SHOWN = 8

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.rule import (
     Wording,
     at,
@@ -19,7 +20,7 @@ from gemma4_triage.logs.rule import (
     usage_text,
 )
 from gemma4_triage.logs.rules import collective_timeout
-from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL, part_of, part_of_file, part_spoken_of
+from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL
 from gemma4_triage.logs.suspects import NAMED, as_the_draft_was_loaded, of_files, switched_on
 from gemma4_triage.logs.tracebacks import TORN
 
