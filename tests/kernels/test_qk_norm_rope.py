@@ -113,7 +113,7 @@ def test_against_fp64_and_against_eager(path, case, dtype):
     check(arguments, path)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     tokens=st.integers(1, 5),
     q_heads=st.integers(1, 9),
