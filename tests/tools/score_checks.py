@@ -86,7 +86,7 @@ def _text(node: ast.AST) -> str:
 
 
 def reports(root: Path, every: int = 1) -> Iterator[Report]:
-    """Yield what the source below a folder can report, in the order of files and lines; of each `every`th file alone."""
+    """Yield what the source below a folder can report, in the order of files and lines: all, or every n-th file's."""
     for path in sorted(root.rglob("*.py"))[::every]:
         file = str(path.relative_to(root))
         if not file.startswith(_PARTS):
