@@ -172,6 +172,7 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
 ELSEWHERE = {
     ("freed-while-held", "the holder"),
     ("page-freed-twice", "a page that was free"),
+    ("mapping-entry-wrong", "the full page was given"),
     ("pages-leaked", "their last owner still"),
     ("unset-slot-freed", "slots above"),
 }
@@ -194,6 +195,7 @@ UNLESS_PROVEN = {
     ("pages-leaked", "a session"),
     ("request-state-differs", "the prefix cache counts"),
     ("request-state-differs", "the request was to get"),
+    ("request-state-differs", "the request's own"),
     ("request-state-differs", "the row is what"),
     ("request-state-differs", "the two accounts"),
     ("row-not-translated", "the pools have"),

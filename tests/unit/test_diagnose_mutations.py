@@ -69,6 +69,10 @@ CASES = {
     "accepted-too-many": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
     "mapping-changed-since-the-hand-out": ("mapping-differs", S.SWA_MAPPING, D.OTHER_SPACE, C.CERTAIN),
+    # Not drawn: what a fault did that is none of the grid's.
+    "free-list-has-a-page-of-the-cache": ("freed-while-held", None, None, C.POSSIBLE),
+    "eviction-that-did-not-free": ("mapping-entry-wrong", S.SWA_MAPPING, D.STALE, C.LIKELY),
+    "window-page-freed-in-a-decode": ("evicted-page-counted", None, None, C.POSSIBLE),
     "allocated-count-zero": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "mapping-to-a-page-that-is-free": ("mapping-differs", S.SWA_MAPPING, D.OFF_BY_ONE, C.CERTAIN),
     "mapping-to-a-page-that-was-freed": ("mapping-differs", S.SWA_MAPPING, D.STALE, C.CERTAIN),
@@ -135,6 +139,39 @@ def test_without_what_the_pool_gave_the_hand_out_may_be_right(tmp_path, name):
 def test_without_the_holders_nothing_is_said_of_them(tmp_path, name):
     dumps = [changed(tmp_path, dump, holders=None) for dump in dumps_of(name)]
     assert CASES[name][0] not in [finding.rule for finding in named_of(*dumps)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "says"),
+    [
+        ("of the page", None),
+        ("of more pages than are named", C.LIKELY),
+        ("none that is old enough", C.LIKELY),
+        ("as they were", C.CERTAIN),
+    ],
+)
+def test_a_mapping_is_accused_unless_its_full_page_may_have_been_handed_out_anew(tmp_path, calls, says):
+    made = []
+    for dump in dumps_of("mapping-zero"):
+        folder = tmp_path / dump.path.name
+        shutil.copytree(dump.path, folder)
+        path = folder / "events.jsonl"
+        events = path.read_text().splitlines()
+        anew = {"kind": "handed_out", "pool": "full", "site": "alloc_for_extend", "step": 4, "pages": 1}
+        if calls == "of the page":
+            events.append(json.dumps(anew | {"first_pages": [84]}))
+        elif calls == "of more pages than are named":
+            events.append(json.dumps(anew | {"first_pages": [5], "pages": 9}))
+        elif calls == "none that is old enough":
+            events = [json.dumps(anew | {"first_pages": [5]})]
+        path.write_text("".join(f"{line}\n" for line in events))
+        made.append(rewritten(folder, dump))
+    said = {finding.rule: finding.confidence for finding in named_of(*made)}
+    assert said.get("mapping-entry-wrong") == says
+
+
+def test_pages_that_their_owners_count_does_not_reach_are_no_leak():
+    assert "pages-leaked" not in [finding.rule for finding in named_of(*dumps_of("allocated-count-zero"))]
 
 
 def test_without_the_calls_before_a_free_the_mapping_is_not_accused(tmp_path):

@@ -483,6 +483,36 @@ def test_a_batch_that_names_another_row_is_found_before_the_next_step_allocates_
     assert (said.scalars["value"], said.scalars["expected"]) == (slots[2], slots[0])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("the batch", (Confidence.CERTAIN, Structure.ROW_INDICES, Defect.FOREIGN)),
+        ("two of the batch", (Confidence.LIKELY, Structure.ROW_INDICES, Defect.SWAPPED)),
+        ("the request", (Confidence.POSSIBLE, None, None)),
+        ("the batch, of a new request", (Confidence.LIKELY, Structure.ROW_INDICES, Defect.FOREIGN)),
+    ],
+)
+def test_a_batch_and_its_request_that_differ_are_told_apart_by_where_the_request_was(server, wrong, said):
+    world = server.world
+    if wrong != "the batch, of a new request":
+        server.forward()
+    slots = [held(request).req_pool_idx for request in world.requests]
+    numbers = slots
+    if wrong == "the request":
+        held(world.requests[0]).req_pool_idx = world.rows.free_slots[0]
+    elif wrong == "two of the batch":
+        numbers = [slots[1], slots[0], *slots[2:]]
+    else:
+        numbers = [slots[2], *slots[1:]]
+    server.scheduler.running_batch = SimpleNamespace(reqs=world.requests, req_pool_indices=torch.tensor(numbers))
+    trapped_by(server, lambda: request_rows.before_next_batch(server.scheduler))
+    (entry,) = DumpStore(server.dumps).list()
+    (finding,) = conclude(Incident((read_dump(entry.path),)))
+    assert (finding.confidence, finding.structure, finding.defect) == said
+    # Whose it is: the one that had the slot, whatever its record says now.
+    assert next(piece.value for piece in finding.evidence if piece.field == "scalars.request_slot") == slots[0]
+
+
 def test_a_batch_that_was_filtered_to_other_rows_is_found_before_the_next_step_allocates_by_it(server):
     server.forward()
     slots = [held(request).req_pool_idx for request in server.world.requests]

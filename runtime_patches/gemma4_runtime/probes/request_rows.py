@@ -76,7 +76,7 @@ from gemma4_runtime.rows.report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.rows.seen import Seen, evicted_before, note_counts, seen_of
+from gemma4_runtime.rows.seen import Seen, evicted_before, note_counts, seen_of, slot_before
 
 _NO_ROW = -1
 
@@ -112,7 +112,7 @@ def _check_row_numbers(scheduler: Any, batch: Any) -> None:
         wrong = [WrongEntry("released", number, 0, slots[number]) for number in released]
         kinds = [Defect.STALE] * len(wrong)
         report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots)
-    _check_row_indices(scheduler, slots, [held(request).req_pool_idx for request in batch.reqs], NEXT)
+    _check_row_indices(scheduler, slots, batch.reqs, NEXT)
 
 
 def after_batch_changes(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -120,18 +120,18 @@ def after_batch_changes(result: Any, batch: Any, *args: Any, **kwargs: Any) -> N
     rows = getattr(batch, "req_pool_indices", None)
     if _running is None or _running.scheduler is None or rows is None or len(rows) != len(batch.reqs):
         return
-    wanted = [held(request).req_pool_idx for request in batch.reqs]
-    _check_row_indices(_running.scheduler, rows.tolist(), wanted, CHANGED)
+    _check_row_indices(_running.scheduler, rows.tolist(), batch.reqs, CHANGED)
 
 
 def _check_row_indices(
     scheduler: Any,
     rows: Sequence[int],
-    wanted: Sequence[int | None],
+    requests: Sequence[Any],
     site: str,
     made: Any = None,
     role: str | None = "target",
 ) -> None:
+    wanted = [held(request).req_pool_idx for request in requests]
     wrong = check_values(rows, wanted)
     if not wrong:
         return
@@ -139,7 +139,12 @@ def _check_row_indices(
     free = set(pool.free_slots)
     kinds = [defect_of(w.value, w.expected, pool.size + 1, foreign=taken, free=free) for w in wrong]
     kinds = or_swapped(wrong, kinds)
-    report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, wanted, role=role)
+    # Which of the two has changed, the batch's entry or the request's own, is told by where the request was before.
+    first = wrong[0].row
+    before = slot_before(seen_of(scheduler), requests[first])
+    slots = [*wanted[:first], wanted[first] if before is None else before, *wanted[first + 1 :]]
+    had = {"as_before": None, "slot_before": before}
+    report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, slots, had=had, role=role)
 
 
 def _lengths_of(batch: Any) -> Iterator[tuple[int, int]]:
@@ -166,7 +171,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         return
     rows = made.req_pool_indices.tolist()
     wanted = [held(request).req_pool_idx for request in requests]
-    _check_row_indices(scheduler, rows, wanted, INIT, made)
+    _check_row_indices(scheduler, rows, requests, INIT, made)
     pairs = enumerate(zip(rows, wanted, strict=True))
     released = [WrongEntry("released", number, 0, row) for number, (row, slot) in pairs if slot is None]
     if released and not scheduler.enable_overlap:
@@ -196,13 +201,12 @@ def _check_rows_to_follow(backend: Any, forward_batch: Any, site: str) -> None:
     """Hold a batch's row numbers against its requests once more: a draft's are its own, and any may change since."""
     if forward_batch.forward_mode.is_idle() or _running is None or _running.scheduler is None:
         return
-    wanted = [held(request).req_pool_idx for request in _running.batch.reqs]
-    rows = forward_batch.req_pool_indices.tolist()
+    requests, rows = _running.batch.reqs, forward_batch.req_pool_indices.tolist()
     # A draft that follows several branches has each request as often as that.
-    if not wanted or not rows or len(rows) % len(wanted):
+    if not requests or not rows or len(rows) % len(requests):
         return
-    wanted = [slot for slot in wanted for _ in range(len(rows) // len(wanted))]
-    _check_row_indices(_running.scheduler, rows, wanted, site, forward_batch, role_of(backend))
+    requests = [request for request in requests for _ in range(len(rows) // len(requests))]
+    _check_row_indices(_running.scheduler, rows, requests, site, forward_batch, role_of(backend))
 
 
 def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:

@@ -98,6 +98,12 @@ def launched_at(seen: Seen, request: Any) -> int | None:
     return known[1] if known is not None and known[0] == (request.rid, request.retraction_count) else None
 
 
+def slot_before(seen: Seen, request: Any) -> int | None:
+    """Return in which request slot a request was when its row was last looked at; None if that is not known."""
+    stay = (request.rid, request.retraction_count)
+    return next((slot for slot, known in seen.rows.items() if known[0] == stay), None)
+
+
 def counts_before(seen: Seen, request: Any) -> tuple[int, int, int | None] | None:
     """Return what a request counted before its latest forward, if that was in this stay; once for each forward."""
     known = seen.counts.pop(held(request).req_pool_idx, None)

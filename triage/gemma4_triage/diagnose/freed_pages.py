@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gemma4_dumps.allocator_calls import START_MAPPING
-from gemma4_dumps.audit_findings import TABLE, Life, Suspect, suspects
+from gemma4_dumps.audit_findings import TABLE, Suspect, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
@@ -24,25 +22,10 @@ from gemma4_triage.diagnose.census import (
 )
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
-from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 
 _EVICTION = "evict_tree"
 _EDGES = "edges"
-
-
-def peers_lost(census: Census, twice: set[int]) -> tuple[Evidence, ...]:
-    """Return what says that the SWA pages of those pages are lost, if no others are: they went as those were mapped."""
-    gone = census.of("swa", NOWHERE)
-    if not gone or census.of("full", NOWHERE) or not all(one.suspect.peer in twice for one in gone):
-        return ()
-    return (cell(gone[0].dump, TABLE, (gone[0].row, 10), "the full page that a lost SWA page served"),)
-
-
-def freed_from_cache(past: Sequence[Life]) -> Life | None:
-    """Return the life before the latest, if the cache had the page and something else than its eviction freed it."""
-    if len(past) < 2 or past[-2].given_step is None or past[-2].free_step is None:
-        return None
-    return None if past[-2].free_site == _EVICTION else past[-2]
 
 
 def free_and_held(dump: Dump) -> list[Suspect]:

@@ -46,7 +46,8 @@ def _of_sums(incident: Incident) -> Finding | None:
             "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them "
             "back, so the parts of the SWA pool exceed it." + _WHY[structure]
         ),
-        confidence=Confidence.CERTAIN,
+        # Where neither the cache nor the count can be accused, the page may have been freed by somebody else.
+        confidence=Confidence.POSSIBLE if structure is None and gone is not None else Confidence.CERTAIN,
         evidence=(
             said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
             said(dump, "scalars.swa_available", "SWA tokens that are free"),

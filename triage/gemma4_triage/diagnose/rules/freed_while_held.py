@@ -1,18 +1,16 @@
 """A page on the free list that a request or the prefix cache still holds: freed too early, or never freed at all."""
 
-from gemma4_dumps.audit_findings import TABLE, Suspect, lives
-from gemma4_dumps.errors import DumpError
+from gemma4_dumps.audit_findings import Suspect
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, HELD_TWICE, NOWHERE, first_census
-from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
+from gemma4_triage.diagnose.earlier_lives import freed_beside_eviction, given_in_use, handed_out_in_use
+from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.freed_pages import (
     free_and_held,
-    freed_from_cache,
     holder_has_ended,
     of_request_slots,
-    peers_lost,
     was_freed,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -34,10 +32,12 @@ _SLOTS = (
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=LEAK, verdict="freed_in_use")
     if dump is None:
-        return _handed_out_again(incident)
+        return freed_beside_eviction(incident, ID)
     held = free_and_held(dump)
     if held and not any(was_freed(page) for page in held):
         return _never_freed(incident, dump, held[0])
+    if (again := handed_out_in_use(dump, held)) is not None:
+        return given_in_use(incident, dump, again, ID)
     of_rows = of_request_slots(dump, FREE_AND_HELD)
     return Finding(
         rule=ID,
@@ -47,40 +47,6 @@ def find(incident: Incident) -> Finding | None:
         confidence=Confidence.CERTAIN,
         evidence=_evidence(dump),
         advice=("The audit names who freed each page and when: start with free_site of the first row.",),
-        next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
-    )
-
-
-def _handed_out_again(incident: Incident) -> Finding | None:
-    """Return a finding where pages of the prefix cache were freed beside its eviction, and have two holders since."""
-    census = first_census(incident)
-    if census is None or not (twice := census.of("full", HELD_TWICE)):
-        return None
-    dump = twice[0].dump
-    try:
-        of_page = lives(dump)
-    except DumpError:
-        return None
-    past = [freed_from_cache(of_page.get((one.suspect.pool, one.page), [])) for one in twice]
-    if not past[0] or not all(past):
-        return None
-    return Finding(
-        rule=ID,
-        structure=Structure.FREE_CALL,
-        defect=Defect.EARLY,
-        cause=(
-            f"Pages of the prefix cache were given back by {past[0].free_site} at step {past[0].free_step}, which is "
-            "no eviction, and handed out again: both owners hold them since."
-        ),
-        confidence=Confidence.CERTAIN,
-        evidence=(
-            said(dump, "offence_count", "pages with two holders"),
-            cell(dump, TABLE, (twice[0].row, 0), "the first of them"),
-            cell(dump, TABLE, (twice[0].row, 7), "the step at which it was handed out again"),
-            said(dump, "step", "the step of the audit"),
-            *peers_lost(census, {one.page for one in twice}),
-        ),
-        advice=("The audit has the page's earlier lives: look at what gave it back while the cache had it.",),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
 

@@ -15,13 +15,14 @@ from gemma4_triage.diagnose.census import (
     mapped_defect,
     single,
 )
-from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.evidence import cell, readable_events, said
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "mapping-entry-wrong"
 _LEADS_TO = 2
+_GIVES_ANEW = ("handed_out", "free_asked", "freed")
 
 
 def find(incident: Incident) -> Finding | None:
@@ -67,13 +68,31 @@ def _lost(census: Census) -> Listed | None:
 
 
 def _was_freed(seen: Seen) -> bool:
-    """Return whether the full page is free as well as held, or was freed before it was handed out again."""
+    """Return whether the full page is free as well as held, or another SWA page was freed with it."""
     if exchanged(seen.incident):
         return True
     census = first_census(seen.incident)
     lost = None if census is None else _lost(census)
     free = () if census is None else census.of("full", FREE_AND_HELD)
     return lost is not None and any(one.page == lost.suspect.peer for one in free)
+
+
+def _was_given_anew(seen: Seen) -> bool | None:
+    """Return whether the full page was given back or handed out since; None where the events do not reach so far.
+
+    What was handed out with it before is then lost by that free, and the mapping leads to what came after.
+    """
+    census = first_census(seen.incident)
+    lost = None if census is None else _lost(census)
+    if lost is None or lost.suspect.alloc_step is None:
+        return None
+    calls = [one for one in readable_events(lost.dump) if one.get("pool") == "full" and one.get("kind") in _GIVES_ANEW]
+    after = [one for one in calls if (one.get("step") or 0) > lost.suspect.alloc_step]
+    if any(lost.suspect.peer in (one.get("first_pages") or ()) for one in after):
+        return True
+    # A call names its first pages alone.
+    is_whole = all(len(one.get("first_pages") or ()) == one.get("pages") for one in after)
+    return False if is_whole and len(after) < len(calls) else None
 
 
 def _has_two_holders(seen: Seen) -> bool:
@@ -91,6 +110,7 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
+        Exclusion("the full page was given back or handed out again since", _was_given_anew),
         Exclusion("another holds the full page too: then it was handed out twice", _has_two_holders),
         Exclusion("the full page has been freed: then the mapping was replaced before the free", _was_freed),
     ),

@@ -1,23 +1,30 @@
 """A batch goes by a row, a length or a write location that is not its request's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import request_row_evidence, said
-from gemma4_triage.diagnose.freed_pages import lost_by_a_count
+from gemma4_triage.diagnose.evidence import request_row_evidence
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
+from gemma4_triage.diagnose.request_accounts import (
+    NONE,
+    PREFIX,
+    RELEASED,
+    SAME_ROW,
+    TOKENS,
+    UNLOCKED,
+    are_independent,
+    is_as_it_should,
+    is_known,
+    may_be_the_count,
+    may_be_the_request,
+    missed_pages,
+    own_slot_changed,
+)
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
-from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "request-state-differs"
-_BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked")
-"""Why an entry is wrong, where the dump has what it should be as well."""
-_TOKENS, _NONE = "tokens", "none"
-"""Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
-_RELEASED, _PREFIX, _UNLOCKED, _SAME_ROW = "released", "prefix", "unlocked", "same row"
-"""The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
 
 def find(incident: Incident) -> Finding | None:
@@ -30,12 +37,12 @@ def find(incident: Incident) -> Finding | None:
     why, slot, expected = scalars.get("why"), scalars.get("request_slot"), scalars.get("expected")
     # A row that is as it was is not what changed: its page went to somebody else.
     elsewhere = scalars.get("as_before") is True
-    of_tree = why == _PREFIX and elsewhere
+    of_tree = why == PREFIX and elsewhere
     had = scalars.get("row_had")
     # A row that nobody has looked at before was written from the nodes a moment ago.
-    is_new = why == _PREFIX and scalars.get("first_look") is True
-    of_row = is_new or (why == _PREFIX and isinstance(had, int) and had == expected)
-    unsure = elsewhere or (why == _PREFIX and not of_row)
+    is_new = why == PREFIX and scalars.get("first_look") is True
+    of_row = is_new or (why == PREFIX and isinstance(had, int) and had == expected)
+    unsure = elsewhere or (why == PREFIX and not of_row)
     # Dumps without `row_had` have the way in which the row would be wrong.
     way_is_told = not unsure or (of_tree and had is not None)
     defect = next((word for word in Defect if way_is_told and word == scalars.get("defect")), None)
@@ -52,27 +59,30 @@ def find(incident: Incident) -> Finding | None:
         cause = f"A page of the running request in slot {slot} was {became}, by the ledger; {kept}."
     else:
         named = "an entry" if structure is None else f"the {structure.value}"
-        should = f" where {expected} belongs" if _is_known(dump) else ""
+        should = f" where {expected} belongs" if is_known(dump) else ""
         way = "" if defect is None else f" ({defect.value})"
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
-    if why == _RELEASED:
+    if why == RELEASED:
         cause = f"A batch still has a request whose row, {slot}, was given back: another request may get it."
-    if why == _SAME_ROW:
+    if why == SAME_ROW:
         cause = f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
-    if why == _UNLOCKED and slot is None:
+    if why == UNLOCKED and slot is None:
         cause = (
             f"Running requests hold {expected} tokens of the prefix cache, of which {scalars.get('value')} are locked."
         )
-    elif why == _UNLOCKED:
+    elif why == UNLOCKED:
         cause = f"The request in slot {slot} runs without a lock on the nodes of the prefix cache that it reads."
+    if own_slot_changed(dump):
+        unsure, structure, defect = True, None, None
+        cause = f"The request that was in slot {slot}, as its batch still has it, is in {expected} by its own record."
     account = scalars.get("account")
-    if account == _TOKENS:
+    if account == TOKENS:
         had_tokens = f"The request in slot {slot} has {scalars.get('value')} tokens with keys and values"
         cause = f"{had_tokens}, and {expected} by its batch and its own count: some were lost, or came from no forward."
-    if account == _NONE:
+    if account == NONE:
         unsure, structure, defect = True, None, None
         cause = f"Batch, count and tokens of the request in slot {slot} give three lengths: which is wrong is unknown."
-    if why == _PREFIX and not of_row:
+    if why == PREFIX and not of_row:
         which = "the row is as it was, the node is not" if of_tree else "which of them is wrong is not known"
         cause = f"The row of the request in slot {slot} and the cache's nodes that it holds have other slots: {which}."
     return Finding(
@@ -85,43 +95,10 @@ def find(incident: Incident) -> Finding | None:
         else Confidence.CERTAIN,
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
-        evidence=(*request_row_evidence(dump), *_missed(incident)),
+        evidence=(*request_row_evidence(dump), *missed_pages(incident)),
         advice=("What writes this structure in the step of the dump, or in the one before it, is at fault.",),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
-
-
-def _missed(incident: Incident) -> Iterator[Evidence]:
-    audit = lost_by_a_count(incident)
-    if audit is not None:
-        yield said(
-            audit, "offence_count", "pages of its own that an audit took for lost: the count does not reach them"
-        )
-
-
-def _is_known(dump: Dump) -> bool:
-    """Return whether the dump has both sides, and which of them is wrong."""
-    scalars = dump.manifest.scalars
-    why, expected, had = scalars.get("why"), scalars.get("expected"), scalars.get("row_had")
-    of_row = why == _PREFIX and ((isinstance(had, int) and had == expected) or scalars.get("first_look") is True)
-    return (why in _BOTH_SIDES and isinstance(expected, int)) or of_row
-
-
-def _is_as_it_should(dump: Dump) -> bool | None:
-    scalars = dump.manifest.scalars
-    return scalars.get("value") == scalars.get("expected") if _is_known(dump) else None
-
-
-def _are_independent(dump: Dump) -> bool | None:
-    """Return False where what contradicts the value is not known to share its source; None where it may."""
-    scalars = dump.manifest.scalars
-    return None if scalars.get("account") == _TOKENS or scalars.get("agreed_before") is False else False
-
-
-def _may_be_the_count(dump: Dump) -> bool | None:
-    """Return None where only the sum of what is locked says that a lock is missing."""
-    scalars = dump.manifest.scalars
-    return None if scalars.get("why") == _UNLOCKED and scalars.get("request_slot") is None else False
 
 
 def _open_of(structure: Structure) -> Callable[[Seen], bool | None]:
@@ -133,10 +110,14 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion("the value is what the request's own row, tokens and prefix say", in_dump(_is_as_it_should)),
-        Exclusion("the two accounts that agree come from one source, which is wrong", in_dump(_are_independent)),
+        Exclusion("the value is what the request's own row, tokens and prefix say", in_dump(is_as_it_should)),
+        Exclusion("the two accounts that agree come from one source, which is wrong", in_dump(are_independent)),
         Exclusion(
-            "the prefix cache counts its locked tokens wrongly, and no lock is missing", in_dump(_may_be_the_count)
+            "the prefix cache counts its locked tokens wrongly, and no lock is missing", in_dump(may_be_the_count)
+        ),
+        Exclusion(
+            "the request's own record of its slot is wrong, or the order of the batch's requests",
+            in_dump(may_be_the_request),
         ),
         Exclusion("the request was to get another page, and its row was not written", _open_of(Structure.FREE_CALL)),
         Exclusion("the row is what changed, and the node is as it was", _open_of(Structure.TREE_NODE)),

@@ -1,0 +1,70 @@
+"""Accounts of one request that contradict each other in a dump of `request-rows`, and which of them is outvoted."""
+
+from collections.abc import Iterator
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.freed_pages import lost_by_a_count
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Evidence
+
+BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked")
+"""Why an entry is wrong, where the dump has what it should be as well."""
+TOKENS, NONE = "tokens", "none"
+"""Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
+RELEASED, PREFIX, UNLOCKED, SAME_ROW = "released", "prefix", "unlocked", "same row"
+"""The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
+
+
+def missed_pages(incident: Incident) -> Iterator[Evidence]:
+    """Yield what an audit took for lost because the request's wrong count does not reach it."""
+    audit = lost_by_a_count(incident)
+    if audit is not None:
+        yield said(
+            audit, "offence_count", "pages of its own that an audit took for lost: the count does not reach them"
+        )
+
+
+def is_known(dump: Dump) -> bool:
+    """Return whether the dump has both sides, and which of them is wrong."""
+    scalars = dump.manifest.scalars
+    why, expected, had = scalars.get("why"), scalars.get("expected"), scalars.get("row_had")
+    of_row = why == PREFIX and ((isinstance(had, int) and had == expected) or scalars.get("first_look") is True)
+    return (why in BOTH_SIDES and isinstance(expected, int)) or of_row
+
+
+def own_slot_changed(dump: Dump) -> bool:
+    """Return whether the request's own record of its slot changed since its row was looked at, and not the batch."""
+    before = dump.manifest.scalars.get("slot_before")
+    return before is not None and before != dump.manifest.scalars.get("expected")
+
+
+def may_be_the_request(dump: Dump) -> bool | None:
+    """Return None where a batch and its request have two slots, and it is not known which of them has changed.
+
+    Of a request that is new nobody knows where it was; two that are exchanged may be exchanged in the list of requests.
+    """
+    scalars = dump.manifest.scalars
+    if scalars.get("structure") != Structure.ROW_INDICES or scalars.get("why") != "unlike":
+        return False
+    is_told = scalars.get("slot_before") is not None and scalars.get("defect") != Defect.SWAPPED
+    return False if is_told else None
+
+
+def is_as_it_should(dump: Dump) -> bool | None:
+    """Return whether the value is what it should be; None where the dump does not have both."""
+    scalars = dump.manifest.scalars
+    return scalars.get("value") == scalars.get("expected") if is_known(dump) else None
+
+
+def are_independent(dump: Dump) -> bool | None:
+    """Return False where what contradicts the value is not known to share its source; None where it may."""
+    scalars = dump.manifest.scalars
+    return None if scalars.get("account") == TOKENS or scalars.get("agreed_before") is False else False
+
+
+def may_be_the_count(dump: Dump) -> bool | None:
+    """Return None where only the sum of what is locked says that a lock is missing."""
+    scalars = dump.manifest.scalars
+    return None if scalars.get("why") == UNLOCKED and scalars.get("request_slot") is None else False
