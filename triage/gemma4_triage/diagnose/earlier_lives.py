@@ -34,7 +34,7 @@ def handed_out_in_use(dump: Dump, held: Sequence[Suspect]) -> int | None:
 
 
 def given_in_use(incident: Incident, dump: Dump, number: int, rule: str) -> Finding:
-    """Return the finding about such a page. number: of its first life without an end, in `lives`."""
+    """Return the finding about a page whose first life without an end is row `number` of `lives`."""
     return Finding(
         rule=rule,
         cause=(
