@@ -69,15 +69,18 @@ def _lines(whole: Matrix) -> Iterator[str]:
     )
     yield from textwrap.wrap(about, 120)
     yield ""
+    # Tokens are compared of runs without probes alone.
+    known = len(_COLUMNS) if any(row.effect is not None for row in whole.rows) else len(_COLUMNS) - 1
+    heads = _HEADS[:known]
     yield from _table(("aim", "found", ""), ((aim.text, aim.found, _met(aim.met)) for aim in whole.aims))
     if len({row.mutation.server for row in whole.rows}) > 1:
         yield ""
-        yield from _table(("server", *_HEADS), (_counted(one) for one in (*whole.by_server, total)))
+        yield from _table(("server", *heads), (_counted(one, known) for one in (*whole.by_server, total)))
     if whole.seed not in BY_KIND:
         return
     for title, counts in (("structure", whole.by_structure), ("defect", whole.by_defect), ("phase", whole.by_phase)):
         yield ""
-        yield from _table((title, *_HEADS), (_counted(one) for one in (*counts, total)))
+        yield from _table((title, *heads), (_counted(one, known) for one in (*counts, total)))
     yield ""
     reliability = (
         (one.confidence, *map(str, (one.named, one.right, one.partly, one.unknown, one.wrong)))
@@ -97,8 +100,8 @@ def _met(met: bool | None) -> str:
     return {True: "met", False: "not met", None: "nothing to judge"}[met]
 
 
-def _counted(counts: Counts) -> tuple[str, ...]:
-    return (counts.name, *(str(getattr(counts, name) or "") for name in _COLUMNS))
+def _counted(counts: Counts, known: int) -> tuple[str, ...]:
+    return (counts.name, *(str(getattr(counts, name) or "") for name in _COLUMNS[:known]))
 
 
 def _row(row: Row) -> tuple[str, ...]:
