@@ -68,8 +68,8 @@ def check_files(directory: Path, manifest: Manifest, hash_at_most: int | None = 
         checks.append(Check("files", False, "the manifest lists no file"))
     if manifest.tensors or TENSORS_NAME in manifest.files:
         checks += _check_tensors(directory, manifest)
-    if contradiction := _other_row_ends(manifest):
-        checks.append(Check("offences", False, contradiction))
+    told = (_impossible(manifest), _other_row_ends(manifest), _other_entry(manifest), _other_count(manifest))
+    checks += [Check("offences", False, contradiction) for contradiction in told if contradiction]
     return tuple(checks)
 
 
@@ -139,6 +139,51 @@ def _contradiction(index: TensorIndex, manifest: Manifest) -> str | None:
         if value != offence.value:
             return f"{offence.table}[{offence.row}, {offence.column}] is {value}, the manifest says {offence.value}"
     return None
+
+
+def _impossible(manifest: Manifest) -> str | None:
+    """Say which of the manifest's numbers no server has, or which two of them cannot both be."""
+    listed, count = len(manifest.offences), manifest.offence_count
+    if manifest.page_size is not None and manifest.page_size < 1:
+        return f"a page has {manifest.page_size} slots by the manifest"
+    if manifest.step is not None and manifest.step < 0:
+        return f"the step is {manifest.step} by the manifest"
+    if count < listed or (count and not listed):
+        return f"{listed} are listed, and {count} counted"
+    return None
+
+
+def _other_entry(manifest: Manifest) -> str | None:
+    """Say how the entry of a request that is wrong is another in the scalars of `request-rows` than in the offence."""
+    if manifest.rule != "request-rows" or not manifest.offences:
+        return None
+    first, scalars = manifest.offences[0], manifest.scalars
+    pairs: list[tuple[str, object, object]] = [
+        ("value", scalars.get("value"), first.value),
+        ("request slot", scalars.get("request_slot"), first.request_slot),
+        ("token", scalars.get("token"), first.column),
+    ]
+    if isinstance(scalars.get("expected"), int):
+        pairs.append(("expected value", scalars["expected"], first.lower))
+    if first.table != "rows":
+        pairs.append(("structure", scalars.get("structure"), first.table))
+    return next(
+        (
+            f"the {name} is {one} by the scalars, and {other} by the offence"
+            for name, one, other in pairs
+            if one != other
+        ),
+        None,
+    )
+
+
+def _other_count(manifest: Manifest) -> str | None:
+    """Say how many pages an audit's table has, if that is another number than it counts."""
+    table = manifest.tensors.get("suspects")
+    if manifest.rule != "leak-audit" or table is None or table.truncated_from_shape is not None or not table.shape:
+        return None
+    rows = table.shape[0]
+    return None if rows == manifest.offence_count else f"suspects has {rows} rows, and {manifest.offence_count} counted"
 
 
 def _other_row_ends(manifest: Manifest) -> str | None:

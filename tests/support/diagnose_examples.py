@@ -183,7 +183,9 @@ OTHERS: dict[str, Incident] = {
     "request-state-differs": page_table(
         "row_entry",
         rule="request-rows",
-        scalars={"structure": "req_to_token row", "why": "changed", "value": 70, "expected": 32, "request_slot": 1},
+        scalars={"structure": "req_to_token row", "why": "changed", "value": 70, "expected": 32, "request_slot": 1}
+        | {"token": 0},
+        offences=(offence("rows", 70, lower=32, upper=33),),
     ),
     "accept-length-fell": page_table(
         "accept_length_fell",

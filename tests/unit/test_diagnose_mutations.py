@@ -229,11 +229,13 @@ def test_a_page_of_a_row_that_is_as_it_was_was_given_back_unless_somebody_else_h
 def test_a_request_without_a_lock_is_named_and_a_sum_that_is_too_small_may_be_counted_wrongly():
     (dump,) = dumps_of("free-of-a-running-requests-page")
     told = {"why": "unlocked", "structure": "radix tree lock", "defect": "lost", "as_before": None, "page_event": None}
-    told |= {"value": 0, "expected": 96}
+    told |= {"value": 0, "expected": 96, "token": 0}
+    place = {"table": "radix tree lock", "row": 0, "column": 0, "value": 0, "lower": 96, "upper": 97}
 
     def first(slot):
-        scalars = dump.manifest.scalars | told | {"request_slot": slot}
-        return named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))[0]
+        bad = dump.manifest.offences[0].model_copy(update=place | {"request_slot": slot})
+        update = {"scalars": dump.manifest.scalars | told | {"request_slot": slot}, "offences": (bad,)}
+        return named_of(Dump(dump.path, dump.manifest.model_copy(update=update | {"offence_count": 1})))[0]
 
     assert (first(7).structure, first(7).defect, first(7).confidence) == (S.TREE_LOCK, D.LOST, C.CERTAIN)
     assert "slot 7 runs without a lock" in first(7).cause

@@ -121,7 +121,7 @@ def test_the_first_page_past_the_end_in_several_rows_is_no_chance(
     rows: tuple[int, ...], confidence: Confidence
 ) -> None:
     bad = tuple(offence("page_table", 65, row=row) for row in rows)
-    dump = altered(corpus_dump("page-past-the-end", "out_of_range"), offences=bad)
+    dump = altered(corpus_dump("page-past-the-end", "out_of_range"), offences=bad, offence_count=len(bad))
     finding = conclude(of(dump))[0]
     assert (finding.rule, finding.confidence) == ("page-past-pool-end", confidence)
 

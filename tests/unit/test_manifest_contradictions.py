@@ -9,6 +9,7 @@ import pytest
 from gemma4_dumps.reader import read_dump
 
 SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
+ROWS = next((SAMPLES.parents[1] / "tests" / "data" / "mutation_dumps" / "protected-of-another").glob("*request-rows*"))
 CRASH, STALE, LEAK, SHORT = (
     next(SAMPLES.glob(name)) for name in ("*p24275*", "20261123T173723*", "*_leak-audit_*", "*_batch-shapes_*")
 )
@@ -22,6 +23,16 @@ CRASH, STALE, LEAK, SHORT = (
         (CRASH, ("offences", 0, "value"), 66, "page_table[5, 7] is 65, the manifest says 66"),
         (STALE, ("offences", 0, "value"), 1, "slots[0, 1] is 64, the manifest says 1"),
         (LEAK, ("offences", 0, "value"), 1, "suspects[0, 3] is 0, the manifest says 1"),
+        (CRASH, ("page_size",), 0, "a page has 0 slots"),
+        (CRASH, ("step",), -5, "the step is -5"),
+        (CRASH, ("offence_count",), 0, "1 are listed, and 0 counted"),
+        (CRASH, ("offences",), [], "0 are listed, and"),
+        (LEAK, ("offence_count",), 1000, "and 1000 counted"),
+        (ROWS, ("scalars", "value"), -1, "the value is -1 by the scalars"),
+        (ROWS, ("scalars", "request_slot"), 99, "the request slot is 99 by the scalars"),
+        (ROWS, ("scalars", "token"), 99, "the token is 99 by the scalars"),
+        (ROWS, ("scalars", "expected"), 99, "the expected value is 99 by the scalars"),
+        (ROWS, ("scalars", "structure"), "positions", "the structure is positions by the scalars"),
         (SHORT, ("offences", 0, "column"), 107, "108 columns by the scalars, and the offence says 107"),
         (SHORT, ("offences", 0, "value"), 110, "longest row is 109 by the scalars, and 110 by the offences"),
     ],
