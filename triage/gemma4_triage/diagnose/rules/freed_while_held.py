@@ -5,10 +5,12 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
-from gemma4_triage.diagnose.earlier_lives import freed_beside_eviction, given_in_use, handed_out_in_use
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.freed_pages import (
     free_and_held,
+    freed_beside_eviction,
+    given_in_use,
+    handed_out_in_use,
     holder_has_ended,
     of_request_slots,
     was_freed,

@@ -6,8 +6,8 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import HELD_TWICE, first_census
-from gemma4_triage.diagnose.earlier_lives import peers_lost
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
+from gemma4_triage.diagnose.freed_pages import peers_lost
 from gemma4_triage.diagnose.hand_out import hand_out_wrong
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
