@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gemma4_dumps.allocator_calls import START_MAPPING
 from gemma4_dumps.audit_findings import LIVES, TABLE, Life, Suspect, lives, suspects
 from gemma4_dumps.errors import DumpError
@@ -23,7 +25,7 @@ from gemma4_triage.diagnose.census import (
 )
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
-from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _EVICTION = "evict_tree"
 _EDGES = "edges"
