@@ -18,7 +18,7 @@ from gemma4_repro.parity.runner import Options, run_sides
 from gemma4_repro.parity.side import Side, patches_for
 from gemma4_triage.cli import diff_live
 
-# The base has test_diff_live.py, and the engine's longest minutes are these.
+# On the base test_diff_live.py compares the same sides; these runs are the longest of all, and are made once.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.23")]
 
 FAULT, RESOLVES = "swa-state-stale", "trtllm.resolve_swa_pool"

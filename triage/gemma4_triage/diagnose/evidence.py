@@ -125,7 +125,7 @@ def request_row_evidence(dump: Dump) -> Iterator[Evidence]:
     yield said(dump, "scalars.expected", "what should, by the request; empty where only its shape or owner is wrong")
     yield said(dump, "scalars.why", "how it is known to be wrong")
     if dump.manifest.scalars.get("by_request_slot") is not None:
-        yield said(dump, "scalars.by_request_slot", "the request slot whose pages that free gave back")
+        yield said(dump, "scalars.by_request_slot", "the request slot that gave that page back")
     yield said(dump, "scalars.request_slot", "whose it is")
     known = (name for name in _OF_REQUEST_ROWS if dump.manifest.scalars.get(name) is not None)
     yield from (said(dump, f"scalars.{name}", _OF_REQUEST_ROWS[name]) for name in known)

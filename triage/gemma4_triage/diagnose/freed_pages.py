@@ -1,4 +1,4 @@
-"""Pages that are free and held, or on no list: who freed them last, who holds them, what stands in their place."""
+"""Pages that are free and held, or on no list: who freed and holds them, what replaced them, which lives they had."""
 
 from __future__ import annotations
 
@@ -286,13 +286,13 @@ def given_in_use(incident: Incident, dump: Dump, number: int, rule: str) -> Find
         rule=rule,
         cause=(
             "A page that was in use was handed out again, and nobody had given it back: its free list had it, or the "
-            "hand-out was wrong. Who freed it since freed what was given."
+            "hand-out was wrong. Whoever freed it since freed what they had been given."
         ),
         confidence=Confidence.POSSIBLE,
         evidence=(
             cell(dump, LIVES, (number, 0), "the page"),
-            cell(dump, LIVES, (number, 2), "the request slot that had it first, in the life that has no end"),
-            cell(dump, LIVES, (number + 1, 2), "the request slot that was given it beside that"),
+            cell(dump, LIVES, (number, 2), "the request slot that was given it first, and that never gave it back"),
+            cell(dump, LIVES, (number + 1, 2), "the request slot that was given it while that one had it"),
             said(dump, "offence_count", "pages that are free and held"),
             said(dump, "step", "the step of the audit"),
         ),
