@@ -1,5 +1,6 @@
 """`decode-attention` around the function that Triton's backend calls: what it takes, and what stays SGLang's."""
 
+import copy
 import inspect
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import torch
 from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from gemma4_runtime import release
 from gemma4_runtime.fusion.paths import FUSED, PATHS
 from gemma4_runtime.fusion.projection import Projected
 from gemma4_runtime.optimisations import decode_attention as patch
@@ -72,6 +74,7 @@ def backend(monkeypatch):
     monkeypatch.setattr(patch, "server_reason", lambda: None)
     monkeypatch.setattr(patch, "decode_attention", lambda *args, **kwargs: made.ours.append((args, kwargs)))
     monkeypatch.setattr(PATHS, "_counts", {})
+    monkeypatch.setattr(release, "TritonAttnBackend", Backend)
     patch.after_init(None, made, "a model runner", skip_prefill=False)
     return made
 
@@ -134,9 +137,14 @@ def test_switched_off_it_leaves_no_trace(backend, monkeypatch):
     assert PATHS.document() == {}
 
 
+def leave(backend, queries):
+    """Leave a front as `leave_front` does."""
+    getattr(backend, patch._FRONTS).left = queries, "a front"
+
+
 def test_a_front_that_was_left_goes_with_its_own_queries_once(backend):
     given = arguments()
-    setattr(backend, patch._LEFT, (given["q"].data_ptr(), "a front"))
+    leave(backend, given["q"].data_ptr())
     backend.decode_attention_fwd(*given.values())
     backend.decode_attention_fwd(*given.values())
     assert [kwargs.get("front") for _, kwargs in backend.ours] == ["a front", None]
@@ -144,10 +152,19 @@ def test_a_front_that_was_left_goes_with_its_own_queries_once(backend):
 
 
 def test_a_front_of_a_forward_that_failed_is_no_other_ones(backend):
-    setattr(backend, patch._LEFT, (rows(3, 8, 256).data_ptr() + 1, "a front"))
+    leave(backend, rows(3, 8, 256).data_ptr() + 1)
     call(backend)
-    assert [kwargs.get("front") for _, kwargs in backend.ours] == [None]
-    assert getattr(backend, patch._LEFT) is None
+    call(backend)
+    assert [kwargs.get("front") for _, kwargs in backend.ours] == [None, None]
+
+
+def test_a_front_that_was_left_to_a_copy_of_the_backend_is_that_copys(backend):
+    """YOCO's prefill attends so."""
+    given = arguments()
+    view = copy.copy(backend)
+    leave(view, given["q"].data_ptr())
+    view.decode_attention_fwd(*given.values())
+    assert [kwargs.get("front") for _, kwargs in backend.ours] == ["a front"]
 
 
 def test_another_backend_is_left_no_front(monkeypatch):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +32,18 @@ from gemma4_runtime.release import MHATokenToKVPool, SWAKVPool, get_attn_backend
 OP = "decode-attention"
 FRONT = "attention-front"
 _DTYPES = (torch.bfloat16, torch.float16)
-_LEFT, _TAKES = "_gemma4_triage_front", "_gemma4_triage_takes_fronts"
+_FRONTS = "_gemma4_triage_fronts"
+
+
+@dataclass(slots=True)
+class Fronts:
+    """What the next attention has to do ahead of itself, one for a backend and its copies.
+
+    YOCO's prefill attends through a copy of the backend, whose `decode_attention_fwd` is the first one's.
+    """
+
+    left: tuple[int, Front] | None = None
+    """The address of the queries that it goes with, and what is left."""
 
 
 def after_init(result: Any, backend: Any, *_: Any, **__: Any) -> None:
@@ -39,8 +51,10 @@ def after_init(result: Any, backend: Any, *_: Any, **__: Any) -> None:
     # Here: only a server with Triton attention has loaded it.
     from gemma4_runtime.release import TritonAttnBackend
 
-    setattr(backend, _TAKES, type(backend) is TritonAttnBackend)
-    ours = functools.partial(attend, backend, backend.decode_attention_fwd)
+    fronts = Fronts()
+    if type(backend) is TritonAttnBackend:
+        setattr(backend, _FRONTS, fronts)
+    ours = functools.partial(attend, fronts, backend.decode_attention_fwd)
     backend.decode_attention_fwd = torch.compiler.disable(ours)
 
 
@@ -74,7 +88,7 @@ def leave_front(
     if q.is_cuda and (reason := front_reason(q, pool.get_key_buffer(layer), pool.get_value_buffer(layer), front)):
         PATHS.took(FRONT, reason)
         return q, False
-    setattr(backend, _LEFT, (q.data_ptr(), front))
+    getattr(backend, _FRONTS).left = q.data_ptr(), front
     return q, True
 
 
@@ -82,7 +96,7 @@ def _front_reason(attention: Any, q: Tensor, backend: Any, forward_batch: Any) -
     missing = [op for op in ("qk-norm-rope", OP) if not switched_on(op)]
     if missing:
         return f"without {', '.join(missing)}"
-    if not getattr(backend, _TAKES, False):
+    if not hasattr(backend, _FRONTS):
         return f"attention by {type(backend).__name__}"
     if forward_batch.spec_info is not None:
         return "speculative decoding"
@@ -114,7 +128,7 @@ def _new_keys(attention: Any, projected: Projected, backend: Any, forward_batch:
 
 
 def attend(
-    backend: Any,
+    fronts: Fronts,
     original: Callable[..., None],
     q: Tensor,
     k_buffer: Tensor,
@@ -136,7 +150,7 @@ def attend(
     use_pdl: bool = False,
 ) -> None:
     """Attend in the place of `decode_attention_fwd`: writes o [R, H, D]."""
-    left, backend.__dict__[_LEFT] = backend.__dict__.get(_LEFT), None
+    left, fronts.left = fronts.left, None
     if left is not None and left[0] == q.data_ptr():
         # What could speak against it was asked before it was left. One of other queries is of a forward that failed.
         front = left[1]
