@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gemma4_dumps.wording import number_of
 from gemma4_repro.mutations.draw import draw
+from gemma4_repro.mutations.load import Probes
 from gemma4_repro.mutations.matrix import Counts, Matrix, matrix
 from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_repro.mutations.score import Row, State
@@ -23,6 +24,8 @@ RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 24
 RUNS |= {2701: 40, 2702: 60, 2801: 40, 2802: 40, 2803: 25, 2900: 500, 3000: 25, 3104: 24, 3201: 60, 3301: 500}
 RUNS |= {3407: 500, 3511: 500}
 """How many mutations each seed's run has."""
+CONTAINED: frozenset[int] = frozenset()
+"""The seeds that were run with --probes contain."""
 BY_ROW, BY_KIND = {2411}, {2411, 2900, 3301, 3407, 3511}
 """The seeds whose mutations are shown one by one, and by structure, defect and phase; of others what they came to."""
 MACHINES = {2900: "on 16 cores, 15 engines side by side, the last 15 mutations on 2 cores"}
@@ -33,11 +36,12 @@ _HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "cer
 
 def measured(seed: int) -> Matrix:
     """Return the matrix of a committed run. Rows that today's draw of the seed does not have are left out."""
-    file = RowsFile(FOLDER / str(seed), seed)
+    probes = Probes.CONTAIN if seed in CONTAINED else Probes.TRAP
+    file = RowsFile(FOLDER / str(seed), seed, probes)
     file.read()
     drawn = draw(seed, RUNS[seed], file.sglang_version)
     rows = [row for one in drawn if (row := file.rows.get(one.number)) is not None and row.mutation == one]
-    return matrix(seed, RUNS[seed], rows, tuple(file.clean.values()), file.sglang_version)
+    return matrix(seed, RUNS[seed], rows, tuple(file.clean.values()), file.sglang_version, probes=probes)
 
 
 def page(text: str) -> str:
@@ -55,6 +59,7 @@ def _lines(whole: Matrix) -> Iterator[str]:
     unseen = total.judged - total.seen
     about = (
         f"Seed {whole.seed}, {number_of(len(whole.rows), 'mutation')} of {whole.count}, SGLang {whole.sglang_version}, "
+        f"{'probes in contain, ' if whole.probes is Probes.CONTAIN else ''}"
         f"{MACHINES.get(whole.seed, 'on 2 cores that had other work')}; engines together {whole.engine_s / 60:.0f} "
         f"minutes. {total.judged} are "
         f"judged: {total.inert} {'was' if total.inert == 1 else 'were'} inert (overwritten before anybody read it) and "

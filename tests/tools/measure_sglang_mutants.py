@@ -261,10 +261,11 @@ def engines(
     from gemma4_repro import run_engines
     from gemma4_repro.engine.arm_request import ArmRequest
     from gemma4_repro.engine.readiness import model_arguments
-    from gemma4_repro.mutations.load import LOAD, PAUSE_S, engine_arguments, settings
+    from gemma4_repro.mutations.load import LOAD, PAUSE_S, Probes, engine_arguments, settings
     from gemma4_repro.scenarios.e4b_engine import E4B_TOYS
 
     models = model_arguments(E4B_TOYS)
+    probes = Probes.TRAP if guarded else None
 
     def requests(place: Any) -> list[Any]:
         made = []
@@ -275,7 +276,7 @@ def engines(
                 arm=name,
                 folder=folder,
                 command=["gemma4-triage", "repro", "mutations"],
-                environment={**settings(guarded), "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")},
+                environment={**settings(probes), "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")},
                 engine_arguments=engine_arguments(models, mtp),
                 prompts=LOAD.prompts(),
                 new_tokens=LOAD.new_tokens(),

@@ -12,6 +12,7 @@ from gemma4_repro.engine.outcome import Answer, ArmResult, Ending, IdleCheck, Ou
 from gemma4_repro.errors import OutputRefused
 from gemma4_repro.mutations.draw import Mutation
 from gemma4_repro.mutations.grid import Phase
+from gemma4_repro.mutations.load import Probes, settings
 from gemma4_repro.mutations.matrix import matrix
 from gemma4_repro.mutations.rows_file import ROWS_NAME, RowsFile
 from gemma4_repro.mutations.runner import Options, run_mutations
@@ -213,6 +214,23 @@ def test_rows_of_another_seed_or_of_no_run_are_refused(tmp_path: Path, text: str
     (tmp_path / ROWS_NAME).write_text(text)
     with pytest.raises(OutputRefused):
         RowsFile(tmp_path, 5).read()
+
+
+def test_rows_of_other_probes_are_refused(tmp_path: Path) -> None:
+    RowsFile(tmp_path, 5, Probes.CONTAIN).begin("0.5.23")
+    with pytest.raises(OutputRefused, match="--probes contain, not trap"):
+        RowsFile(tmp_path, 5).read()
+    RowsFile(tmp_path, 5, Probes.CONTAIN).read()
+
+
+def test_the_audit_runs_after_every_step_beside_traps_and_at_idle_beside_contained_probes() -> None:
+    every = "GEMMA4_TRIAGE_LEAK_EVERY"
+    assert [settings(probes).get(every) for probes in (Probes.TRAP, Probes.CONTAIN, None)] == ["1", None, None]
+    assert [settings(probes)["SGLANG_TRTLLM_MHA_DEBUG"] for probes in (Probes.TRAP, Probes.CONTAIN, None)] == [
+        "trap",
+        "contain",
+        "off",
+    ]
 
 
 def test_reading_a_whole_file_of_rows_leaves_it_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from gemma4_repro.corpus.case import corrected
@@ -31,6 +32,16 @@ _SERVERS: Mapping[Server, Mapping[str, Any]] = {
     Server.UNCHUNKED: {"chunked_prefill_size": -1, "mem_fraction_static": 0.5},
 }
 
+
+class Probes(StrEnum):
+    """What looks at the engine of a mutation."""
+
+    TRAP = "trap"
+    """Every probe ends the engine at its first finding, and the leak audit runs after every step."""
+    CONTAIN = "contain"
+    """Every probe writes its dump and lets the server go on, and the leak audit runs at idle: as one would serve."""
+
+
 PAUSE_S = 0.5
 """Between the stages, so that what is changed at idle is met by the second one."""
 
@@ -41,8 +52,8 @@ def engine_arguments(models: Mapping[str, Any], mtp: bool, server: Server = Serv
     return arguments if mtp else {key: value for key, value in arguments.items() if not key.startswith("speculative_")}
 
 
-def settings(guarded: bool) -> dict[str, str]:
-    """Return the runtime's settings. guarded: with all probes in trap, and the leak audit after every step."""
+def settings(probes: Probes | None) -> dict[str, str]:
+    """Return the runtime's settings. probes: None for none."""
     bare = {
         "GEMMA4_TRIAGE_PATCHES": corrected(),
         "GEMMA4_TRIAGE_FAULTS": "",
@@ -50,6 +61,7 @@ def settings(guarded: bool) -> dict[str, str]:
         "SGLANG_TRTLLM_MHA_DEBUG": "off",
         "GEMMA4_TRIAGE_LEAK": "off",
     }
-    if not guarded:
+    if probes is None:
         return bare
-    return bare | {"SGLANG_TRTLLM_MHA_DEBUG": "trap", "GEMMA4_TRIAGE_LEAK": "dump", "GEMMA4_TRIAGE_LEAK_EVERY": "1"}
+    guarded = bare | {"SGLANG_TRTLLM_MHA_DEBUG": probes.value, "GEMMA4_TRIAGE_LEAK": "dump"}
+    return guarded | ({"GEMMA4_TRIAGE_LEAK_EVERY": "1"} if probes is Probes.TRAP else {})

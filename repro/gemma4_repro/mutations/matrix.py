@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_repro.mutations.grid import GRID, NOT_MUTATED, left_out_on
+from gemma4_repro.mutations.load import Probes
 from gemma4_repro.mutations.score import Cause, Clean, Owner, Row, State
 
 SCHEMA_VERSION = "1.0"
@@ -70,6 +71,7 @@ class Matrix(_Record):
     """A draw, as far as it was run.
 
     Attributes:
+        probes: What looked at the engines.
         complete: Whether every mutation of it has a row.
         folder: The run's.
         engine_s: How long the engines of all mutations took together; two may run at once.
@@ -81,6 +83,7 @@ class Matrix(_Record):
     kind: Literal["repro-mutations"] = "repro-mutations"
     seed: int
     count: int
+    probes: Probes
     complete: bool
     sglang_version: str
     folder: str
@@ -106,6 +109,7 @@ def matrix(
     clean: Sequence[Clean],
     sglang_version: str = "",
     folder: str = "",
+    probes: Probes = Probes.TRAP,
 ) -> Matrix:
     """Return a draw's matrix. rows: in any order. Arguments else: see Matrix."""
     ordered = tuple(sorted(rows, key=lambda row: row.mutation.number))
@@ -115,6 +119,7 @@ def matrix(
     return Matrix(
         seed=seed,
         count=count,
+        probes=probes,
         complete=len(ordered) == count,
         sglang_version=sglang_version,
         folder=folder,

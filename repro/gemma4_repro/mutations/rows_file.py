@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gemma4_repro.errors import OutputRefused
 from gemma4_repro.mutations.grid import Server
+from gemma4_repro.mutations.load import Probes
 from gemma4_repro.mutations.score import Clean, Row
 from gemma4_runtime.whole_file import write_whole
 
@@ -15,12 +16,13 @@ ROWS_NAME = "mutations.jsonl"
 
 
 class _Line(BaseModel):
-    """One line. The first one has the seed and SGLang's release."""
+    """One line. The first one has the seed, SGLang's release and what looks at the engines."""
 
     model_config = ConfigDict(frozen=True)
 
     seed: int | None = None
     sglang_version: str = ""
+    probes: Probes = Probes.TRAP
     clean: Clean | None = None
     row: Row | None = None
 
@@ -34,9 +36,10 @@ class RowsFile:
         rows: The rows so far, by their mutation's number.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, probes: Probes = Probes.TRAP) -> None:
         self._path = folder / ROWS_NAME
         self._seed = seed
+        self._probes = probes
         self.sglang_version = ""
         self.clean: dict[tuple[bool, Server], Clean] = {}
         self.rows: dict[int, Row] = {}
@@ -45,7 +48,7 @@ class RowsFile:
         """Read what an interrupted run left. A last line without its end is dropped.
 
         Raises:
-            OutputRefused: there is no such file, it is of another seed, or a line of it is none.
+            OutputRefused: there is no such file, it is of another seed or other probes, or a line of it is none.
         """
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -69,6 +72,9 @@ class RowsFile:
         if line.seed is not None and line.seed != self._seed:
             said = f"{self._path} is of seed {line.seed}, not {self._seed}"
             raise OutputRefused(said, "resume a run with its own --seed, or name another --output")
+        if line.seed is not None and line.probes is not self._probes:
+            said = f"{self._path} is of a run with --probes {line.probes}, not {self._probes}"
+            raise OutputRefused(said, "resume a run with its own --probes, or name another --output")
         self.sglang_version = line.sglang_version or self.sglang_version
         if line.clean is not None:
             self.clean[line.clean.mtp, line.clean.server] = line.clean
@@ -79,7 +85,7 @@ class RowsFile:
         """Begin anew."""
         self.sglang_version = sglang_version
         self._path.write_text("", encoding="utf-8")
-        self._append(_Line(seed=self._seed, sglang_version=sglang_version))
+        self._append(_Line(seed=self._seed, sglang_version=sglang_version, probes=self._probes))
 
     def add_clean(self, clean: Clean) -> None:
         """Add a clean run."""

@@ -15,7 +15,7 @@ from gemma4_repro.engine.readiness import model_arguments
 from gemma4_repro.errors import OutputRefused
 from gemma4_repro.mutations.draw import Mutation, draw
 from gemma4_repro.mutations.grid import Server
-from gemma4_repro.mutations.load import LOAD, PAUSE_S, engine_arguments, settings
+from gemma4_repro.mutations.load import LOAD, PAUSE_S, Probes, engine_arguments, settings
 from gemma4_repro.mutations.matrix import Matrix, matrix
 from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_repro.mutations.score import Clean, Named, Row, Sight, effect_of, ending_text, score
@@ -61,6 +61,7 @@ class Options:
         time_limit_s: Of each engine.
         keep_traces: Whether requests and drafts stay.
         side_by_side: See run_engines.Options.
+        probes: What looks at each engine.
     """
 
     seed: int
@@ -72,6 +73,7 @@ class Options:
     time_limit_s: float | None = None
     keep_traces: bool = False
     side_by_side: int | None = None
+    probes: Probes = Probes.TRAP
 
 
 def run_mutations(
@@ -128,7 +130,8 @@ def run_mutations(
 
 def _matrix(options: Options, drawn: Sequence[Mutation], file: RowsFile, folder: str) -> Matrix:
     rows = [file.rows[mutation.number] for mutation in drawn if mutation.number in file.rows]
-    return matrix(options.seed, options.count, rows, tuple(file.clean.values()), file.sglang_version, folder)
+    clean = tuple(file.clean.values())
+    return matrix(options.seed, options.count, rows, clean, file.sglang_version, folder, options.probes)
 
 
 def _resumed(options: Options, release: str) -> RowsFile | None:
@@ -136,7 +139,7 @@ def _resumed(options: Options, release: str) -> RowsFile | None:
         return None
     if options.output is None:
         raise OutputRefused("--resume needs the folder of the run to resume", "name it with --output")
-    file = RowsFile(options.output.expanduser(), options.seed)
+    file = RowsFile(options.output.expanduser(), options.seed, options.probes)
     file.read()
     if file.sglang_version != release:
         said = f"the rows in {options.output} are of SGLang {file.sglang_version}, and {release} is installed"
@@ -169,7 +172,7 @@ class _Scoring:
 
     def begin(self, folder: Path) -> None:
         """Begin the file of rows, or go on with it."""
-        self.file = self._before or RowsFile(folder, self._options.seed)
+        self.file = self._before or RowsFile(folder, self._options.seed, self._options.probes)
         if self._before is None:
             self.file.begin(self._release)
 
@@ -231,12 +234,13 @@ def _engine_run(
     mutation: Mutation | None,
     options: Options,
 ) -> EngineRun:
+    probes = None if name.endswith(BARE) else options.probes
     request = ArmRequest(
         arm=name,
         folder=folder / name,
         # The same for all of them: a dump must not tell what was corrupted.
         command=["gemma4-triage", "repro", "mutations"],
-        environment={**settings(not name.endswith(BARE)), "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / name / "dumps")},
+        environment={**settings(probes), "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / name / "dumps")},
         engine_arguments=engine_arguments(models, *started),
         prompts=LOAD.prompts(),
         new_tokens=LOAD.new_tokens(),

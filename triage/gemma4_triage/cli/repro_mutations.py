@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -43,6 +43,14 @@ def mutations(
             help="Run each mutation without probes too: what SGLang notices, and what becomes of tokens.",
         ),
     ] = True,
+    probes: Annotated[
+        Literal["trap", "contain"],
+        typer.Option(
+            "--probes",
+            metavar="trap|contain",
+            help="trap, with an audit after every step, or contain, with the audit at idle, as one serves.",
+        ),
+    ] = "trap",
     keep: Annotated[bool, typer.Option("--keep", help="Keep request.json and phase.txt of every engine too.")] = False,
     time_limit: Annotated[
         float | None,
@@ -63,15 +71,16 @@ def mutations(
 
     For example: gemma4-triage repro mutations --seed 7 --count 25
 
-    Each mutation is of one structure, in one way, in one phase of serving, drawn by --seed, with probes that trap and
-    an audit after every step. docs/mutations.md says what is drawn, how it is scored, and what runs of it showed.
+    Each mutation is of one structure, in one way, in one phase of serving, drawn by --seed. docs/mutations.md says what
+    is drawn, how it is scored, and what runs of it showed.
 
     Exits 0 if every aim of the matrix is met, 1 if not, 2 for a folder that cannot be resumed or written over, 3 if
     this machine cannot run the engine, 5 if no mutation acted.
     """
+    from gemma4_repro.mutations.load import Probes
     from gemma4_repro.mutations.runner import Options
 
-    options = Options(seed, count, output, force, resume, bare, time_limit, keep, side_by_side)
+    options = Options(seed, count, output, force, resume, bare, time_limit, keep, side_by_side, Probes(probes))
     matrix = _run(options)
     _write(matrix, Path(matrix.folder))
     if as_json:

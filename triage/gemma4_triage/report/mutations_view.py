@@ -50,7 +50,7 @@ def print_matrix(console: Console, matrix: Matrix) -> None:
     print_line(
         console,
         f"seed {matrix.seed}, {len(matrix.rows)} of {matrix.count} mutations;{whole} {matrix.engine_s:.0f} s of "
-        f"engines, SGLang {matrix.sglang_version}",
+        f"engines, probes in {matrix.probes}, SGLang {matrix.sglang_version}",
     )
 
 
