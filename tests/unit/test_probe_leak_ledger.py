@@ -104,6 +104,27 @@ def test_silent_on_clean_histories(world):
     run()
 
 
+def test_a_page_that_left_the_window_names_its_eviction_and_its_request(world, monkeypatch):
+    """In 0.5.23 a group around all evictions of a batch ends when nobody asks any more."""
+    if not hasattr(world.allocator, "swa_attn_allocator"):
+        return
+    for name in ("SGLANG_SWA_EVICTION_INTERVAL", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER"):
+        monkeypatch.setenv(name, "1")
+    request = world.start(prompt(1, 40))
+    for _ in range(80):
+        world.decode()
+    slot, ledger = held(request).req_pool_idx, ledger_of(world.allocator)
+    assert world.audit().findings == ()
+    swa = ledger.pools["swa"]
+    evicted = [page for page in range(1, swa.pages + 1) if swa.free_step[page] >= 0]
+    assert evicted
+    # As a prompt is cached, 0.5.23 gives back at once what has left the window then.
+    sites = {Site(swa.free_site[page]) for page in evicted}
+    assert sites - {Site.CACHE_UNFINISHED_REQ} == {Site.EVICT_SWA}
+    frees = [event for event in ledger.recent if event["site"] == "evict_swa" and event["pages"]]
+    assert {(event["pool"], event["by_request_slot"]) for event in frees} == {("swa", slot)}
+
+
 def test_a_request_that_is_forgotten(world):
     first, lost = world.start(prompt(1, 40)), world.start(prompt(2, 40))
     for _ in range(20):

@@ -179,6 +179,10 @@ PROBES: tuple[Patch, ...] = (
             Hook("swa.alloc_decode", How.AROUND, f"{_AT}.leak_allocators:around_swa_alloc"),
             Hook("swa.set_mapping", How.BEFORE, f"{_AT}.leak_allocators:before_set_mapping"),
             Hook("swa.free", How.BEFORE, f"{_AT}.leak_allocators:before_swa_free", (BASE,)),
+            *(
+                Hook(f"swa.{entry}", How.AROUND, f"{_AT}.leak_allocators:around_swa_side_free", ("0.5.23",))
+                for entry in ("free_swa", "free_swa_segment")
+            ),
             Hook("req_pool.alloc", How.AROUND, f"{_AT}.leak_owners:around_req_alloc"),
             Hook("cache.alloc_for_extend", How.AROUND, f"{_AT}.leak_owners:around_alloc_for_extend"),
             Hook("cache.alloc_for_decode", How.AROUND, f"{_AT}.leak_owners:around_alloc_for_decode"),

@@ -10,6 +10,7 @@
 | SWA: alloc, alloc_extend, _swa_tail, _decode   | paired: which SWA slots the full slots were given              |
 | SWA: set_full_to_swa_mapping                   | paired                                                         |
 | SWA: free in a group                           | asked to be freed; the group's end frees on the inner pools    |
+| SWA: free_swa, free_swa_segment in a group     | asked to be freed, of the SWA pages that these settle (0.5.23) |
 
 Cost per call: an append of a few numbers. A view, which is what page size 1 hands out and what a row's release names,
 costs one small clone; see `leak/event_log.py`.
@@ -22,9 +23,9 @@ from typing import Any
 
 import torch
 
-from gemma4_runtime.checks.page_events import FULL
+from gemma4_runtime.checks.page_events import FULL, SWA
 from gemma4_runtime.leak.ledger import HandOut, ledger_of, pool_of
-from gemma4_runtime.release.allocators import free_page_parts, in_free_group
+from gemma4_runtime.release.allocators import free_page_parts, in_free_group, pending_swa_frees
 
 
 def around_inner_alloc(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,3 +125,18 @@ def before_swa_free(allocator: Any, free_index: Any, **_unknown: Any) -> None:
     """Run before `free(free_index)` of a hybrid allocator, [n] full slots. Outside a group the inner pools tell."""
     if not allocator.is_not_in_free_group and free_index.numel():
         ledger_of(allocator).free_asked(FULL, free_index)
+
+
+def around_swa_side_free(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run around 0.5.23's `free_swa` and `free_swa_segment` of a hybrid allocator.
+
+    In a group they settle at once which SWA pages go, and the group's end, which gives them back, is nobody's call.
+    """
+    if not in_free_group(allocator):
+        return original(allocator, *args, **kwargs)
+    before = [len(given) for given, _ in pending_swa_frees(allocator)]
+    result = original(allocator, *args, **kwargs)
+    for count, (given, unit) in zip(before, pending_swa_frees(allocator), strict=True):
+        for one in given[count:]:
+            ledger_of(allocator).free_asked(SWA, one if unit == 1 else one * unit)
+    return result

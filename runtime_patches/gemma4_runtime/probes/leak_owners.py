@@ -133,9 +133,10 @@ def around_insert(original: Callable[..., Any], cache: Any, params: Any, *args: 
     return result
 
 
-def around_evict_swa(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run around `ScheduleBatch._evict_swa`, which gives up SWA slots that the window has left."""
-    return _at(Site.EVICT_SWA, original, *args, **kwargs)
+def around_evict_swa(original: Callable[..., Any], batch: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run around `ScheduleBatch._evict_swa(req, pre_len)`, which gives up SWA slots that the window has left."""
+    with _By(batch.tree_cache, req):
+        return _at(Site.EVICT_SWA, original, batch, req, *args, **kwargs)
 
 
 def around_req_alloc(original: Callable[..., Any], pool: Any, reqs: Any) -> Any:

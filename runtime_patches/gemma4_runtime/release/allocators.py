@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,3 +69,17 @@ def pending_slots(allocator: Any) -> list[torch.Tensor]:
     full = getattr(allocator, "full_attn_allocator", allocator)
     pages = [ids * full.page_size for ids in getattr(full, "free_page_ids_group", None) or ()]
     return [*(full.free_group or ()), *pages]
+
+
+def pending_swa_frees(allocator: Any) -> tuple[tuple[Sequence[torch.Tensor], int], ...]:
+    """Return what an open group was given by frees of the sliding-window side, and of how many slots each number is.
+
+    In 0.5.13 such frees wait for no group.
+
+    Args:
+        allocator: One of a pool pair.
+    """
+    return (
+        (getattr(allocator, "swa_free_group", None) or (), 1),
+        (getattr(allocator, "swa_page_ids_group", None) or (), allocator.page_size),
+    )
