@@ -46,6 +46,8 @@ class Structure(StrEnum):
     """What a request says of itself: tokens committed, allocated, protected by the cache, evicted from the window."""
     DRAFT_BINDING = "draft binding"
     """Which of the target's layers a draft layer reads, how wide its window is, and by what it scales."""
+    WINDOW_EVICTION = "window eviction"
+    """Which pages of a running request have left its sliding window and are given back; an entry is one page."""
     FREE_GROUP = "free group"
     """What the calls of a group have given back, until the group ends; an entry is one page."""
     POOL_SIZE = "pool size"

@@ -385,3 +385,58 @@ def test_a_pools_size_is_wrong_in_all_that_follows_from_it(swa_allocator: Any) -
     full.write(161)
     pool = swa_allocator.full_attn_allocator
     assert (pool.num_pages, pool.size, len(pool.free_pages), full.read()) == (161, 161 * PAGE, 161, 161)
+
+
+def eviction_of(live: LiveState, tokens: int, segment: bool) -> standing_state.Free:
+    """Return what an eviction of the first request's first `tokens` gives back, held back."""
+    allocator, gone = live.allocator, live.rows[1, :tokens].long()
+    free_before = live.free_pages(swa=True)
+    withheld = standing_state.WithheldFrees(allocator)
+    if segment:
+        allocator.free_swa_segment(gone, start_pos=0)
+    else:
+        allocator.free_swa(gone)
+    (free,) = withheld.end()
+    assert live.free_pages(swa=True) == free_before
+    return free
+
+
+@pytest.mark.parametrize(
+    "segment", [False, pytest.param(True, marks=pytest.mark.releases("0.5.23"))], ids=["slots", "segment"]
+)
+def test_an_eviction_is_held_back_and_made_as_it_was_asked_for(live: LiveState, segment: bool) -> None:
+    gone = live.pages(live.rows[1, :PAGE].long(), swa=True)
+    free = eviction_of(live, PAGE, segment)
+    free.make()
+    live.allocator.swa_attn_allocator.merge_and_sort_free()
+    assert set(gone) <= set(live.free_pages(swa=True))
+    assert not vars(live.allocator).keys() & {"free_swa", "free_swa_segment"}
+
+
+def test_what_an_eviction_gives_back_is_named_with_its_request(live: LiveState) -> None:
+    free = eviction_of(live, PAGE, segment=False)
+    (entry,) = standing_state.eviction_entries(live, free.given, live.batch.reqs[0])
+    of_other = live.pages(live.rows[2, :20].long(), swa=False)
+    assert (entry.value, entry.row, entry.own) == (int(live.rows[1, 0]) // PAGE, 1, ())
+    assert set(entry.foreign) <= set(of_other)
+    assert corrupt(Defect.LOST, [entry], random.Random(1)) is not None
+    assert not len(free.given.now)
+    free.make()
+
+
+def test_a_page_in_the_window_is_the_one_behind_what_is_evicted(live: LiveState) -> None:
+    free = eviction_of(live, PAGE, segment=False)
+    early = standing_state.in_the_window(live, free.given, live.batch.reqs[0])
+    assert early is not None
+    assert (early.value, early.row) == (int(live.rows[1, PAGE]) // PAGE, 1)
+    assert len(standing_state.with_page(live, free.given, early.value)) == 2 * PAGE
+    last = eviction_of(live, 2 * PAGE, segment=False)
+    assert standing_state.in_the_window(live, last.given, live.batch.reqs[0]) is None
+
+
+def test_who_uses_a_page_that_goes_in_anothers_place_is_known(live: LiveState) -> None:
+    page = int(live.rows[2, 0]) // PAGE
+    found = standing_state.user_of(live, page)
+    assert found is not None
+    assert (found.row, found.value) == (2, page)
+    assert standing_state.user_of(live, live.free_pages(swa=False)[0]) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from gemma4_repro.mutations.draw import OLDER_SEEDS, SEEDS_BEFORE_SERVERS, draw
 from gemma4_repro.mutations.grid import (
     ADDED_LATER,
     GRID,
+    SERVERS_ADDED_LAST,
     SERVERS_ADDED_LATER,
     Phase,
     Room,
@@ -20,7 +22,8 @@ from gemma4_repro.mutations.grid import (
     servers_of,
     structures_of,
 )
-from gemma4_repro.mutations.load import LOAD, engine_arguments
+from gemma4_repro.mutations.load import LOAD, engine_arguments, settings
+from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_runtime.releases import BASE
 
 RELEASES = (BASE, "0.5.23")
@@ -70,7 +73,28 @@ def test_older_seeds_draw_what_their_rows_have(seed: int) -> None:
 @pytest.mark.parametrize("seed", sorted(SEEDS_BEFORE_SERVERS))
 def test_seeds_before_later_servers_draw_what_their_rows_have(seed: int) -> None:
     drawn = {one.server for one in draw(seed, 200, "0.5.23")}
-    assert drawn == set(Server) - set(SERVERS_ADDED_LATER)
+    assert drawn == set(Server) - {*SERVERS_ADDED_LATER, *SERVERS_ADDED_LAST}
+
+
+COMMITTED = sorted(path.parent for path in (Path(__file__).parents[2] / "docs" / "mutations").glob("[0-9]*/*.jsonl"))
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=[folder.name for folder in COMMITTED])
+def test_a_committed_seed_draws_what_its_rows_have(folder: Path) -> None:
+    file = RowsFile(folder, int(folder.name))
+    file.read()
+    drawn = {one.number: one for one in draw(int(folder.name), max(file.rows), file.sglang_version)}
+    unlike = [number for number, row in file.rows.items() if row.mutation != drawn[number]]
+    assert unlike == []
+
+
+def test_the_window_of_a_request_is_evicted_where_evictions_are_drawn() -> None:
+    usual, evicting = (settings(True, server) for server in (Server.STEPWISE, Server.EVICTING))
+    added = dict(evicting.items() - usual.items())
+    assert set(added) == {"SGLANG_SWA_EVICTION_INTERVAL", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER"}
+    assert {one.server for one in draw(5, 400, "0.5.23") if one.structure is Structure.WINDOW_EVICTION} == {
+        Server.EVICTING
+    }
 
 
 def test_the_load_is_read_in_chunks_where_they_are_not_switched_off() -> None:

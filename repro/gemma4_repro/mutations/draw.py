@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_repro.mutations.grid import (
+    ADDED_LAST,
+    ADDED_LATER,
+    SERVERS_ADDED_LAST,
     SERVERS_ADDED_LATER,
     Cell,
     Phase,
@@ -26,6 +29,8 @@ They draw what they drew then.
 """
 SEEDS_BEFORE_SERVERS = frozenset({3101, 3102, 3103, 3104})
 """They were drawn before grid.SERVERS_ADDED_LATER."""
+SEEDS_BEFORE_EVICTION = frozenset({3201, 3301, 3407, 3511})
+"""They were drawn before grid.ADDED_LAST and grid.SERVERS_ADDED_LAST."""
 _HYBRID_SHARE = 0.04
 """Under Triton's interpreter such a load takes 40 s and not 5."""
 _AFTER_THE_FIRST = (Server.OVERLAPPED, Server.UNCACHED, Server.HYBRID)
@@ -33,8 +38,11 @@ _MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 3, Phase.IDLE: 0}
 _MOST_SKIPPED_ELSEWHERE = 12
 _MOST_SKIPPED_UNCHUNKED = 1
 """A load has few prefills where they are not in chunks."""
-_MOST_SKIPPED_OF = {Structure.FREE_CALL: 3, Structure.FREE_GROUP: 1}
-"""Requests give pages back when they end, which is seldom in a short load, and seldom in two calls of one group."""
+_MOST_SKIPPED_OF = {Structure.FREE_CALL: 3, Structure.FREE_GROUP: 1, Structure.WINDOW_EVICTION: 1}
+"""Requests give pages back when they end, which is seldom in a short load, and seldom in two calls of one group.
+
+A page leaves a request's window seldom, too.
+"""
 
 
 class Mutation(BaseModel):
@@ -97,18 +105,32 @@ def draw(seed: int, count: int, release: str) -> tuple[Mutation, ...]:
     """
     if count < 1:
         raise ValueError(f"a draw has at least one mutation, not {count}")
-    left_out = (*SERVERS_ADDED_LATER, *_AFTER_THE_FIRST) if seed in OLDER_SEEDS else ()
-    left_out = SERVERS_ADDED_LATER if seed in SEEDS_BEFORE_SERVERS else left_out
+    structures, servers = _added_since(seed)
     return tuple(
-        _mutation(random.Random(f"{seed}/{number}"), number, cell, release, left_out)
-        for number, cell in enumerate(islice(_in_turn(seed, release), count), start=1)
+        _mutation(random.Random(f"{seed}/{number}"), number, cell, release, servers)
+        for number, cell in enumerate(islice(_in_turn(seed, release, structures), count), start=1)
     )
 
 
-def _in_turn(seed: int, release: str) -> Iterator[Cell]:
-    """Yield cells without end: one of each structure, then the next of each; a structure's begin again when used up."""
+def _added_since(seed: int) -> tuple[tuple[Structure, ...], tuple[Server, ...]]:
+    """Return the structures and servers that a seed does not draw, since they were added after its rows were made."""
+    if seed in OLDER_SEEDS:
+        return (*ADDED_LATER, *ADDED_LAST), (*_AFTER_THE_FIRST, *SERVERS_ADDED_LATER, *SERVERS_ADDED_LAST)
+    if seed in SEEDS_BEFORE_SERVERS:
+        return ADDED_LAST, (*SERVERS_ADDED_LATER, *SERVERS_ADDED_LAST)
+    return (ADDED_LAST, SERVERS_ADDED_LAST) if seed in SEEDS_BEFORE_EVICTION else ((), ())
+
+
+def _in_turn(seed: int, release: str, but: Collection[Structure]) -> Iterator[Cell]:
+    """Yield cells without end: one of each structure, then the next of each; a structure's begin again when used up.
+
+    Args:
+        seed: Of the draw.
+        release: Of SGLang.
+        but: Structures that are left out.
+    """
     order = random.Random(f"{seed}/order")
-    left: dict[Structure, list[Cell]] = {one: [] for one in structures_of(release, seed in OLDER_SEEDS)}
+    left: dict[Structure, list[Cell]] = {one: [] for one in structures_of(release, but)}
     while True:
         turn = list(left)
         order.shuffle(turn)

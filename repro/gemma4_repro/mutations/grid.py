@@ -7,7 +7,7 @@ the grid to that. The grid was written before any rule of the diagnosis was chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,6 +38,8 @@ class Server(StrEnum):
     """Triton's attention reads prompts, and trtllm_mha decodes and verifies."""
     UNCHUNKED = "no chunked prefill"
     """A prompt is read in one step, however long it is."""
+    EVICTING = "window evicted at each page"
+    """What leaves the sliding window is given back as soon as it is a page, while its request decodes."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,22 @@ GRID: Mapping[Structure, Room] = {
         },
         dict.fromkeys((*_RUNNING, _P.IDLE), _SET_ONCE),
     ),
+    _S.WINDOW_EVICTION: Room(
+        (_D.OFF_BY_ONE, _D.FOREIGN, _D.ZERO, _D.NEGATIVE, _D.PAST_END, _D.DUPLICATE, _D.LOST, _D.EARLY),
+        (_P.DECODE, _P.VERIFY),
+        {
+            _D.STALE: "a page of the request that was evicted before is DUPLICATE, and any other that is free FOREIGN",
+            _D.OTHER_SPACE: "it is given slots of the full pool, and the map makes the other pool's of them",
+            _D.SWAPPED: "its order means nothing",
+        },
+        {
+            _P.START: _NO_REQUEST,
+            _P.PREFILL: "without a prefix cache alone, and no chunk of the load's prompts begins behind a window",
+            _P.DRAFT: "a frozen draft gives nothing back",
+            _P.BETWEEN: "what is evicted as a request is put into the prefix cache is of that call's making",
+            _P.IDLE: _NO_REQUEST,
+        },
+    ),
     _S.FREE_GROUP: Room(
         (_D.OFF_BY_ONE, _D.ZERO, _D.NEGATIVE, _D.PAST_END, _D.DUPLICATE, _D.LOST),
         (_P.BETWEEN,),
@@ -337,16 +355,18 @@ ADDED_LATER = (_S.FREE_GROUP, _S.POOL_SIZE, _S.KV_SCALE)
 """Older seeds draw none of these: see draw.OLDER_SEEDS."""
 SERVERS_ADDED_LATER = (Server.UNCHUNKED,)
 """Neither do those, nor the seeds behind them, draw these: see draw.SEEDS_BEFORE_SERVERS."""
+ADDED_LAST, SERVERS_ADDED_LAST = (_S.WINDOW_EVICTION,), (Server.EVICTING,)
+"""And these are drawn by none of them, nor by the seeds behind: see draw.SEEDS_BEFORE_EVICTION."""
 
 
-def structures_of(release: str, older: bool = False) -> tuple[Structure, ...]:
+def structures_of(release: str, but: Collection[Structure] = ()) -> tuple[Structure, ...]:
     """Return the structures that are mutated on a release of SGLang, in the grid's order.
 
     Args:
         release: As PyPI names it.
-        older: Whether those that were added later are left out.
+        but: Those that are left out.
     """
-    left_out = {*left_out_on(release), *(ADDED_LATER if older else ())}
+    left_out = {*left_out_on(release), *but}
     return tuple(structure for structure in GRID if structure not in left_out)
 
 
@@ -358,6 +378,9 @@ def servers_of(release: str, cell: Cell, mtp: bool) -> tuple[Server, ...]:
         cell: The kind of mutation.
         mtp: Whether the server has MTP.
     """
+    if cell.structure is _S.WINDOW_EVICTION:
+        # The others seldom evict while a request of the load decodes, or never.
+        return (Server.EVICTING,)
     left_out = set()
     if mtp and not at_least(release, "0.5.23"):
         # Its MTP worker does not overlap; the patch mtp-v2 brings another one.

@@ -30,6 +30,12 @@ _SERVERS: Mapping[Server, Mapping[str, Any]] = {
     },
     # SGLang works out how much of the memory is left from the size of a chunk.
     Server.UNCHUNKED: {"chunked_prefill_size": -1, "mem_fraction_static": 0.5},
+    Server.EVICTING: {},
+}
+
+_ENVIRONMENTS: Mapping[Server, Mapping[str, str]] = {
+    # Of 0.5.23 in tokens, and of 0.5.13 as a part of the window, which it rounds to a page at least.
+    Server.EVICTING: {"SGLANG_SWA_EVICTION_INTERVAL": "1", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER": "0"},
 }
 
 
@@ -52,14 +58,20 @@ def engine_arguments(models: Mapping[str, Any], mtp: bool, server: Server = Serv
     return arguments if mtp else {key: value for key, value in arguments.items() if not key.startswith("speculative_")}
 
 
-def settings(probes: Probes | None) -> dict[str, str]:
-    """Return the runtime's settings. probes: None for none."""
+def settings(probes: Probes | None, server: Server = Server.STEPWISE) -> dict[str, str]:
+    """Return the settings of the runtime and of SGLang.
+
+    Args:
+        probes: What looks at the engine; None for none.
+        server: How it is started.
+    """
     bare = {
         "GEMMA4_TRIAGE_PATCHES": corrected(),
         "GEMMA4_TRIAGE_FAULTS": "",
         "GEMMA4_TRIAGE_DEVICE_MODEL": "sm100",
         "SGLANG_TRTLLM_MHA_DEBUG": "off",
         "GEMMA4_TRIAGE_LEAK": "off",
+        **_ENVIRONMENTS.get(server, {}),
     }
     if probes is None:
         return bare

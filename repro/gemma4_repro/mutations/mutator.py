@@ -13,6 +13,7 @@ corrupted, and none stays on the stack while SGLang runs, so that no traceback d
 | draft         | before `draft`; after its page tables are built; after its  | the same                              |
 |               | positions are set                                           |                                       |
 | verify        | after `draft`; after the verify's batch, tables and slots   | the same                              |
+| and verify    | around the eviction of a request's window before its step   | what that gives back                  |
 | between steps | after results are processed; before slots are given back    | the same, and the tree and requests   |
 | idle          | before the scheduler's own check                            | map, lists and tree                   |
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,7 @@ class Mutator(Recorder):
         self._lengths: dict[int, int] = {}
         self._written: list[int] = []
         self._again: Any = None
+        self._withheld: standing_state.WithheldFrees | None = None
 
     def register(self, release: str) -> None:
         """Register with SGLang; call it before the engine loads its plugins. The scheduler inherits it by fork."""
@@ -95,6 +98,8 @@ class Mutator(Recorder):
             ("trtllm.init_metadata", HookType.AFTER, self._after_metadata),
             ("swa.free", HookType.BEFORE, self._before_free),
             ("swa.free_segment", HookType.BEFORE, self._before_free),
+            ("batch.evict_swa", HookType.BEFORE, self._before_eviction),
+            ("batch.evict_swa", HookType.AFTER, self._after_eviction),
             ("paged.alloc_extend", HookType.AFTER, self._after_alloc_extend),
             ("paged.alloc_decode", HookType.AFTER, self._after_alloc_decode),
         )
@@ -254,6 +259,40 @@ class Mutator(Recorder):
             return None
         entry = self._chance.choice(entries)
         self._again = live.slots_of(entry.value)
+        return Change(entry, entry.value)
+
+    def _before_eviction(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        now = Phase.DECODE if batch.spec_algorithm.is_none() else Phase.VERIFY
+        decodes = self._scheduler is not None and batch.forward_mode.is_decode()
+        if decodes and self._wants(Structure.WINDOW_EVICTION, now):
+            self._withheld = standing_state.WithheldFrees(batch.token_to_kv_pool_allocator)
+
+    def _after_eviction(self, result: Any, batch: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        withheld, self._withheld = self._withheld, None
+        for free in () if withheld is None else withheld.end():
+            live = LiveState(self._scheduler, batch)
+            self._try("batch.evict_swa", lambda live=live, free=free: self._evict_wrongly(live, free, request), live)
+            # Not within the attempt: what a probe raises here is its finding, and has to pass.
+            free.make()
+
+    def _evict_wrongly(self, live: LiveState, free: standing_state.Free, request: Any) -> Change | None:
+        assert self._mutation is not None
+        entries = standing_state.eviction_entries(live, free.given, request)
+        match self._mutation.defect:
+            case Defect.DUPLICATE:
+                entry = self._chance.choice(entries)
+                free.given.now = standing_state.with_page(live, free.given, entry.value)
+            case Defect.EARLY:
+                early = standing_state.in_the_window(live, free.given, request)
+                if early is None:
+                    return None
+                entry = early
+                free.given.now = standing_state.with_page(live, free.given, entry.value)
+            case defect:
+                change = corrupt(defect, entries, self._chance)
+                # Whose page goes in its place is concerned as much.
+                victim = None if change is None or change.after is None else standing_state.user_of(live, change.after)
+                return change if change is None or victim is None else replace(change, partner=victim)
         return Change(entry, entry.value)
 
     def _after_alloc_extend(self, result: Any, pool: Any, *args: Any, **kwargs: Any) -> Any:

@@ -240,7 +240,7 @@ def _engine_run(
         folder=folder / name,
         # The same for all of them: a dump must not tell what was corrupted.
         command=["gemma4-triage", "repro", "mutations"],
-        environment={**settings(probes), "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / name / "dumps")},
+        environment={**settings(probes, started[1]), "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / name / "dumps")},
         engine_arguments=engine_arguments(models, *started),
         prompts=LOAD.prompts(),
         new_tokens=LOAD.new_tokens(),

@@ -7,7 +7,7 @@ through `gemma4_runtime.release`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -247,6 +247,95 @@ def _slot_entry(live: LiveState, given: Slots, page: int, pages: list[int], used
         stale=live.free_pages(swa)[:8],
         drop=drop,
     )
+
+
+@dataclass(frozen=True)
+class Free:
+    """A call that gives back, still to be made. named: its other arguments."""
+
+    function: Callable[..., Any]
+    given: Slots
+    named: dict[str, Any]
+
+    def make(self) -> None:
+        """Make the call, if it has any slots left."""
+        if len(self.given.now):
+            self.function(self.given.now, **self.named)
+
+
+class WithheldFrees:
+    """Holds back, from now on and until its end, frees of an allocator's sliding-window side."""
+
+    _NAMES = ("free_swa", "free_swa_segment")
+
+    def __init__(self, allocator: Any) -> None:
+        self._allocator, self._frees = allocator, list[Free]()
+        for name in self._NAMES:
+            if (function := getattr(allocator, name, None)) is not None:
+                setattr(allocator, name, partial(self._hold, function))
+
+    def _hold(self, function: Callable[..., Any], free_index: Any, **named: Any) -> None:
+        self._frees.append(Free(function, Slots(free_index), named))
+
+    def end(self) -> list[Free]:
+        """Return what was held back, in order."""
+        for name in self._NAMES:
+            vars(self._allocator).pop(name, None)
+        return self._frees
+
+
+def eviction_entries(live: LiveState, given: Slots, request: Any) -> list[Entry]:
+    """Return the pages, of the full pool, whose sliding-window side the eviction of a request's window gives back."""
+    row = int(held(request).req_pool_idx)
+    mine = set(live.pages(live.rows[row, : request.seqlen].long(), swa=False))
+    others = [holder for holder in (*live.running(), *live.cached()) if holder.row != row]
+    # One beside it is OFF_BY_ONE; what has left its window already has nothing to give back.
+    used = {page for holder in others for page in live.pages(holder.slots[live.mapping[holder.slots] > 0], swa=False)}
+    return [
+        replace(
+            entry,
+            prompt=prompt_of(request.rid),
+            row=row,
+            own=(),
+            foreign=sorted(used - mine - {entry.value - 1, entry.value + 1}),
+        )
+        for entry in slot_entries(live, given, swa=False)
+    ]
+
+
+def in_the_window(live: LiveState, given: Slots, request: Any) -> Entry | None:
+    """Return the page of the request's row behind those that its eviction gives back; None if its last token is there.
+
+    It is to be given back too early.
+    """
+    row, last = int(held(request).req_pool_idx), int(given.now[-1])
+    slots = live.rows[row, : request.seqlen - 1].long()
+    behind = slots[int((slots == last).nonzero()[0]) + 1 :]
+    if len(behind) <= live.page_size:
+        return None
+    page = int(behind[0]) // live.page_size
+    where = f"page {page}, behind {len(given.now) // live.page_size} in the call"
+    return Entry(
+        where=where,
+        value=page,
+        write=lambda _: None,
+        read=lambda: None,
+        upper=live.full_end,
+        prompt=prompt_of(request.rid),
+        row=row,
+    )
+
+
+def user_of(live: LiveState, page: int) -> Entry | None:
+    """Return the first running request's entry of a page of the full pool; None if none of them has it."""
+    return next((entry for entry in used_page_entries(live) if entry.value == page), None)
+
+
+def with_page(live: LiveState, given: Slots, page: int) -> Any:
+    """Return a call's slots with those of one page more, named already or not."""
+    import torch
+
+    return torch.cat((given.now, live.slots_of(page).to(given.now.dtype)))
 
 
 def group_entries(live: LiveState) -> list[Entry]:
