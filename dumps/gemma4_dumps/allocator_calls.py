@@ -28,6 +28,8 @@ SWA_FREES = ("free_swa", "free_swa_segment")
 """What gives back SWA slots alone."""
 SEGMENTS = ("free_segment", "free_full_segment", "free_swa_segment")
 """Those of both that name a run of a row, whose pages are listed in the row's order."""
+GIVE_EACH_PAGE = ("free_segment", "free_swa_segment")
+"""Those that give an SWA page back for each page that they name, whatever the mapping has for it."""
 MAX_CALLS = 4096
 
 _FARTHEST = 2**62

@@ -212,6 +212,7 @@ OTHERS: dict[str, Incident] = {
     "holder-entry-wrong": mutation("tree-node-negative"),
     "counters-overlap": mutation("protected-zero"),
     "evicted-not-freed": mutation("evicted-too-far"),
+    "eviction-names-no-page": mutation("eviction-of-page-zero"),
     "lock-left-over": mutation("lock-left-over"),
     "pages-leaked": of(read_dump(ROOT / "dumps" / "samples" / LEAK_SAMPLE)),
     "unknown-verdict": page_table("invented_later"),

@@ -180,6 +180,7 @@ ELSEWHERE = {
 UNLESS_PROVEN = {
     ("allocator-past-pool-end", "a call before"),
     ("batch-length-wrong", "the lengths are right"),
+    ("evicted-not-freed", "it is the other"),
     ("evicted-page-counted", "the pages are at other places"),
     ("evicted-page-counted", "the pages without"),
     ("finished-requests-not-released", "the pages were lost"),

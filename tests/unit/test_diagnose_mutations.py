@@ -69,6 +69,14 @@ CASES = {
     "accepted-too-many": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
     "mapping-changed-since-the-hand-out": ("mapping-differs", S.SWA_MAPPING, D.OTHER_SPACE, C.CERTAIN),
+    "eviction-not-freed": ("evicted-not-freed", S.WINDOW_EVICTION, D.LOST, C.LIKELY),
+    "eviction-of-anothers-page": ("evicted-not-freed", S.WINDOW_EVICTION, D.FOREIGN, C.LIKELY),
+    "eviction-too-early": ("null-page-in-live-column", S.WINDOW_EVICTION, D.EARLY, C.LIKELY),
+    "eviction-negative": ("eviction-names-no-page", S.WINDOW_EVICTION, D.NEGATIVE, C.LIKELY),
+    "eviction-of-page-zero": ("eviction-names-no-page", S.WINDOW_EVICTION, D.ZERO, C.LIKELY),
+    "eviction-twice": ("page-freed-twice", S.WINDOW_EVICTION, D.DUPLICATE, C.LIKELY),
+    "eviction-of-the-neighbour": ("eviction-names-no-page", S.WINDOW_EVICTION, None, C.LIKELY),
+    "eviction-not-freed-as-it-ended": ("pages-leaked", None, D.LOST, C.POSSIBLE),
     # Not drawn: what a fault did that is none of the grid's.
     "free-list-has-a-page-of-the-cache": ("freed-while-held", None, None, C.POSSIBLE),
     "eviction-that-did-not-free": ("mapping-entry-wrong", S.SWA_MAPPING, D.STALE, C.LIKELY),
@@ -90,7 +98,7 @@ CASES = {
     "swa-list-foreign": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.CERTAIN),
     "list-made-too-long": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.PAST_END, C.CERTAIN),
     "hand-out-begins-on-the-last-slot": ("swa-page-shared", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
-    "freed-past-the-window": ("evicted-page-counted", S.FREE_CALL, D.EARLY, C.CERTAIN),
+    "freed-past-the-window": ("evicted-page-counted", S.WINDOW_EVICTION, D.EARLY, C.CERTAIN),
     "handed-out-while-held": ("swa-page-shared", None, D.DUPLICATE, C.POSSIBLE),
     "cached-from-a-wrong-row": ("holder-entry-wrong", None, D.DUPLICATE, C.POSSIBLE),
     "page-twice-in-a-row": ("null-page-in-live-column", S.REQUEST_ROW, D.DUPLICATE, C.LIKELY),
@@ -256,7 +264,7 @@ def test_a_row_that_nobody_has_looked_at_before_was_written_wrong():
 @pytest.mark.parametrize(
     ("counts", "last_freed", "told"),
     [
-        (32, 2, (S.FREE_CALL, D.EARLY)),
+        (32, 2, (S.WINDOW_EVICTION, D.EARLY)),
         (32, 1, (S.REQUEST_COUNTERS, None)),
         (32, -1, (None, None)),
         (0, 2, (S.REQUEST_COUNTERS, None)),
@@ -275,6 +283,52 @@ def test_of_a_page_without_an_swa_slot_its_place_and_the_steps_of_frees_tell_wha
     scalars = dump.manifest.scalars | {"evicted": f"{slot}:{counts}"}
     first = named_of(Dump(made.path, made.manifest.model_copy(update={"scalars": scalars})))[0]
     assert (first.structure, first.defect) == told
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (None, (S.REQUEST_COUNTERS, None, C.LIKELY)),
+        (10, (S.REQUEST_COUNTERS, None, C.CERTAIN)),
+        (1000, (S.WINDOW_EVICTION, D.LOST, C.LIKELY)),
+    ],
+    ids=["nobody says", "the count reaches into the window", "all that is counted has left it"],
+)
+def test_a_count_that_reaches_into_the_window_is_told_from_an_eviction_that_freed_nothing(left, told):
+    made = []
+    for dump in dumps_of("eviction-not-freed"):
+        slot = dump.manifest.offences[0].request_slot
+        scalars = dump.manifest.scalars | {"left_window": "" if left is None else f"{slot}:{left}"}
+        made.append(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))
+    first = named_of(*made)[0]
+    assert (first.structure, first.defect, first.confidence) == told
+
+
+def test_an_eviction_whose_call_site_nobody_knows_is_a_free():
+    made = []
+    for dump in dumps_of("eviction-twice"):
+        scalars = {name: value for name, value in dump.manifest.scalars.items() if name != "call_site"}
+        made.append(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))
+    assert named_of(*made)[0].structure is S.FREE_CALL
+
+
+def test_a_page_that_another_requests_eviction_gave_back_was_not_its_own_to_give():
+    (dump,) = dumps_of("eviction-too-early")
+    assert dump.manifest.scalars["peer_freed_by"] == dump.manifest.offences[0].request_slot
+    scalars = dump.manifest.scalars | {"peer_freed_by": 99}
+    first = named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))[0]
+    assert (first.structure, first.defect) == (S.WINDOW_EVICTION, None)
+
+
+@pytest.mark.parametrize(("whose", "told"), [(0, None), (1, S.WINDOW_EVICTION)], ids=["own", "another's"])
+def test_an_own_page_without_an_swa_side_may_be_a_count_that_is_too_small(tmp_path, whose, told):
+    (dump,) = dumps_of("eviction-of-the-neighbour")
+    made = changed(tmp_path, dump, page_states=np.ones_like(dump.tensor("page_states")))
+    by = dump.manifest.scalars["by_request_slot"] + whose
+    offences = tuple(one.model_copy(update={"request_slot": by}) for one in dump.manifest.offences)
+    found = named_of(Dump(made.path, made.manifest.model_copy(update={"offences": offences})))
+    assert {one.structure for one in found if one.rule == "eviction-names-no-page"} == {told}
+    assert C.CERTAIN not in {one.confidence for one in found}
 
 
 def test_a_list_that_calls_have_changed_since_is_not_accused_of_how_it_was_made():

@@ -42,6 +42,17 @@ class TestDoubleFree(OnSmallPools):
         assert says(dump, "double_free", "free_group_end", int(slots[0]), "full")
         assert allocator.full_available_size() == available
 
+    # Only 0.5.23 frees segments: it gives back a page for each that is named, page 0 for one without an SWA side.
+    @pytest.mark.releases("0.5.23")
+    @pytest.mark.parametrize("entry", ["free_swa_segment", "free_segment"])
+    def test_a_segment_whose_page_has_no_swa_side_any_more(self, dumps, paged, entry):
+        slots = extend(paged, 40)
+        paged.free_swa_segment(slots[16:32], start_pos=16)
+        before = paged.swa_available_size()
+        dump = caught(lambda: getattr(paged, entry)(slots, start_pos=0))
+        assert says(dump, "free_out_of_range", entry, 0, "swa")
+        assert paged.swa_available_size() == before
+
     # Only 0.5.23 keeps a group's frees in the pools.
     @pytest.mark.releases("0.5.23")
     def test_a_group_that_a_clear_forgot_is_not_of_the_next(self, dumps, allocator):

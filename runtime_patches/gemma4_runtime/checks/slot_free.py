@@ -12,9 +12,17 @@ _VERDICTS = ("free_out_of_range", "double_free", "stale_mapping", "pool_alias")
 
 
 def check_free(
-    full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, full_upper: int, swa_upper: int, keeps_full: bool = False
+    full: torch.Tensor,
+    swa: torch.Tensor,
+    ledger: SlotLedger,
+    full_upper: int,
+    swa_upper: int,
+    keeps_full: bool = False,
+    of_segment: bool = False,
 ) -> Violation | None:
     """Report slots that the pools must not take back. An SWA slot of 0 means that none is to be freed: legal.
+
+    But for a segment, of which the first slot of each page says which SWA page goes: that of 0 is page 0.
 
     | verdict           | full slot                       | SWA slot                                               |
     |-------------------|---------------------------------|--------------------------------------------------------|
@@ -32,6 +40,7 @@ def check_free(
         full_upper: size of the full pool in tokens + page size.
         swa_upper: likewise of the SWA pool.
         keeps_full: only the SWA slots are freed. A full slot without one does nothing then, slot 0 included.
+        of_segment: the slots follow each other in a row, from the first of a page on, and go by pages.
 
     Returns:
         The violation (row: position, column: 0 full, 1 SWA) or None. One device synchronisation.
@@ -47,13 +56,18 @@ def check_free(
         repeated(full) & mapped if keeps_full else repeated(full) | ~live,
     )
     swa_codes = coded(
-        mapped & ((swa < page) | (swa >= swa_upper)),
+        (mapped & ((swa < page) | (swa >= swa_upper))) | (_begins_a_page(swa, page) & ~mapped & of_segment),
         torch.zeros_like(mapped),
         mapped & (owner == 0),
         mapped & (~own | ((swa - full) % page != 0)),
     )
     legal = (range(lower, full_upper), range(page, swa_upper))
     return worst_violation((full_codes, swa_codes), (full, swa), _VERDICTS, legal)
+
+
+def _begins_a_page(slots: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Return bool [n]: the first of each page-sized piece of slots [n]."""
+    return torch.arange(slots.numel(), device=slots.device) % page_size == 0
 
 
 def check_repeats(full: torch.Tensor, page_size: int, full_upper: int) -> Violation | None:

@@ -19,6 +19,7 @@ import torch
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.included import KEYS, KV, PAGE_IDS, TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS, TOKENS, VALUES, WORDS
 from gemma4_runtime import current, steps
+from gemma4_runtime.checks.page_events import SWA
 from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.evidence import payload
@@ -203,4 +204,6 @@ def peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, .
     # Its next owner's hand-out came behind the free.
     given_back = int(swa.peer[peer]) != page or swa.last_event[peer] in (LastEvent.FREE_ASKED, LastEvent.FREED)
     site, step = Site(int(swa.free_site[peer])).name.lower(), int(swa.free_step[peer])
-    return {**asked, "peer": peer, "peer_given_back": given_back, "peer_free_site": site, "peer_free_step": step}
+    told = {**asked, "peer": peer, "peer_given_back": given_back, "peer_free_site": site, "peer_free_step": step}
+    giver = ledger.giver_of(peer, SWA) if given_back else None
+    return told if giver is None else told | {"peer_freed_by": giver}

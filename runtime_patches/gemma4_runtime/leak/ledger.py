@@ -136,9 +136,9 @@ class LeakLedger:
         """The latest events but for pairings, as dumps hold them, oldest first."""
         return self._recent.documents(self._by_number)
 
-    def giver_of(self, page: int) -> int | None:
-        """Return the request slot that gave a page of the full pool back last; None if that is not known any more."""
-        return self._recent.giver_of(page)
+    def giver_of(self, page: int, pool: int = FULL) -> int | None:
+        """Return the request slot that gave a page of a pool back last; None if that is not known any more."""
+        return self._recent.giver_of(page, pool)
 
     def _fold(self, events: Events) -> None:
         began, all_cleared = 0, np.flatnonzero(events.kind == Kind.CLEARED)
@@ -199,13 +199,24 @@ class RecentEvents:
         while self._told - self._chunks[0][1] >= RECENT_EVENTS:
             self._told -= self._chunks.popleft()[1]
 
-    def giver_of(self, page: int) -> int | None:
-        """Return the request slot of the latest free of a page of the full pool; None if that free is not known."""
+    def giver_of(self, page: int, pool: int) -> int | None:
+        """Return the request slot of the latest free of a page of a pool; None if that free is not known.
+
+        A free in a group is nobody's as the group ends: who asked for it just before gave the page back.
+        """
+        ended = False
         for events, _ in reversed(self._chunks):
-            frees = np.isin(events.kind, (Kind.FREED, Kind.FREE_ASKED)) & (events.pool == FULL)
-            for number in np.flatnonzero(frees)[::-1]:
-                if page in events.slots_of(number) // events.page_size:
-                    return int(events.requests_of(number)[0]) if events.second[number] >= 0 else None
+            told = np.isin(events.kind, (Kind.HANDED_OUT, Kind.FREED, Kind.FREE_ASKED)) & (events.pool == pool)
+            for number in np.flatnonzero(told)[::-1]:
+                kind = events.kind[number]
+                # What has handed the page out since is no matter; behind the free, it began another life.
+                if (kind == Kind.HANDED_OUT and not ended) or page not in events.slots_of(number) // events.page_size:
+                    continue
+                if events.second[number] >= 0 and kind != Kind.HANDED_OUT:
+                    return int(events.requests_of(number)[0])
+                if kind != Kind.FREED or ended:
+                    return None
+                ended = True
         return None
 
     def documents(self, pools: Sequence[tuple[str, PageLedger]]) -> list[dict[str, Any]]:

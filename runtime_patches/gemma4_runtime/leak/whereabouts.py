@@ -24,7 +24,13 @@ from gemma4_runtime.checks.page_census import Whereabouts
 from gemma4_runtime.checks.swa_mapping_census import SlotPairs, held_swa_pages
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists, pending_slots
-from gemma4_runtime.release.prefix_caches import keeps_prefixes, runs_of, sessions_of, unreadable_cache
+from gemma4_runtime.release.prefix_caches import (
+    keeps_prefixes,
+    retain_window,
+    runs_of,
+    sessions_of,
+    unreadable_cache,
+)
 from gemma4_runtime.release.requests import committed_freed, held, swa_evicted, swa_kept_until
 
 REQUEST_SLOTS = "requests"
@@ -65,6 +71,7 @@ class Reading:
         evicted: By request slot, how many of its first tokens a request counts as gone from the sliding window.
         caches_prefixes: Whether the prefix cache keeps what it is given.
         edges: By request slot, where that ends in its row: the first column in pages, and the full pages from there on.
+        left_window: By request slot, how many of its first tokens no later token sees through the sliding window.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -78,6 +85,7 @@ class Reading:
     evicted: Mapping[int, int] = field(default_factory=dict)
     caches_prefixes: bool = True
     edges: Mapping[int, tuple[int, np.ndarray]] = field(default_factory=dict)
+    left_window: Mapping[int, int] = field(default_factory=dict)
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -147,6 +155,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         {held(request).req_pool_idx: swa_evicted(request) or 0 for request in requests},
         keeps_prefixes(_inner(tree_cache)),
         {edge[0]: (edge[1], slots // page) for edge, slots in zip(edges, edge_slots, strict=True)},
+        dict(_left_window(requests, retain_window(_inner(tree_cache)))),
     )
 
 
@@ -164,6 +173,12 @@ def _edges(requests: Sequence[Any], page: int, width: int) -> Iterator[tuple[int
             column = max(counted - 2, 0)
             end = min((counted + 4) * page, held(request).kv_committed_len, width)
             yield held(request).req_pool_idx, column, max(end, column * page)
+
+
+def _left_window(requests: Sequence[Any], window: int | None) -> Iterator[tuple[int, int]]:
+    for request in requests if window else ():
+        if held(request).req_pool_idx is not None and not committed_freed(request):
+            yield held(request).req_pool_idx, max(held(request).kv_committed_len - (window or 0), 0)
 
 
 def _session_rows(tree_cache: Any, active: set[int | None], page: int) -> Iterator[Row]:

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from gemma4_dumps.allocator_calls import GIVE_EACH_PAGE
 from gemma4_runtime.allocator_history import free_lists
 from gemma4_runtime.checks.lost_pages import (
     check_dropped_group,
@@ -132,7 +133,8 @@ def check_call(
     grouped = (settled or not keeps_full) and in_free_group(allocator)
     told = {"grouped": grouped, "settled": grouped and settled}
     books.history.begin(allocator, entry, told, full=full, swa=peers)
-    violation = check_free(full, peers, books.ledger, full_upper, swa_upper, keeps_full)
+    by_pages = entry in GIVE_EACH_PAGE and not getattr(allocator, "swa_req_ring", False)
+    violation = check_free(full, peers, books.ledger, full_upper, swa_upper, keeps_full, by_pages)
     if violation is not None:
         describe = partial(_summary, violation, books, allocator, full, entry)
         report_slots(allocator, violation, full, peers, entry, describe)

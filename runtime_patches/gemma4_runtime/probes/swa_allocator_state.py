@@ -31,9 +31,11 @@ from gemma4_dumps.schema import Provenance
 from gemma4_runtime import current
 from gemma4_runtime.allocator_history import History, free_lists, request_slots_of
 from gemma4_runtime.checks.lost_pages import check_restored
+from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import offences, payload
+from gemma4_runtime.leak.ledger import BY, SITE
 from gemma4_runtime.release.allocators import held_back
 from gemma4_runtime.steps import latest_step_number
 
@@ -239,6 +241,13 @@ def report_lost(
     _report(allocator, violation, "pages_lost", space, entry, lambda: summary, lambda: tensors, of_full)
 
 
+def _asked_by() -> dict[str, Any]:
+    """Return who made the call, as far as the leak ledger's hooks know."""
+    site, by = SITE.get(), BY.get()
+    known = {} if site is Site.UNKNOWN else {"call_site": site.name.lower()}
+    return known if by is None else known | {"by_request_slot": by[0]}
+
+
 def draft_of(
     allocator: Any, rule: str, verdict: str, site: str, summary: str, tensors: Mapping[str, torch.Tensor]
 ) -> DumpDraft:
@@ -270,6 +279,7 @@ def draft_of(
             "swa_available": int(allocator.swa_available_size()),
             "pending_frees": held_back(allocator),
             "owners": current.owners_asked(),
+            **_asked_by(),
             **past["scalars"],
         },
         tensors={name: payload(tensor) for name, tensor in {**tensors, **free}.items()} | past["tensors"],

@@ -66,6 +66,16 @@ def runs_of(cache: Any) -> list[CachedRun]:
     return list(_nodes(cache)) if core is None else list(_walked(core))
 
 
+def retain_window(cache: Any) -> int | None:
+    """Returns behind how many of a request's last tokens its slots of the sliding window are given back.
+
+    Args:
+        cache: A prefix cache; of 0.5.23 one that may keep a draft's wider window.
+    """
+    window = getattr(cache, "swa_retain_window", None) or getattr(cache, "sliding_window_size", None)
+    return window if isinstance(window, int) and window > 0 else None
+
+
 def path_slots(cache: Any, request: Any) -> torch.Tensor | None:
     """Return the slots that a prefix cache's nodes hold for the first tokens of a request, in their order, int64 [n].
 

@@ -113,9 +113,19 @@ def counted_as_gone(dump: Dump) -> int | None:
         owners = {one.owner for one in suspects(dump)}
     except DumpError:
         return None
-    counts = dict(entry.split(":") for entry in str(dump.manifest.scalars.get("evicted") or "").split(",") if entry)
     (owner,) = owners if len(owners) == 1 else (None,)
-    count = None if owner is None else counts.get(str(owner[0]))
+    return None if owner is None else count_of(dump, "evicted", owner[0])
+
+
+def by_eviction(dump: Dump) -> bool:
+    """Return whether the eviction of a request's window made the call that an allocator's dump is about."""
+    return dump.manifest.scalars.get("call_site") == "evict_swa"
+
+
+def count_of(dump: Dump, name: str, slot: int | None) -> int | None:
+    """Return what an audit's counts of this name have for a request slot; None where they have nothing."""
+    told = (entry.partition(":") for entry in str(dump.manifest.scalars.get(name) or "").split(","))
+    count = {one: number for one, _, number in told}.get(str(slot))
     return int(count) if count is not None and count.isdecimal() else None
 
 

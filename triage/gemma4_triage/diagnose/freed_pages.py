@@ -348,3 +348,39 @@ def peers_lost(census: Census, twice: set[int]) -> tuple[Evidence, ...]:
     if not gone or census.of("full", NOWHERE) or not all(one.suspect.peer in twice for one in gone):
         return ()
     return (cell(gone[0].dump, TABLE, (gone[0].row, 10), "the full page that a lost SWA page served"),)
+
+
+def freed_by(dump: Dump) -> Structure:
+    """Return what gave the page back: the eviction of a window gives back nothing of the full pool."""
+    evicted = dump.manifest.scalars.get("peer_free_site") == "evict_swa"
+    return Structure.WINDOW_EVICTION if evicted else Structure.FREE_CALL
+
+
+def is_anothers(dump: Dump) -> bool:
+    """Return whether the eviction of another request's window gave the page back."""
+    by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
+    return freed_by(dump) is Structure.WINDOW_EVICTION and None not in (by, of) and by != of
+
+
+def given_back(dump: Dump) -> tuple[Evidence, ...]:
+    """Return what a dump of a page table says of the free of the SWA page that a place had."""
+    by = dump.manifest.scalars.get("peer_freed_by")
+    return (
+        *(() if by is None else (said(dump, "scalars.peer_freed_by", "whose pages that was to give back"),)),
+        said(dump, "scalars.peer", "the SWA page that the place had, by the ledger"),
+        said(dump, "scalars.peer_free_site", "who gave that page back"),
+        said(dump, "scalars.peer_free_step", "when"),
+    )
+
+
+def cache_has_the_full_page(dump: Dump) -> bool:
+    """Return whether SWA pages alone are lost, and the mapping leads to each from a page of the prefix cache."""
+    table = tensor_or_none(dump, "holders")
+    try:
+        lost = [one for one in suspects(dump) if one.fault == "nowhere"]
+    except DumpError:
+        return False
+    if table is None or table.ndim != 2 or table.shape[1] != 3 or not lost or any(one.pool != "swa" for one in lost):
+        return False
+    led = {int(to) for _, holder, to in table.tolist() if holder == TREE}
+    return all(one.page in led for one in lost)

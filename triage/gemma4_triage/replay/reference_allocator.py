@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
-from gemma4_dumps.allocator_calls import SEGMENTS, SWA_FREES, AllocatorCall
+from gemma4_dumps.allocator_calls import GIVE_EACH_PAGE, SEGMENTS, SWA_FREES, AllocatorCall
 from gemma4_triage.replay.reference_pool import (
     CHANGED_BETWEEN,
     FREE,
@@ -320,7 +320,7 @@ class ReferenceAllocator:
     ) -> list[Broken]:
         page, found, seen, name = self.page_size, Findings(self.page_size), set(), call.call
         legal = range(0 if keeps_full else page, self.full.slots.stop)
-        for slot, peer in zip(full, swa, strict=True):
+        for number, (slot, peer) in enumerate(zip(full, swa, strict=True)):
             here, there = slot // page, peer // page
             if slot not in legal:
                 dummy = ", and page 0 is the dummy" if here == 0 else ""
@@ -337,6 +337,9 @@ class ReferenceAllocator:
                     "something else wrote the mapping"
                 )
                 found.add(MAPPING_CHANGED, SWA, peer, text)
+            if peer == 0 and name in GIVE_EACH_PAGE and number % page == 0:
+                text = f"{name} of full slot {slot}, which has no SWA slot, frees SWA page 0; {self.swa.legal}"
+                found.add("free_out_of_range", SWA, peer, text)
             if peer <= 0:
                 continue
             if peer not in self.swa.slots:

@@ -14,7 +14,7 @@ ID = "evicted-page-counted"
 _WHY: dict[Structure | None, str] = {
     Structure.TREE_NODE: " The request counts them so: the cache is wrong.",
     Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens so.",
-    Structure.FREE_CALL: " The call that freed what the request counts as gone freed more than that.",
+    Structure.WINDOW_EVICTION: " The call that freed what the request counts as gone freed more than that.",
     None: "",
 }
 
@@ -37,7 +37,7 @@ def _of_sums(incident: Incident) -> Finding | None:
     dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
     gone = counted_as_gone(dump)
     structure = None if gone is None else _accused(dump, gone)
-    of_call = structure is Structure.FREE_CALL
+    of_call = structure is Structure.WINDOW_EVICTION
     return Finding(
         rule=ID,
         structure=structure,
@@ -88,7 +88,7 @@ def _accused(dump: Dump, gone: int) -> Structure | None:
     last = by_column.get(gone // page - 1, -1)
     if min(beyond) < 0 or (gone and last < 0):
         return None
-    return Structure.FREE_CALL if gone and set(beyond) == {last} else Structure.REQUEST_COUNTERS
+    return Structure.WINDOW_EVICTION if gone and set(beyond) == {last} else Structure.REQUEST_COUNTERS
 
 
 def _is_told_where(dump: Dump) -> bool | None:

@@ -4,6 +4,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import Wrong, where_wrong
@@ -17,6 +18,10 @@ _UNKNOWN = (
 _FREED = (
     "An SWA page was given back while its request still needs it: the map has had nothing there since. A window that "
     "is reckoned too short, or a count of evicted tokens that is too large, frees like that."
+)
+_OF_ANOTHER = (
+    "An SWA page was given back while its request still needs it, by the eviction of another request's window: that "
+    "named a page that is not its own."
 )
 _GIVEN = (
     "The sliding-window pool handed out its null page, and the map has what it gave: page 0 was on that pool's free "
@@ -59,12 +64,15 @@ def find(incident: Incident) -> Finding | None:
     wrong = where_wrong(dump)
     of_map, scalars = wrong.structure is Structure.SWA_MAPPING, dump.manifest.scalars
     freed, given = of_map and scalars.get("peer_given_back") is True, of_map and scalars.get("null_page_given") is True
-    structure = Structure.FREE_CALL if freed else None if given else wrong.structure
+    structure = freed_by(dump) if freed else None if given else wrong.structure
+    defect = wrong.defect if structure else Defect.ZERO
+    if freed:
+        defect = None if is_anothers(dump) else Defect.EARLY
     return Finding(
         rule=ID,
         structure=structure,
-        defect=Defect.EARLY if freed else wrong.defect if structure else Defect.ZERO,
-        cause=_cause(wrong, freed, given),
+        defect=defect,
+        cause=_OF_ANOTHER if freed and defect is None else _cause(wrong, freed, given),
         confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),
@@ -78,7 +86,7 @@ def find(incident: Incident) -> Finding | None:
                 else (said(dump, "offences.0.request_slot", "the request"),)
             ),
             *wrong.proof,
-            *(_given_back(dump) if freed else ()),
+            *(given_back(dump) if freed else ()),
             *(
                 (said(dump, "scalars.null_page_given", "whether the pool's latest hand-out had page 0"),)
                 if given
@@ -91,14 +99,6 @@ def find(incident: Incident) -> Finding | None:
             "If the request had already finished, this is stale metadata and harmless.",
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,swa-allocator"), commands.DOCTOR),
-    )
-
-
-def _given_back(dump: Dump) -> tuple[Evidence, ...]:
-    return (
-        said(dump, "scalars.peer", "the SWA page that the place had, by the ledger"),
-        said(dump, "scalars.peer_free_site", "who gave that page back"),
-        said(dump, "scalars.peer_free_step", "when"),
     )
 
 

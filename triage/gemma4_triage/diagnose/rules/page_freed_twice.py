@@ -6,7 +6,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TWICE_FREE, Listed, first_census, single
-from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.evidence import by_eviction, cell, said
 from gemma4_triage.diagnose.freed_pages import of_request_slots
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
@@ -27,7 +27,7 @@ def find(incident: Incident) -> Finding | None:
     meant, of_rows = _meant(incident, dump), of_request_slots(dump, TWICE_FREE)
     return Finding(
         rule=ID,
-        structure=None if of_rows else Structure.FREE_CALL,
+        structure=None if of_rows else Structure.WINDOW_EVICTION if by_eviction(dump) else Structure.FREE_CALL,
         defect=Defect.DUPLICATE if meant is None else Defect.OFF_BY_ONE,
         cause=_ROW if of_rows else _PAGE if meant is None else _NEIGHBOUR,
         confidence=Confidence.CERTAIN,
@@ -36,6 +36,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
             said(dump, "offence_count", "so many are freed again"),
             said(dump, "pool_kind", "of which pool"),
+            *((said(dump, "scalars.call_site", "who asked for it"),) if by_eviction(dump) else ()),
             *(() if meant is None else (cell(meant.dump, TABLE, (meant.row, 0), "the page that is lost"),)),
         ),
         advice=(

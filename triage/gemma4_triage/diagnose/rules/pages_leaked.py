@@ -7,7 +7,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN, keeps_prefixes
 from gemma4_triage.diagnose.evidence import cell, readable_events, said
-from gemma4_triage.diagnose.freed_pages import lost_by_a_count
+from gemma4_triage.diagnose.freed_pages import cache_has_the_full_page, lost_by_a_count
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -20,6 +20,10 @@ _GIVEN = (
 _EVICTED = (
     "the prefix cache was given all of them, and has them no more: it has lost them, or an eviction, of which there "
     "was one shortly before, took them out of it and left out their free"
+)
+_SWA_SIDE = (
+    "the prefix cache has their full pages, which still lead to them, and counts them as evicted: an eviction left out "
+    "their free, or whoever gave the cache these pages counted too many as evicted"
 )
 _OF_CACHE = (
     "all of them are of prompts, which the prefix cache takes over, and what their owners were given for their answers "
@@ -52,12 +56,24 @@ def find(incident: Incident) -> Finding | None:
     given = _given_to_cache(dump)
     evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))
     of_cache = given or (keeps_prefixes(dump) and known and ended is True and _only_prompts(dump))
-    why = _EVICTED if evicted else _GIVEN if given else _OF_CACHE if of_cache else _why(known, ended)
+    if beside := cache_has_the_full_page(dump):
+        given = evicted = of_cache = known = False
+    why = (
+        _SWA_SIDE
+        if beside
+        else _EVICTED
+        if evicted
+        else _GIVEN
+        if given
+        else _OF_CACHE
+        if of_cache
+        else _why(known, ended)
+    )
     return Finding(
         rule=ID,
         structure=None if evicted else Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
-        cause=f"Pages belong to nobody and are not free{where}: {why}.",
+        cause=f"Pages belong to nobody and are not free{where}: {_SWA_SIDE if beside else why}.",
         confidence=Confidence.CERTAIN if known or (given and not evicted) else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         advice=(
