@@ -348,6 +348,7 @@ def left_out_on(release: str) -> Mapping[Structure, str]:
     return {
         _S.POSITIONS: "the draws on this release began before a probe looked at them, and stay what they were",
         _S.FREE_GROUP: "what a group holds is given back there by one free, which is FREE_CALL",
+        _S.WINDOW_EVICTION: "an eviction stays a page behind the window there, and the load's answers are too short",
     }
 
 
@@ -382,6 +383,8 @@ def servers_of(release: str, cell: Cell, mtp: bool) -> tuple[Server, ...]:
         # The others seldom evict while a request of the load decodes, or never.
         return (Server.EVICTING,)
     left_out = set()
+    if not at_least(release, "0.5.23"):
+        left_out.add(Server.EVICTING)
     if mtp and not at_least(release, "0.5.23"):
         # Its MTP worker does not overlap; the patch mtp-v2 brings another one.
         left_out.add(Server.OVERLAPPED)

@@ -34,8 +34,8 @@ _SERVERS: Mapping[Server, Mapping[str, Any]] = {
 }
 
 _ENVIRONMENTS: Mapping[Server, Mapping[str, str]] = {
-    # Of 0.5.23 in tokens, and of 0.5.13 as a part of the window, which it rounds to a page at least.
-    Server.EVICTING: {"SGLANG_SWA_EVICTION_INTERVAL": "1", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER": "0"},
+    # In tokens; before 0.5.23 no such server is drawn.
+    Server.EVICTING: {"SGLANG_SWA_EVICTION_INTERVAL": "1"},
 }
 
 

@@ -251,7 +251,13 @@ def _slot_entry(live: LiveState, given: Slots, page: int, pages: list[int], used
 
 @dataclass(frozen=True)
 class Free:
-    """A call that gives back, still to be made. named: its other arguments."""
+    """A call that gives back, still to be made.
+
+    Attributes:
+        function: Is to be called.
+        given: The slots.
+        named: Its other arguments.
+    """
 
     function: Callable[..., Any]
     given: Slots
