@@ -304,6 +304,13 @@ def test_a_count_that_reaches_into_the_window_is_told_from_an_eviction_that_free
     assert (first.structure, first.defect, first.confidence) == told
 
 
+def test_the_live_ledger_named_the_eviction_and_its_request():
+    (audit, *_) = dumps_of("eviction-of-anothers-page")
+    evicted = [one for one in audit.events() if one["site"] == "evict_swa"]
+    assert {(one["kind"], one["pool"]) for one in evicted} == {("free_asked", "swa")}
+    assert all(one["by_request_slot"] > 0 for one in evicted)
+
+
 def test_an_eviction_whose_call_site_nobody_knows_is_a_free():
     made = []
     for dump in dumps_of("eviction-twice"):
