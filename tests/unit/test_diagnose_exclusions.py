@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnose_examples import CORPUS, OTHERS, altered, changed, corpus_dump, of, offence
+from diagnose_examples import CORPUS, OTHERS, altered, changed, corpus_dump, of, offence, rewritten
 from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.schema import Graph
 from gemma4_triage.diagnose.catalog import RULES
@@ -107,6 +109,24 @@ def beside(dump: Dump) -> Callable[[Incident], Incident]:
     return lambda incident: replace(incident, dumps=(*incident.dumps, altered(dump)))
 
 
+def with_calls(*calls: dict[str, Any]) -> Change:
+    """Let these be the calls, or the ledger's events, that the dump has."""
+
+    def change(folder: Path, dump: Dump) -> Dump:
+        made = folder / dump.path.name
+        shutil.copytree(dump.path, made)
+        (made / "manifest.json").unlink()
+        (made / "events.jsonl").write_text("".join(f"{json.dumps(call)}\n" for call in calls))
+        return rewritten(made, dump)
+
+    return change
+
+
+GIVEN = {"call": "alloc_decode", "seq_lens": [1], "last_loc": [-1], "full": [[16, 1]], "swa": [[1040, 1]]}
+FREED = {"call": "free", "full": [[16, 1]], "swa": [[1040, 1]]}
+GOES_ON = {"call": "alloc_decode", "seq_lens": [2], "last_loc": [16], "full": [[17, 1]], "swa": [[1041, 1]]}
+
+
 def lost_pages() -> Dump:
     return corpus_dump("alloc-on-one-pool", "pool_leak")
 
@@ -141,6 +161,7 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
     ("mapping-entry-wrong", "another holds"): lambda folder, dump: freed_peer(folder, dump, "held_twice"),
     ("mapping-entry-wrong", "the full page"): lambda folder, dump: freed_peer(folder, dump),
     ("mapping-outlives-page", "the page of the SWA slot"): with_free_pages(False),
+    ("page-given-twice", "the page was freed"): with_calls(GIVEN, FREED, GOES_ON),
     ("page-freed-twice", "the ledger"): lambda folder, dump: seen_by_an_audit(folder, dump),
     ("page-freed-twice", "the earlier free"): lambda folder, dump: held_by_an_audit(folder, dump),
     ("pages-lost-between-calls", "they are"): with_free_pages(True),
@@ -191,7 +212,6 @@ UNLESS_PROVEN = {
     ("mapping-outlives-page", "another call"),
     ("null-page-in-live-column", "the request had"),
     ("null-page-in-live-column", "the request's row"),
-    ("page-given-twice", "the page was freed"),
     ("page-past-pool-end", "a stray value"),
     ("pages-leaked", "a session"),
     ("request-state-differs", "the prefix cache counts"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diagnose_examples import allocator, altered, corpus_dump, of, offence, rewritten, start_up
+from diagnose_examples import OTHERS, allocator, altered, corpus_dump, of, offence, rewritten, start_up
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.finding import Confidence, Finding
@@ -68,6 +71,54 @@ def test_a_page_that_nobody_freed_since_accuses_the_list(
     assert (finding.rule, finding.confidence) == ("freed-while-held", Confidence.LIKELY)
     assert finding.structure is structure
     assert "nobody gave them back" in finding.cause
+
+
+def with_events(folder: Path, dump: Dump, *events: dict[str, object], **fields: object) -> Dump:
+    made = folder / dump.path.name
+    shutil.copytree(dump.path, made)
+    (made / "manifest.json").unlink()
+    (made / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    return rewritten(made, dump, **fields)
+
+
+def a_slot_in_use() -> Dump:
+    (dump,) = OTHERS["page-given-twice"].dumps
+    bad = dump.manifest.offences[0].model_copy(update={"row": 0, "column": 0, "value": 148})
+    return altered(dump, offences=(bad,), step=9)
+
+
+ASKS = {"call": "alloc_decode", "seq_lens": [2], "last_loc": [147], "full": [[148, 1]], "swa": [[33, 1]]}
+GAVE = {"call": "alloc_decode", "seq_lens": [1], "last_loc": [146], "full": [[147, 1]], "swa": [[32, 1]]}
+FREES = {"call": "free", "full": [[144, 16]], "swa": [[32, 16]], "site": "release_kv_cache"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "rule", "told"),
+    [
+        ((GAVE, FREES, ASKS), "freed-while-held", (Structure.FREE_CALL, Defect.EARLY, Confidence.CERTAIN)),
+        ((FREES, ASKS), "freed-while-held", (None, None, Confidence.POSSIBLE)),
+        ((GAVE, FREES | {"call": "free_swa"}, ASKS), "page-given-twice", (None, None, Confidence.POSSIBLE)),
+        ((FREES, GAVE, ASKS), "page-given-twice", (None, None, Confidence.POSSIBLE)),
+    ],
+    ids=["its newest", "some slot", "the other pool's", "given since"],
+)
+def test_a_page_that_was_freed_before_it_is_handed_out_was_not_given_twice(tmp_path, calls, rule, told):
+    (first,) = conclude(of(with_events(tmp_path, a_slot_in_use(), *calls)))
+    assert (first.rule, (first.structure, first.defect, first.confidence)) == (rule, told)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rule"),
+    [((3, 6, 9), "freed-while-held"), ((3, 9, 10), "page-given-twice"), ((3, 6), "page-given-twice")],
+)
+def test_the_ledgers_events_show_that_a_page_was_freed_before_it_is_handed_out(tmp_path, steps, rule):
+    of_page = {"pool": "full", "pages": 1, "first_pages": [9], "site": "release_kv_cache"}
+    kinds = ("handed_out", "freed", "handed_out")
+    events = [of_page | {"kind": kind, "step": step} for kind, step in zip(kinds, steps, strict=False)]
+    audit = altered(corpus_dump("double-bookkeeping", "pool_leak"), step=22)
+    found = conclude(of(with_events(tmp_path, a_slot_in_use()), with_events(tmp_path, audit, *events)))
+    assert rule in {one.rule for one in found}
+    assert len({"freed-while-held", "page-given-twice"} & {one.rule for one in found}) == 1
 
 
 def handed_out(table: str, value: int) -> Finding:

@@ -24,11 +24,19 @@ from gemma4_triage.diagnose.census import (
     invalid_defect,
 )
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
+from gemma4_triage.diagnose.hand_out import freed_before
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _EVICTION = "evict_tree"
 _EDGES = "edges"
+_GOES_ON = (
+    "A request goes on in a page that had been given back since it got its newest slot there: a free came too early."
+)
+_GOES_ON_SOMEWHERE = (
+    "A page was given back and handed out again while somebody counts on it: the free came too early, or whoever "
+    "counts on it was led to a page that is not its own. Which of them the dumps do not say."
+)
 
 
 def free_and_held(dump: Dump) -> list[Suspect]:
@@ -298,6 +306,29 @@ def given_in_use(incident: Incident, dump: Dump, number: int, rule: str) -> Find
         ),
         advice=("Audit every few steps: GEMMA4_TRIAGE_LEAK_EVERY=8 shows the step at which the list had it.",),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
+    )
+
+
+def handed_out_since(incident: Incident, rule: str) -> Finding | None:
+    """Return a finding where a hand-out was seen of a page that calls or events show to have been given back before."""
+    dump = incident.first(verdict="alloc_overlap")
+    freed = None if dump is None else freed_before(incident, dump)
+    if dump is None or freed is None:
+        return None
+    return Finding(
+        rule=rule,
+        structure=freed.structure,
+        defect=freed.defect,
+        cause=_GOES_ON if freed.structure else _GOES_ON_SOMEWHERE,
+        confidence=Confidence.CERTAIN if freed.structure else Confidence.POSSIBLE,
+        evidence=(
+            said(dump, "site", "who handed it out, or noticed"),
+            said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
+            said(dump, "pool_kind", "of which pool"),
+            *freed.proof,
+        ),
+        advice=("Trust no output since. A server in trap mode stops at the free that came too early.",),
+        next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
 
 

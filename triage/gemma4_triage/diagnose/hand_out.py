@@ -23,9 +23,9 @@ from typing import Any
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_triage.diagnose.census import invalid_defect
+from gemma4_triage.diagnose.census import invalid_defect, lost_pages
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, tensor_or_none
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.where_wrong import Wrong, free_list_of_pool
 from gemma4_triage.finding import Evidence
 
@@ -89,6 +89,65 @@ def mapping_since(dump: Dump) -> Wrong:
 
 def _gives_back(call: Mapping[str, Any]) -> bool:
     return str(call.get("call")).startswith("free")
+
+
+def freed_before(incident: Incident, dump: Dump) -> Wrong | None:
+    """Return the free of the page of a hand-out's first bad slot since it was handed out last; None if none is seen.
+
+    By the calls that the dump has, else by the events of the incident's audits. It came too early where the slot after
+    which the request was to go on was its newest, by the decode before; else no structure is named.
+    """
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    if bad is None or (bad.table == "slots" and bad.column not in (0, 1)):
+        return None
+    if hand_out_wrong(dump).structure is Structure.ALLOCATION:
+        return None
+    pool, page = dump.manifest.pool_kind or "full", bad.value // (dump.manifest.page_size or 1)
+    if bad.table == "suspects":
+        page = next((one.page for one in lost_pages(dump)[bad.row : bad.row + 1]), 0)
+        pool = next((one.pool for one in lost_pages(dump)[bad.row : bad.row + 1]), pool)
+    elif bad.table == "slots":
+        pool = _POOLS[bad.column]
+    if bad.table == "slots" and (wrong := _freed_by_a_call(dump, bad, pool, page)) is not None:
+        return wrong
+    for audit in incident.of(rule=LEAK):
+        number = _freed_by_an_event(readable_events(audit), pool, page, dump.manifest.step)
+        if number is not None:
+            meaning = f"what gave page {page} of the {pool} pool back before it was handed out again"
+            return Wrong(None, None, (event(audit, number, "site", meaning),))
+    return None
+
+
+def _freed_by_a_call(dump: Dump, bad: Offence, pool: str, page: int) -> Wrong | None:
+    """Return the free among the calls that a dump of the allocator has, if no later one named the page."""
+    events, size = readable_events(dump), dump.manifest.page_size or 1
+    past = events[:-1]
+    named = (n for n in reversed(range(len(past))) if page in {slot // size for slot in _slots(past[n].get(pool))})
+    number = next((n for n in named if pool == "swa" or not str(past[n].get("call")).startswith("free_swa")), None)
+    if number is None or not _gives_back(past[number]):
+        return None
+    at, asked = _request_of(events[-1], bad.row), events[-1].get("last_loc")
+    decode = next((one for one in reversed(past) if one.get("call") == "alloc_decode"), {})
+    goes_on = at is not None and isinstance(asked, list) and at < len(asked) and asked[at] >= 0
+    newest = goes_on and bad.value % size > 0 and _slots(decode.get("full")) == asked
+    proof = event(dump, number, "site", f"what gave page {page} of the {pool} pool back, which has a new slot since")
+    return Wrong(Structure.FREE_CALL if newest else None, Defect.EARLY if newest else None, (proof,))
+
+
+def _freed_by_an_event(records: list[Mapping[str, Any]], pool: str, page: int, step: int | None) -> int | None:
+    """Return the number of the event that gave the page back before the latest hand-out that is no later than `step`.
+
+    None where something else was the latest that happened to it until then.
+    """
+    of_page = [
+        number
+        for number, one in enumerate(records)
+        if one.get("pool") == pool and page in (one.get("first_pages") or ())
+        if step is None or (one.get("step") or 0) <= step
+    ]
+    given = [number for number in of_page if records[number].get("kind") == "handed_out"]
+    before = [number for number in of_page if given and number < given[-1]]
+    return before[-1] if before and records[before[-1]].get("kind") in ("freed", "free_asked") else None
 
 
 def had_room(dump: Dump) -> bool | None:

@@ -11,6 +11,7 @@ from gemma4_triage.diagnose.freed_pages import (
     freed_beside_eviction,
     given_in_use,
     handed_out_in_use,
+    handed_out_since,
     holder_has_ended,
     of_request_slots,
     was_freed,
@@ -34,7 +35,7 @@ _SLOTS = (
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=LEAK, verdict="freed_in_use")
     if dump is None:
-        return freed_beside_eviction(incident, ID)
+        return freed_beside_eviction(incident, ID) or handed_out_since(incident, ID)
     held = free_and_held(dump)
     if held and not any(was_freed(page) for page in held):
         return _never_freed(incident, dump, held[0])
@@ -90,14 +91,19 @@ def _evidence(dump: Dump) -> tuple[Evidence, ...]:
     )
 
 
+def _holder_has_ended(dump: Dump) -> bool | None:
+    """Return whether it has; False of a hand-out, which is for a request that runs."""
+    return holder_has_ended(dump) if dump.manifest.rule == LEAK else False
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion("the holder is a request that has ended: it was not released", in_dump(holder_has_ended)),
+        Exclusion("the holder is a request that has ended: it was not released", in_dump(_holder_has_ended)),
         Exclusion(
             "the audit's table shows another free, or none",
-            in_dump(lambda dump: False if free_and_held(dump) else None),
+            in_dump(lambda dump: False if free_and_held(dump) or dump.manifest.rule != LEAK else None),
         ),
         Exclusion(
             "the pages were freed beside the allocator's own calls, which the ledger does not see",

@@ -5,9 +5,9 @@ from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.hand_out import hand_out_wrong, strayed_hand_out
+from gemma4_triage.diagnose.hand_out import freed_before, hand_out_wrong, strayed_hand_out
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Finding
 
@@ -18,7 +18,6 @@ _UNKNOWN = f"A page that is still in use was handed out again, {_SHARED}; whethe
 _CAUSES: dict[Structure | None, str] = {
     Structure.FULL_FREE_LIST: _ON_LIST,
     Structure.SWA_FREE_LIST: _ON_LIST,
-    Structure.FREE_CALL: "A request continues in a page that had been given back: a free came too early.",
     Structure.ALLOCATION: (
         "A hand-out returned a page that the allocator did not take off its list: the result is wrong, not the list."
     ),
@@ -65,17 +64,19 @@ def _was_listed_while_held(incident: Incident, dump: Dump) -> bool:
     return dump.manifest.offences[0].value // page_size in pages
 
 
-def _is_from_before(dump: Dump) -> bool | None:
-    """Return False where the lists before and after the call show that its result is wrong, and not the list."""
-    wrong = hand_out_wrong(dump)
-    return False if wrong.structure is Structure.ALLOCATION and wrong.proof else None
+def _is_from_before(seen: Seen) -> bool | None:
+    """Return whether calls or events show that the page was freed; False where the call's result is what is wrong."""
+    if seen.dump is None:
+        return None
+    wrong = hand_out_wrong(seen.dump)
+    if wrong.structure is Structure.ALLOCATION and wrong.proof:
+        return False
+    return True if freed_before(seen.incident, seen.dump) is not None else None
 
 
 RULE = Rule(
     ID,
     find,
-    ruled_out_if=(
-        Exclusion("the page was freed too early, or put on the list beside all calls", in_dump(_is_from_before)),
-    ),
+    ruled_out_if=(Exclusion("the page was freed too early, or put on the list beside all calls", _is_from_before),),
     leads_to=("pool-leak",),
 )
