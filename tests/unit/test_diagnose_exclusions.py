@@ -214,6 +214,7 @@ UNLESS_PROVEN = {
     ("null-page-in-live-column", "the request's row"),
     ("page-past-pool-end", "a stray value"),
     ("pages-leaked", "a session"),
+    ("pages-leaked", "the row or the counts"),
     ("request-state-differs", "the prefix cache counts"),
     ("request-state-differs", "the request was to get"),
     ("request-state-differs", "the request's own"),

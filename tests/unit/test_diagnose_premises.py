@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diagnose_examples import OTHERS, allocator, altered, corpus_dump, of, offence, rewritten, start_up
-from gemma4_dumps.reader import Dump
+from diagnose_examples import OTHERS, ROOT, allocator, altered, changed, corpus_dump, of, offence, rewritten, start_up
+from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.finding import Confidence, Finding
 
+KEPT = ROOT / "tests" / "data" / "mutation_dumps"
 _FAULT, _ALLOC_STEP, _FREE_STEP = 2, 7, 9
 _FREE_AND_HELD = 3
 
@@ -71,6 +72,40 @@ def test_a_page_that_nobody_freed_since_accuses_the_list(
     assert (finding.rule, finding.confidence) == ("freed-while-held", Confidence.LIKELY)
     assert finding.structure is structure
     assert "nobody gave them back" in finding.cause
+
+
+def of_slots(folder: Path, verdict: str, fault: str, running: str = "") -> Finding:
+    """Return the first finding of an audit that saw a request slot so."""
+    dump = read_dump(next(path for path in (KEPT / "request-slot-freed-twice").iterdir() if "0001" in path.name))
+    table = dump.tensor("suspects").copy()
+    table[0, _FAULT] = str(dump.manifest.scalars["faults"]).split(",").index(fault)
+    made = changed(folder, dump, suspects=table)
+    scalars = dump.manifest.scalars | {"running": running}
+    return conclude(of(altered(made, verdict=verdict, scalars=scalars)))[0]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "fault", "running", "rule", "begins", "confidence"),
+    [
+        ("pool_leak", "nowhere", "", "pages-leaked", "Request slots belong to no request", Confidence.POSSIBLE),
+        ("double_free", "free_twice", "", "page-freed-twice", "A request slot stands twice", Confidence.LIKELY),
+        ("freed_in_use", "free_and_held", "7", "freed-while-held", "A request slot is on the list", Confidence.LIKELY),
+    ],
+)
+def test_of_request_slots_no_page_is_spoken(tmp_path, verdict, fault, running, rule, begins, confidence):
+    first = of_slots(tmp_path, verdict, fault, running)
+    assert (first.rule, first.structure, first.confidence) == (rule, None, confidence)
+    assert first.cause.startswith(begins)
+    assert not any("page" in piece.meaning for piece in first.evidence)
+    assert any(piece.value == 7 for piece in first.evidence)
+
+
+def test_what_the_ledger_has_no_history_of_is_not_ruled_out_by_it(tmp_path):
+    twice = of_slots(tmp_path / "1", "double_free", "free_twice")
+    assert any("the ledger" in sentence for sentence in twice.ruled_out_if)
+    held = of_slots(tmp_path / "2", "freed_in_use", "free_and_held", running="7")
+    assert any("the audit's table" in sentence for sentence in held.ruled_out_if)
+    assert not any("has ended" in sentence for sentence in held.ruled_out_if)
 
 
 def with_events(folder: Path, dump: Dump, *events: dict[str, object], **fields: object) -> Dump:

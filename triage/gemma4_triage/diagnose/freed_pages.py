@@ -70,6 +70,8 @@ def was_freed(page: Suspect) -> bool:
 def holder_has_ended(dump: Dump) -> bool | None:
     """Return whether no request that runs, nor the cache, holds such a page; None where the dump does not say."""
     table, running = tensor_or_none(dump, "holders"), dump.manifest.scalars.get("running")
+    if isinstance(running, str) and of_request_slots(dump, FREE_AND_HELD):
+        return not {str(slot.page) for slot in free_and_held(dump)} & set(running.split(","))
     pages = {page.page for page in free_and_held(dump) if page.pool == "full"}
     if table is None or table.ndim != 2 or not isinstance(running, str):
         return None
@@ -329,6 +331,28 @@ def handed_out_since(incident: Incident, rule: str) -> Finding | None:
         ),
         advice=("Trust no output since. A server in trap mode stops at the free that came too early.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
+    )
+
+
+def lost_request_slots(dump: Dump, rule: str) -> Finding:
+    """Return the finding about request slots that are nowhere."""
+    return Finding(
+        rule=rule,
+        defect=Defect.LOST,
+        cause=(
+            "Request slots belong to no request and are not on the list of free ones, so that fewer requests can run: "
+            "whether they were never given back or are gone from the list is not known."
+        ),
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            said(dump, "offence_count", "request slots that are lost"),
+            said(dump, "step", "when it was seen"),
+            cell(dump, TABLE, (0, 0), "the first of them"),
+        ),
+        advice=(
+            "The ledger keeps no history of request slots: look at who calls ReqToTokenPool.free, and who does not.",
+        ),
+        next_commands=(commands.audit(dump),),
     )
 
 

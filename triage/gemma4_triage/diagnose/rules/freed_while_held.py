@@ -27,8 +27,8 @@ _PAGES = (
     "somebody freed more than was his."
 )
 _SLOTS = (
-    "The slot of a running request is free, so that the next one gets its row of req_to_token too: it was given back "
-    "too early, or twice."
+    "A request slot is on the list of free ones although its request runs, so that the next request may get the same "
+    "row of req_to_token: it was given back too early or twice, or something else wrote the list."
 )
 
 
@@ -41,15 +41,19 @@ def find(incident: Incident) -> Finding | None:
         return _never_freed(incident, dump, held[0])
     if (again := handed_out_in_use(dump, held)) is not None:
         return given_in_use(incident, dump, again, ID)
-    of_rows = of_request_slots(dump, FREE_AND_HELD)
+    of_slots = of_request_slots(dump, FREE_AND_HELD)
     return Finding(
         rule=ID,
-        structure=None if of_rows else Structure.FREE_CALL,
-        defect=Defect.EARLY,
-        cause=_SLOTS if of_rows else _PAGES,
+        structure=None if of_slots else Structure.FREE_CALL,
+        defect=None if of_slots else Defect.EARLY,
+        cause=_SLOTS if of_slots else _PAGES,
         confidence=Confidence.CERTAIN,
-        evidence=_evidence(dump),
-        advice=("The audit names who freed each page and when: start with free_site of the first row.",),
+        evidence=_evidence(dump, "request slots" if of_slots else "pages"),
+        advice=(
+            "The ledger keeps no history of request slots: look at who calls ReqToTokenPool.free, and how often."
+            if of_slots
+            else "The audit names who freed each page and when: start with free_site of the first row.",
+        ),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
 
@@ -82,9 +86,9 @@ def _was_given_now(incident: Incident, page: Suspect) -> bool:
     return any(one.page == page.page and census.given_now(one) for one in census.of(page.pool, FREE_AND_HELD))
 
 
-def _evidence(dump: Dump) -> tuple[Evidence, ...]:
+def _evidence(dump: Dump, what: str = "pages") -> tuple[Evidence, ...]:
     return (
-        said(dump, "offence_count", "pages that are free and held"),
+        said(dump, "offence_count", f"{what} that are free and held"),
         said(dump, "offences.0.value", "in how many places the first one is"),
         said(dump, "offences.0.request_slot", "its last owner's request slot"),
         said(dump, "step", "the step of the audit"),
@@ -96,6 +100,13 @@ def _holder_has_ended(dump: Dump) -> bool | None:
     return holder_has_ended(dump) if dump.manifest.rule == LEAK else False
 
 
+def _has_no_other_free(dump: Dump) -> bool | None:
+    """Return False where the table has the free that is named, or calls have it; of request slots it has none."""
+    if dump.manifest.rule != LEAK:
+        return False
+    return False if free_and_held(dump) and not of_request_slots(dump, FREE_AND_HELD) else None
+
+
 RULE = Rule(
     ID,
     find,
@@ -103,7 +114,7 @@ RULE = Rule(
         Exclusion("the holder is a request that has ended: it was not released", in_dump(_holder_has_ended)),
         Exclusion(
             "the audit's table shows another free, or none",
-            in_dump(lambda dump: False if free_and_held(dump) or dump.manifest.rule != LEAK else None),
+            in_dump(_has_no_other_free),
         ),
         Exclusion(
             "the pages were freed beside the allocator's own calls, which the ledger does not see",

@@ -10,32 +10,33 @@ from gemma4_triage.diagnose.evidence import by_eviction, cell, said
 from gemma4_triage.diagnose.freed_pages import of_request_slots
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
-from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "page-freed-twice"
 _PAGE = (
     "A page was freed that is free already: two owners believe that they hold it, or one owner frees it on two paths."
 )
 _NEIGHBOUR = "A page was freed that is free already, and the one beside it is lost: the call named the wrong one."
-_ROW = "A request slot was given back that is free already, so that two requests may get one row of req_to_token."
+_REQUEST_SLOT = (
+    "A request slot stands twice on the list of free request slots, so that two requests may get the same row of "
+    "req_to_token: it was given back twice, or something else wrote the list."
+)
 
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="double_free")
     if dump is None:
         return None
-    meant, of_rows = _meant(incident, dump), of_request_slots(dump, TWICE_FREE)
+    meant, of_slots = _meant(incident, dump), of_request_slots(dump, TWICE_FREE)
     return Finding(
         rule=ID,
-        structure=None if of_rows else Structure.WINDOW_EVICTION if by_eviction(dump) else Structure.FREE_CALL,
+        structure=None if of_slots else Structure.WINDOW_EVICTION if by_eviction(dump) else Structure.FREE_CALL,
         defect=Defect.DUPLICATE if meant is None else Defect.OFF_BY_ONE,
-        cause=_ROW if of_rows else _PAGE if meant is None else _NEIGHBOUR,
+        cause=_REQUEST_SLOT if of_slots else _PAGE if meant is None else _NEIGHBOUR,
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the second free, or the audit that saw it"),
-            said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
-            said(dump, "offence_count", "so many are freed again"),
-            said(dump, "pool_kind", "of which pool"),
+            *(_of_slots(dump) if of_slots else _of_pages(dump)),
             *((said(dump, "scalars.call_site", "who asked for it"),) if by_eviction(dump) else ()),
             *(() if meant is None else (cell(meant.dump, TABLE, (meant.row, 0), "the page that is lost"),)),
         ),
@@ -51,6 +52,22 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
+def _of_pages(dump: Dump) -> tuple[Evidence, ...]:
+    return (
+        said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
+        said(dump, "offence_count", "so many are freed again"),
+        said(dump, "pool_kind", "of which pool"),
+    )
+
+
+def _of_slots(dump: Dump) -> tuple[Evidence, ...]:
+    return (
+        cell(dump, TABLE, (0, 0), "the request slot"),
+        said(dump, "offences.0.value", "how often the list has it"),
+        said(dump, "offence_count", "request slots that stand there more than once"),
+    )
+
+
 def _meant(incident: Incident, dump: Dump) -> Listed | None:
     """Return the page that a free was to name instead of its neighbour; None where an audit does not say so."""
     census = first_census(incident)
@@ -62,10 +79,15 @@ def _meant(incident: Incident, dump: Dump) -> Listed | None:
     return lost if twice is not None and lost is not None and abs(twice.page - lost.page) == 1 else None
 
 
-def _nobody_freed(dump: Dump) -> bool:
-    """Return whether an audit saw them twice and the ledger saw no free of them: then the list alone is wrong."""
+def _nobody_freed(dump: Dump) -> bool | None:
+    """Return whether an audit saw them twice and the ledger saw no free of them: then the list alone is wrong.
+
+    None of request slots, of which the ledger keeps no history.
+    """
     if dump.manifest.rule != LEAK:
         return False
+    if of_request_slots(dump, TWICE_FREE):
+        return None
     try:
         return all(one.free_step is None for one in suspects(dump))
     except DumpError:
@@ -77,7 +99,7 @@ def _is_still_held(seen: Seen) -> bool | None:
     census, dump = first_census(seen.incident), seen.dump
     if census is None or dump is None or dump.manifest.rule != LEAK:
         return None
-    pool = dump.manifest.pool_kind or "full"
+    pool = _pool_of(dump)
     twice, held = ({one.page for one in census.of(pool, fault)} for fault in (TWICE_FREE, FREE_AND_HELD))
     return bool(twice & held) if twice else None
 
@@ -90,8 +112,14 @@ def _took_anothers_place(seen: Seen) -> bool | None:
     census, dump = first_census(seen.incident), seen.dump
     if census is None or dump is None or dump.manifest.rule != LEAK:
         return None
-    pool = dump.manifest.pool_kind or "full"
+    pool = _pool_of(dump)
+    if of_request_slots(dump, TWICE_FREE):
+        return None if census.of(pool, NOWHERE) else False
     return bool(census.of(pool, TWICE_FREE)) and any(one.was_free for one in census.of(pool, NOWHERE))
+
+
+def _pool_of(dump: Dump) -> str:
+    return "requests" if of_request_slots(dump, TWICE_FREE) else dump.manifest.pool_kind or "full"
 
 
 RULE = Rule(

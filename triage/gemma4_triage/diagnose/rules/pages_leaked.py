@@ -5,11 +5,16 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import GIVEN, keeps_prefixes
+from gemma4_triage.diagnose.census import GIVEN, NOWHERE, keeps_prefixes
 from gemma4_triage.diagnose.evidence import cell, readable_events, said
-from gemma4_triage.diagnose.freed_pages import cache_has_the_full_page, lost_by_a_count
+from gemma4_triage.diagnose.freed_pages import (
+    cache_has_the_full_page,
+    lost_by_a_count,
+    lost_request_slots,
+    of_request_slots,
+)
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
@@ -35,6 +40,8 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=LEAK, verdict="pool_leak")
     if dump is None:
         return None
+    if of_request_slots(dump, NOWHERE):
+        return lost_request_slots(dump, ID)
     try:
         first = suspects(dump)[0]
     except (DumpError, IndexError):
@@ -127,6 +134,11 @@ def _may_be_held(dump: Dump) -> bool | None:
     return False if counted and all(one == 0 for one in counted) and manifest.launch_args and not transfers else None
 
 
+def _may_be_open(seen: Seen) -> bool | None:
+    """Return False of request slots, which no row and no count has."""
+    return False if seen.dump is not None and of_request_slots(seen.dump, NOWHERE) else None
+
+
 RULE = Rule(
     ID,
     find,
@@ -136,7 +148,7 @@ RULE = Rule(
             "their last owner still runs, and a count of its own does not reach them",
             lambda seen: lost_by_a_count(seen.incident) is not None,
         ),
-        Exclusion("the row or the counts of who held them had lost them before it gave back what it had"),
+        Exclusion("the row or the counts of who held them had lost them before it gave back what it had", _may_be_open),
     ),
     leads_to=LOSES_PAGES,
     fallback=True,
