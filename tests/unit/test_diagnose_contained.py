@@ -4,6 +4,7 @@ The dumps are of a real run; `tests/tools/make_contained_dumps.py` made them.
 """
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_the_freed_page_comes_before_what_it_led_to(case, consequences):
     first, *asides = conclude(incident_of(case))
     assert (first.rule, first.confidence) == ("unset-slot-freed", Confidence.LIKELY)
     assert [finding.rule for finding in asides] == ["window-one-too-wide"]
-    assert {piece.value for piece in first.evidence if piece.meaning == "a consequence"} == consequences
+    assert {piece.value for piece in first.evidence if piece.meaning == "it may follow from this"} == consequences
     assert "(injected on request: free-of-page-zero)" in first.cause
     assert all(stands_there(piece, ROOT / case) for piece in first.evidence)
 
@@ -103,13 +104,22 @@ def test_who_freed_it_is_read_from_the_events_of_the_audit(incident):
 
 def test_what_came_before_the_audit_saw_it_stays_beside_it(incident):
     # It may be the cause: a row whose live column holds page 0 frees page 0 when its request ends.
-    later = max(dump.manifest.created_utc for dump in incident.dumps)
+    dumps = [
+        altered(dump, step=13) if dump.manifest.verdict == "free_out_of_range" else dump for dump in incident.dumps
+    ]
+    rules = [finding.rule for finding in conclude(replace(incident, dumps=tuple(dumps)))]
+    assert rules[:2] == ["null-page-in-live-column", "unset-slot-freed"]
+
+
+def test_a_dump_that_is_written_late_is_of_the_step_at_which_it_looked(incident):
+    # The audit looked at step 11; when its dump was written says nothing.
+    later = max(dump.manifest.created_utc for dump in incident.dumps) + timedelta(seconds=60)
     dumps = [
         altered(dump, created_utc=later) if dump.manifest.verdict == "free_out_of_range" else dump
         for dump in incident.dumps
     ]
-    rules = [finding.rule for finding in conclude(replace(incident, dumps=tuple(dumps)))]
-    assert rules[:2] == ["unset-slot-freed", "null-page-in-live-column"]
+    found = conclude(replace(incident, dumps=tuple(dumps)))
+    assert [finding.rule for finding in found] == ["unset-slot-freed", "window-one-too-wide"]
 
 
 def test_beside_pages_that_the_pool_does_not_have_it_is_ruled_out(audit, tmp_path):

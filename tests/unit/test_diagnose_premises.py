@@ -22,7 +22,12 @@ _FREE_AND_HELD = 3
 
 
 def held_page(
-    folder: Path, pool: int, alloc_step: int, free_step: int, running: str | None = None
+    folder: Path,
+    pool: int,
+    alloc_step: int,
+    free_step: int,
+    running: str | None = None,
+    beside: tuple[Dump, ...] = (),
 ) -> tuple[Finding, ...]:
     """Return the findings of an audit that saw a page free and held, last handed out and freed at these steps.
 
@@ -40,7 +45,7 @@ def held_page(
     records = {name: layout.model_copy(update={"shape": one.shape}) for name, one in tensors.items()}
     scalars = dump.manifest.scalars | ({} if running is None else {"running": running})
     listed = {"offences": dump.manifest.offences[:1], "offence_count": 1, "scalars": scalars}
-    return conclude(of(rewritten(folder, dump, verdict="freed_in_use", tensors=records, **listed)))
+    return conclude(of(rewritten(folder, dump, verdict="freed_in_use", tensors=records, **listed), *beside))
 
 
 def test_a_page_that_was_freed_since_its_hand_out_was_freed_too_early(tmp_path: Path) -> None:
@@ -48,6 +53,14 @@ def test_a_page_that_was_freed_since_its_hand_out_was_freed_too_early(tmp_path: 
     assert (finding.rule, finding.confidence) == ("freed-while-held", Confidence.CERTAIN)
     assert (finding.structure, finding.defect) == (Structure.FREE_CALL, Defect.EARLY)
     assert finding.ruled_out_if == ()
+
+
+@pytest.mark.parametrize(("free_step", "first"), [(13, "freed-while-held"), (21, "page-past-pool-end")])
+def test_a_free_that_an_audit_saw_at_the_next_idle_is_of_the_step_at_which_it_was_made(tmp_path, free_step, first):
+    table = altered(corpus_dump("page-past-the-end", "out_of_range"), step=20)
+    found = held_page(tmp_path, 0, alloc_step=1, free_step=free_step, running="1,2", beside=(table,))
+    assert next(one.rule for one in found if one.rule != "guards-incomplete") == first
+    assert {one.rule for one in found} >= {"freed-while-held", "page-past-pool-end"}
 
 
 def test_where_nothing_says_who_holds_a_freed_page_its_holder_may_have_ended(tmp_path: Path) -> None:
@@ -98,6 +111,12 @@ def test_of_request_slots_no_page_is_spoken(tmp_path, verdict, fault, running, r
     assert first.cause.startswith(begins)
     assert not any("page" in piece.meaning for piece in first.evidence)
     assert any(piece.value == 7 for piece in first.evidence)
+
+
+def test_a_slot_that_is_listed_twice_is_why_it_is_free_while_it_is_in_use():
+    (finding,) = conclude(of(*(read_dump(path) for path in sorted((KEPT / "request-slot-freed-twice").iterdir()))))
+    assert finding.rule == "page-freed-twice"
+    assert "freed_in_use" in {piece.value for piece in finding.evidence if piece.meaning == "a consequence"}
 
 
 def test_what_the_ledger_has_no_history_of_is_not_ruled_out_by_it(tmp_path):

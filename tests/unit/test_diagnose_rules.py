@@ -85,6 +85,61 @@ class TestConsequences:
         assert finding.rule == "mapping-outlives-page"
         assert (finding.evidence[-1].source, finding.evidence[-1].value) == ("5", "double_free")
 
+    def of_a_page(self, page, request=None):
+        bad = offence("slots", page * 16).model_copy(update={"request_slot": request})
+        return altered(self.double_free(5), offences=(bad,))
+
+    @pytest.mark.parametrize(
+        ("page", "request_slot", "meaning"),
+        [(4, None, "a consequence"), (50, 1, "a consequence"), (0, None, "it may follow from this")],
+        ids=["its page", "its request", "neither is named"],
+    )
+    def test_a_consequence_is_of_the_same_page_or_request_or_may_be(self, page, request_slot, meaning):
+        cause = altered(self.stale(), offences=(offence("slots", 64, column=1), offence("slots", 64)))
+        (finding,) = conclude(of(cause, self.of_a_page(page, request_slot)))
+        assert (finding.evidence[-1].source, finding.evidence[-1].meaning) == ("5", meaning)
+
+    @pytest.mark.parametrize("request_slot", [None, 7])
+    def test_what_is_of_another_page_and_request_is_a_cause_of_its_own(self, request_slot):
+        cause = altered(self.stale(), offences=(offence("slots", 64, column=1), offence("slots", 64)))
+        found = conclude(of(cause, self.of_a_page(50, request_slot)))
+        assert [finding.rule for finding in found] == ["mapping-outlives-page", "page-freed-twice"]
+        assert "5" not in {piece.source for piece in found[0].evidence}
+
+    def test_a_cause_is_what_was_looked_at_first_and_not_what_was_written_first(self):
+        cause, later = altered(self.stale(), step=3), self.of_a_page(4)
+        early = altered(later, step=4, created_utc=self.stale().manifest.created_utc - timedelta(seconds=9))
+        assert [finding.rule for finding in conclude(of(early, cause))] == ["mapping-outlives-page"]
+        sooner = altered(later, step=2)
+        assert [finding.rule for finding in conclude(of(cause, sooner))] == [
+            "page-freed-twice",
+            "mapping-outlives-page",
+        ]
+
+    def test_of_one_step_what_a_step_comes_to_first_is_the_first_cause(self):
+        allocator = altered(self.double_free(5), step=3)
+        table = altered(corpus_dump("page-past-the-end", "out_of_range"), step=3)
+        found = conclude(of(table, allocator))
+        assert [finding.rule for finding in found] == ["page-freed-twice", "page-past-pool-end"]
+        table = altered(table, step=2)
+        assert conclude(of(table, allocator))[0].rule == "page-past-pool-end"
+
+    def test_the_first_dump_of_a_kind_is_the_one_that_was_looked_at_first(self):
+        first = OTHERS["foreign-ids"].dumps[0]
+        late = altered(first, dump_id="written late", step=1, created_utc=first.manifest.created_utc + timedelta(1))
+        (finding,) = conclude(of(altered(first, step=2), late))
+        assert finding.evidence[0].source == "written late"
+
+    def test_a_server_dies_of_what_was_looked_at_first_and_not_of_what_is_most_certain(self):
+        allocator = altered(self.double_free(5), step=3)
+        table = altered(corpus_dump("page-past-the-end", "out_of_range"), step=2)
+        died = altered(OTHERS["scheduler-exception"].dumps[0], step=3, dump_id="died", offences=())
+        found = conclude(of(allocator, table, died))
+        assert {finding.rule: "died" in {piece.source for piece in finding.evidence} for finding in found} == {
+            "page-past-pool-end": True,
+            "page-freed-twice": False,
+        }
+
     def test_what_came_before_it_is_not(self):
         found = conclude(of(self.double_free(-5), self.stale()))
         assert {finding.rule for finding in found} == {"mapping-outlives-page", "page-freed-twice"}

@@ -1,8 +1,9 @@
 """From an incident to its findings: every rule asked, consequences dropped, the rest ranked.
 
 1. Every rule that is no fallback sees the whole incident, and speaks if nothing rules its cause out; see rule.py.
-2. A finding is dropped if one that is at least as certain, and began no later, explains its rule. Its dumps become
-   evidence of that one.
+2. A finding is dropped if one that is at least as certain, and began no later, explains its rule and is of the same
+   page or request. Its dumps become evidence of that one: as a consequence, or, where one of the two names neither, as
+   what may follow. One of other pages and requests is a cause of its own.
    The exception that ended the server is evidence of the first cause that was seen before it.
 3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
    explained, repetitions left out. After them every dump is in a finding.
@@ -13,26 +14,28 @@
    what cannot be read nothing is certain: that may show an earlier cause.
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
 9. What names the last owner of an audit's page names those before it too.
-10. What was violated in an earlier step comes first, and of one step the most certain. What no dump shows comes before
-    what is less certain. How the server served comes after, and notes come last.
+10. What was violated in an earlier step comes first, and of one step what a step comes to first: see `Access`. Of one
+    access the most certain does. What no dump shows comes before what is less certain. How the server served comes
+    after, and notes come last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.census import owners_before
-from gemma4_triage.diagnose.evidence import guarded, in_a_file, is_guard, resting_on, said
-from gemma4_triage.diagnose.incident import PROCESS_END, Incident
+from gemma4_triage.diagnose.evidence import guarded, in_a_file, resting_on, said
+from gemma4_triage.diagnose.incident import PROCESS_END, Access, Incident
 from gemma4_triage.diagnose.join_logs import faults_of, join_logs
 from gemma4_triage.diagnose.rules import injected_fault
+from gemma4_triage.diagnose.subjects import began, is_of_same, seen
 from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, ranked
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
 _BY_ID = {rule.id: rule for rule in RULES}
+_DEATH = "what the server died of, later: it may follow from this"
 
 
 def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Finding, ...]:
@@ -66,23 +69,18 @@ def _in_order(found: Iterable[Finding], incident: Incident) -> tuple[Finding, ..
 
     every = ranked(found)
     dumped = [one for one in every if resting_on([one], incident)]
-    ordered = sorted(dumped, key=lambda one: (*last(one), _first_step(one, incident), certainty(one)))
+
+    def first_looked_at(finding: Finding) -> tuple[int, Access, int, float]:
+        step, access, written = began(finding, incident)
+        return step, access, certainty(finding), written
+
+    ordered = sorted(dumped, key=lambda one: (*last(one), *first_looked_at(one)))
     # What a log or a guard manifest says has no step: it stands before what is less certain.
     for one in sorted((one for one in every if one not in dumped), key=lambda one: (*last(one), certainty(one))):
         place = (*last(one), certainty(one))
         at = next((at for at, other in enumerate(ordered) if (*last(other), certainty(other)) > place), len(ordered))
         ordered.insert(at, one)
     return tuple(ordered)
-
-
-def _first_step(finding: Finding, incident: Incident) -> int:
-    """Return the step of the first access that it is about; of a start it is 0.
-
-    A dump is written when its result is read, which with overlap is a step later, and an audit's at the next one.
-    """
-    rests_on = resting_on([finding], incident)
-    steps = [dump.manifest.step for dump in incident.dumps if dump.manifest.dump_id in rests_on]
-    return min((step for step in steps if step is not None), default=0)
 
 
 def _load_test() -> Callable[[Finding], bool]:
@@ -99,43 +97,40 @@ def without_consequences(asked: list[Finding], incident: Incident) -> Iterator[F
             continue
         known = {piece.source for piece in finding.evidence}
         later = {
-            piece.source: dump
+            piece.source: (dump, "a consequence" if is_of_same(finding, other, incident) else "it may follow from this")
             for other in asked
             if _explains(finding, other, incident)
             for piece in other.evidence
             if piece.source not in known and (dump := incident.dump(piece.source)) is not None
         }
-        evidence = (said(dump, "verdict", "a consequence") for dump in later.values())
+        evidence = (said(dump, "verdict", meaning) for dump, meaning in later.values())
         yield finding.model_copy(update={"evidence": (*finding.evidence, *evidence)})
 
 
 def _with_the_death(found: list[Finding], incident: Incident) -> list[Finding]:
-    """Return `found` with the exception that ended the server as evidence of what was found before it."""
-    first = ranked(finding for finding in found if not finding.is_note and resting_on([finding], incident))[:1]
-    deaths = [dump for dump in incident.of(rule=PROCESS_END) if first and _began(first[0], incident) <= _written(dump)]
-    evidence = [said(dump, "scalars.message", "what the server died of, later") for dump in deaths]
+    """Return `found` with the exception that ended the server as evidence of what was found first, and before it."""
+    of_dumps = [finding for finding in found if not finding.is_note and resting_on([finding], incident)]
+    first = sorted(ranked(of_dumps), key=lambda finding: began(finding, incident))[:1]
+    places = incident.places
+    deaths = [
+        dump
+        for dump in incident.of(rule=PROCESS_END)
+        if first and began(first[0], incident) <= places[dump.manifest.dump_id]
+    ]
+    evidence = [said(dump, "scalars.message", _DEATH) for dump in deaths]
     return [
         finding.model_copy(update={"evidence": (*finding.evidence, *evidence)}) if finding in first else finding
         for finding in found
     ]
 
 
-def _written(dump: Dump) -> float:
-    return dump.manifest.created_utc.timestamp()
-
-
 def _explains(cause: Finding, finding: Finding, incident: Incident) -> bool:
     return (
         finding.rule in _BY_ID[cause.rule].explains
         and _CERTAINTY.index(cause.confidence) <= _CERTAINTY.index(finding.confidence)
-        and _began(cause, incident) <= _began(finding, incident)
+        and seen(cause, incident) <= seen(finding, incident)
+        and is_of_same(cause, finding, incident) is not False
     )
-
-
-def _began(finding: Finding, incident: Incident) -> float:
-    """Say when the first dump that it rests on was written; a guard manifest comes before all dumps."""
-    dumps = [incident.dump(evidence.source) for evidence in finding.evidence if not is_guard(evidence)]
-    return min((_written(dump) for dump in dumps if dump is not None), default=0.0)
 
 
 def _account_for_faults(found: Sequence[Finding]) -> Iterator[Finding]:
@@ -189,11 +184,11 @@ def hold_against_each_other(found: list[Finding], incident: Incident) -> list[Fi
             and finding.structure is not None
             and resting_on([finding], incident)
         ):
-            sure.setdefault(_first_step(finding, incident), set()).add(finding.structure)
+            sure.setdefault(began(finding, incident)[0], set()).add(finding.structure)
 
     def judged(finding: Finding) -> Finding:
         rival = finding.structure is not None and resting_on([finding], incident)
-        if not rival or len(sure.get(_first_step(finding, incident), ())) < 2:
+        if not rival or len(sure.get(began(finding, incident)[0], ())) < 2:
             return finding
         return finding.model_copy(update={"confidence": at_most(finding.confidence, Confidence.LIKELY)})
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
 from typing import Any, Literal
 
 from gemma4_dumps.reader import Dump
@@ -18,6 +20,40 @@ PAGE_TABLE, GEOMETRY, LEAK, SHAPES = "page-table-bounds", "geometry", "leak-audi
 GUARDS, LEDGERS = "guards", "audits"
 """The folders beside dumps that hold guard manifests and leak ledgers."""
 LOST_PAGES, PROCESS_END, REQUEST_ROWS = "swa-lost-pages", "process-end", "request-rows"
+
+
+class Access(IntEnum):
+    """What a dump's probe looked at, in the order in which a step of the scheduler comes to it."""
+
+    START = 0
+    ALLOCATOR = 1
+    ROW = 2
+    MAP = 3
+    TABLE = 4
+    LENGTHS = 5
+    KERNEL = 6
+    AUDIT = 7
+    """All of it, once the step is over."""
+    END = 8
+    UNKNOWN = 9
+
+
+_OF_RULE = {
+    GEOMETRY: Access.START,
+    "swa-stale-mapping": Access.MAP,
+    "swa-mapping-alias": Access.MAP,
+    PAGE_TABLE: Access.TABLE,
+    LEAK: Access.AUDIT,
+    PROCESS_END: Access.END,
+    "accept-length": Access.KERNEL,
+}
+_OF_VERDICT = {
+    **dict.fromkeys(("row_entry", "row_index", "counter_wrong", "row_overflow", "unusable_spec_info"), Access.ROW),
+    **dict.fromkeys(("table_entry", "write_misplaced"), Access.TABLE),
+    **dict.fromkeys(("length_differs", "position_wrong", "table_too_narrow", "stale_write_rows"), Access.LENGTHS),
+}
+Place = tuple[int, Access, float]
+"""When something was looked at: step and access, then when the dump was written, which tells only what is left."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +129,42 @@ class Incident:
     beside_unread: bool = False
 
     def of(self, **wanted: Any) -> Iterator[Dump]:
-        """Return dumps whose manifest says so, by rule, verdict, role, table_space, buffer_space; a tuple: any of."""
-        return (dump for dump in self.dumps if all(_says(dump, name, value) for name, value in wanted.items()))
+        """Yield dumps whose manifest says so, by rule, verdict, role, table_space, buffer_space; a tuple: any of.
+
+        The first is what was looked at first: a table's result is read a step later, and so its dump is written late.
+        """
+        return (dump for dump in self.by_access if all(_says(dump, name, value) for name, value in wanted.items()))
 
     def first(self, **wanted: Any) -> Dump | None:
-        """Return the oldest of them."""
+        """Return the first of them."""
         return next(self.of(**wanted), None)
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """When each dump's probe looked at what it found, by the dump's id.
+
+        A dump that does not say at which step is put behind all that was written before it, but for a server's start.
+        """
+        places: dict[str, Place] = {}
+        latest = 0
+        for dump in sorted(self.dumps, key=lambda dump: (dump.manifest.created_utc, dump.manifest.dump_id)):
+            manifest, access = dump.manifest, access_of(dump)
+            written = manifest.created_utc.timestamp()
+            latest = max(latest, manifest.step or 0)
+            if access is Access.START:
+                place = (0, access, written)
+            elif manifest.step is None:
+                place = (latest, Access.UNKNOWN, written)
+            else:
+                # What one audit found it found at once.
+                place = (manifest.step, access, 0.0 if access is Access.AUDIT else written)
+            places[manifest.dump_id] = place
+        return places
+
+    @cached_property
+    def by_access(self) -> tuple[Dump, ...]:
+        """The dumps in the order in which their probes looked at what they found."""
+        return tuple(sorted(self.dumps, key=lambda dump: self.places[dump.manifest.dump_id]))
 
     def dump(self, source: str) -> Dump | None:
         """Return the dump that a piece of evidence names."""
@@ -134,6 +200,16 @@ class Incident:
 
     def _kinds(self, explained: frozenset[str]) -> set[tuple[str | None, ...]]:
         return {_kind(other) for other in self.dumps if other.manifest.dump_id in explained}
+
+
+def access_of(dump: Dump) -> Access:
+    """Return what a dump's probe looked at; UNKNOWN of a probe that this release does not know."""
+    manifest = dump.manifest
+    if manifest.rule.startswith("swa-") and manifest.rule not in _OF_RULE:
+        return Access.ALLOCATOR
+    if manifest.rule in (PAGE_TABLE, SHAPES, REQUEST_ROWS) and manifest.verdict in _OF_VERDICT:
+        return _OF_VERDICT[manifest.verdict]
+    return _OF_RULE.get(manifest.rule, Access.UNKNOWN)
 
 
 def _says(dump: Dump, name: str, value: Any) -> bool:

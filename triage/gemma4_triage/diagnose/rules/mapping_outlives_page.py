@@ -87,9 +87,9 @@ def _leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
 
 
 def _of_its_owner_before(incident: Incident, audit: Dump) -> bool:
-    """Return whether another probe found something wrong with the last owner of such a page before the audit ran."""
+    """Return whether another probe found something wrong with the last owner of such a page before the audit looked."""
     owners = {bad.request_slot for bad in audit.manifest.offences} - {None}
-    earlier = (one for one in incident.dumps if one.manifest.created_utc < audit.manifest.created_utc)
+    earlier = incident.by_access[: incident.by_access.index(audit)]
     return any(
         bad.request_slot in owners for one in earlier if one.manifest.rule != LEAK for bad in one.manifest.offences
     )

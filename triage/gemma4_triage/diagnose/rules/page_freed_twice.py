@@ -133,6 +133,6 @@ RULE = Rule(
         Exclusion("the earlier free was the wrong one: then somebody still holds the page", _is_still_held),
         Exclusion("a page that was free is nowhere: then this one stands in its place", _took_anothers_place),
     ),
-    explains=("page-given-twice",),
+    explains=("page-given-twice", "freed-while-held", "swa-page-shared"),
     leads_to=("pool-leak",),
 )

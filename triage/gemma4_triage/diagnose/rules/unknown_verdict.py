@@ -14,7 +14,7 @@ ID = "unknown-verdict"
 def find(incident: Incident) -> Finding | None:
     if not incident.dumps:
         return None
-    dump = incident.dumps[0]
+    dump = incident.by_access[0]
     manifest = dump.manifest
     known = VERDICTS.get(manifest.verdict)
     what = known or f"a probe reported {manifest.verdict.replace('_', ' ')!r}, which this release does not know"
