@@ -140,6 +140,27 @@ class TestConsequences:
             "page-freed-twice": False,
         }
 
+    @pytest.mark.parametrize(
+        ("step", "request_slot", "confidence"),
+        [
+            (3, 1, Confidence.LIKELY),
+            (2, 1, Confidence.LIKELY),
+            (4, 1, Confidence.CERTAIN),
+            (3, 9, Confidence.CERTAIN),
+        ],
+        ids=["of the same request", "before it", "after it", "of another request"],
+    )
+    def test_no_cause_is_certain_beside_another_that_may_be_the_first(self, step, request_slot, confidence):
+        bad = offence("swa_page_table", 65).model_copy(update={"request_slot": request_slot})
+        table = altered(corpus_dump("page-past-the-end", "out_of_range"), step=step, offences=(bad,))
+        found = {finding.rule: finding for finding in conclude(of(altered(self.stale(), step=3), table))}
+        assert set(found) == {"mapping-outlives-page", "page-past-pool-end"}
+        cause = found["mapping-outlives-page"]
+        assert cause.confidence is confidence
+        told = [sentence for sentence in cause.ruled_out_if if "which came first" in sentence]
+        assert len(told) == (confidence is Confidence.LIKELY)
+        assert all("page-past-pool-end" in sentence for sentence in told)
+
     def test_what_came_before_it_is_not(self):
         found = conclude(of(self.double_free(-5), self.stale()))
         assert {finding.rule for finding in found} == {"mapping-outlives-page", "page-freed-twice"}

@@ -13,6 +13,8 @@
 7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold. Beside
    what cannot be read nothing is certain: that may show an earlier cause.
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
+   Nor is a cause certain beside one that is likely of the same page or request, was seen no later and does not follow
+   from it. Both say what would tell them apart.
 9. What names the last owner of an audit's page names those before it too.
 10. What was violated in an earlier step comes first, and of one step what a step comes to first: see `Access`. Of one
     access the most certain does. What no dump shows comes before what is less certain. How the server served comes
@@ -23,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.census import owners_before
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, resting_on, said
@@ -35,6 +36,10 @@ from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, 
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
 _BY_ID = {rule.id: rule for rule in RULES}
+_WHICH_IS_FIRST = (
+    "what {other} says was so before this: an audit after every step (GEMMA4_TRIAGE_LEAK_EVERY=1) and every probe show "
+    "which came first"
+)
 _DEATH = "what the server died of, later: it may follow from this"
 
 
@@ -176,23 +181,42 @@ def _hold_against_damage(finding: Finding, incident: Incident) -> Finding:
 
 
 def hold_against_each_other(found: list[Finding], incident: Incident) -> list[Finding]:
-    """Take certainty from findings that rest on dumps of one step and are certain of different structures."""
-    sure: dict[int, set[Structure]] = {}
-    for finding in found:
-        if (
-            finding.confidence is Confidence.CERTAIN
-            and finding.structure is not None
-            and resting_on([finding], incident)
-        ):
-            sure.setdefault(began(finding, incident)[0], set()).add(finding.structure)
+    """Take certainty from findings beside which another one may be the first cause, and say what would tell."""
 
     def judged(finding: Finding) -> Finding:
-        rival = finding.structure is not None and resting_on([finding], incident)
-        if not rival or len(sure.get(began(finding, incident)[0], ())) < 2:
+        rivals = [other for other in found if other is not finding and _may_be_first(other, finding, incident)]
+        if not rivals or finding.confidence is Confidence.POSSIBLE:
             return finding
-        return finding.model_copy(update={"confidence": at_most(finding.confidence, Confidence.LIKELY)})
+        told = dict.fromkeys(_WHICH_IS_FIRST.format(other=_what(other)) for other in rivals)
+        new = tuple(sentence for sentence in told if sentence not in finding.ruled_out_if)
+        update = {"confidence": at_most(finding.confidence, Confidence.LIKELY)}
+        return finding.model_copy(update=update | {"ruled_out_if": (*finding.ruled_out_if, *new)})
 
     return [judged(finding) for finding in found]
+
+
+def _what(finding: Finding) -> str:
+    return f"{finding.rule} of the {finding.structure.value}" if finding.structure else finding.rule
+
+
+def _may_be_first(other: Finding, finding: Finding, incident: Incident) -> bool:
+    """Return whether `other` says that something else was wrong, where it cannot follow from `finding`.
+
+    What was looked at in a later step follows. Of one step two that are certain of different structures are both
+    open, whatever they are about; one that is only likely is open where it is of the same page or request.
+    """
+    if not (resting_on([other], incident) and resting_on([finding], incident)) or other.is_note or finding.is_note:
+        return False
+    if other.confidence is Confidence.POSSIBLE:
+        return False
+    differs = bool(other.structure and finding.structure and other.structure is not finding.structure)
+    at_once = seen(other, incident)[0] == seen(finding, incident)[0]
+    if differs and at_once and other.confidence is finding.confidence is Confidence.CERTAIN:
+        return True
+    if seen(other, incident)[0] > began(finding, incident)[0]:
+        return False
+    same = (other.structure, other.defect) == (finding.structure, finding.defect)
+    return other.rule != finding.rule and not same and is_of_same(other, finding, incident) is True
 
 
 def _with_all_owners(finding: Finding, incident: Incident) -> Finding:
