@@ -14,7 +14,7 @@ import pytest
 
 from diagnose_examples import CORPUS, OTHERS, altered, changed, corpus_dump, of, offence, rewritten
 from gemma4_dumps.reader import Dump, read_dump
-from gemma4_dumps.schema import Graph
+from gemma4_dumps.schema import Graph, Layer, Provenance
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule
@@ -145,6 +145,18 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
     ("batch-length-wrong", "the batch is no decode"): with_fields(forward_mode="EXTEND"),
     ("counters-contradict", "the server drafts"): with_fields(launch_args=("--speculative-algorithm", "EAGLE")),
     ("counters-overlap", "another page"): with_another_suspect("full", "nowhere"),
+    ("cached-pages-moved", "the pages were given back"): lambda folder, dump: cached_anew(folder, dump),
+    ("draft-reads-translated-ids", "the layers"): with_fields(layer=Layer(id=5, type="sliding")),
+    ("foreign-ids", "the ids"): with_fields(provenance=Provenance(table_space="full", buffer_space="full")),
+    ("guards-incomplete", "another manifest"): lambda incident: with_a_whole_manifest(incident),
+    ("index-outside-buffer", "every entry"): with_fields(offences=(offence("swa_page_table", 40),)),
+    ("mapping-differs", "the full page"): with_calls(
+        {"kind": "freed", "pool": "full", "step": 9, "pages": 2, "first_pages": [56, 124]},
+        {"kind": "handed_out", "pool": "full", "step": 10, "pages": 2, "first_pages": [56, 124]},
+    ),
+    ("target-not-translated", "the layers"): with_fields(layer=Layer(id=5, type="full")),
+    ("window-one-too-wide", "the release"): with_fields(versions={"sglang": "0.5.23"}),
+    ("write-past-buffer", "every slot"): with_fields(offences=(offence("swa_out_cache_loc", 1000, upper=1040),)),
     ("draft-pool-too-small", "the draft's pool"): with_scalars(found=2560),
     ("draft-swa-state-stale", "the dump has"): lambda _, dump: altered(
         dump, provenance=dump.manifest.provenance.model_copy(update={"table_origin": "metadata.swa_page_table"})
@@ -229,6 +241,21 @@ UNLESS_PROVEN = {
     ("verify-input-left-on-batch", "the state has"),
 }
 """Not known unless the dump proves that they do not hold: no dump proves that they do."""
+
+
+def cached_anew(folder: Path, dump: Dump) -> Dump:
+    """Let each page have left the cache once, and been given to it again."""
+    of_pages = np.repeat(dump.tensor("lives"), 2, axis=0)
+    columns = str(dump.manifest.scalars["lives_columns"]).split(",")
+    of_pages[::2, columns.index("free_step")], of_pages[::2, columns.index("free_site")] = 5, 1
+    return changed(folder, dump, lives=of_pages)
+
+
+def with_a_whole_manifest(incident: Incident) -> Incident:
+    """Add a manifest of the same process, in which every guard is in force."""
+    (first,) = incident.guards
+    rows = [row | {"attached": True, "self_test": "fired"} for row in first.fields["patches"]]
+    return replace(incident, guards=(first, replace(first, source="2.json", fields=first.fields | {"patches": rows})))
 
 
 def freed_peer(folder: Path, dump: Dump, fault: str = "free_and_held") -> Dump:

@@ -1,5 +1,6 @@
 """Rules about what the corpus does not inject, and what is made of findings: dropped, held against a fix, ranked."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -296,8 +297,19 @@ class TestGuards:
         assert (finding.rule, finding.confidence) == ("draft-swa-state-stale", Confidence.LIKELY)
         (piece,) = finding.evidence
         assert (piece.source, piece.field) == ("1.json", "patches.0.findings.0.summary")
-        (finding,) = conclude(self.advice("window_width", "target window_left, layers 0: found 32, expected 31"))
-        assert (finding.rule, finding.confidence) == ("window-one-too-wide", Confidence.CERTAIN)
+
+    @pytest.mark.parametrize(
+        ("versions", "confidence"),
+        [({"sglang": "0.5.13.post1"}, Confidence.CERTAIN), ({}, Confidence.LIKELY), ({"sglang": "0.5.23"}, None)],
+    )
+    def test_a_window_that_is_one_too_wide_is_the_releases_own_where_that_is_known(self, versions, confidence):
+        incident = self.advice("window_width", "target window_left, layers 0: found 32, expected 31")
+        (guards,) = incident.guards
+        told = replace(guards, fields=guards.fields | {"versions": versions})
+        (finding,) = conclude(replace(incident, guards=(told,)))
+        rule = "parts-disagree" if confidence is None else "window-one-too-wide"
+        assert (finding.rule, finding.confidence) == (rule, confidence or Confidence.CERTAIN)
+        assert finding.is_note is (confidence is not None)
 
     def test_a_note_is_no_finding(self):
         assert conclude(self.advice("pool_too_small", "swa_slots: found 512, expected more than 650", "note")) == ()

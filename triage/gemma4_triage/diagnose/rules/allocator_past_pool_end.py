@@ -6,7 +6,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong, is_what_the_pool_gave
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, lies_inside
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -90,10 +90,6 @@ def _whence(dump: Dump) -> Wrong:
     return asked_wrong(dump) if _was_asked(dump) else hand_out_wrong(dump)
 
 
-def _lies_inside(dump: Dump) -> bool:
-    return all(offence.lower <= offence.value < offence.upper for offence in dump.manifest.offences)
-
-
 def _is_from_before(dump: Dump) -> bool | None:
     """Return None where a list, a row or the mapping had the slot: how it came there, this call does not say."""
     structure, gave = _whence(dump).structure, is_what_the_pool_gave(dump)
@@ -109,7 +105,7 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion("the slot lies inside the pool", in_dump(_lies_inside)),
+        Exclusion("the slot lies inside the pool", in_dump(lies_inside)),
         Exclusion(
             "a call before this one put the slot there: then that call is what is wrong", in_dump(_is_from_before)
         ),

@@ -1,12 +1,14 @@
 """A node of the prefix cache has a page that stood elsewhere in the cache at the audit before."""
 
-from gemma4_dumps.audit_findings import TABLE
+from gemma4_dumps.audit_findings import TABLE, lives
+from gemma4_dumps.errors import DumpError
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import MOVED_IN_TREE, first_census
+from gemma4_triage.diagnose.census import MOVED_IN_TREE, first_census, lost_pages
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "cached-pages-moved"
@@ -37,9 +39,29 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
+def _were_given_anew(dump: Dump) -> bool | None:
+    """Return whether each page has left the cache and come back, by its lives; None where they do not say of each."""
+    try:
+        of_page = lives(dump)
+    except DumpError:
+        return None
+    moved = [of_page.get((one.pool, one.page), []) for one in lost_pages(dump) if one.fault == MOVED_IN_TREE]
+    if not moved or not all(moved):
+        return None
+    anew = [any(life.given_step is not None and life.free_step is not None for life in past[:-1]) for past in moved]
+    return True if all(anew) else None if any(anew) else False
+
+
 RULE = Rule(
     ID,
     find,
+    ruled_out_if=(
+        Exclusion(
+            "the pages were given back and to the cache anew since: a node that had lost its sliding window may get "
+            "such pages",
+            in_dump(_were_given_anew),
+        ),
+    ),
     explains=(*FOLLOWS_FROM_AN_ENTRY, "holder-entry-wrong"),
     leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
 )

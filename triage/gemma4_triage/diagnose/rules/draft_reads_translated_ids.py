@@ -4,7 +4,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import SPOILS_DRAFTS, Rule
+from gemma4_triage.diagnose.rule import SPOILS_DRAFTS, Exclusion, Rule, of_layers
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "draft-reads-translated-ids"
@@ -41,4 +41,12 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("full-draft-through-swa-map",), leads_to=SPOILS_DRAFTS)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the layers that read are sliding ones: then the buffer is the wrong one", of_layers("sliding")),
+    ),
+    injected_by=("full-draft-through-swa-map",),
+    leads_to=SPOILS_DRAFTS,
+)

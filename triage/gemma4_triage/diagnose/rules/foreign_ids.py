@@ -1,10 +1,11 @@
 """Ids of one pool are about to index another pool's buffer, and no rule knows this pair."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import index_list
 from gemma4_triage.finding import Confidence, Finding
 
@@ -40,4 +41,16 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, leads_to=LEAVES_BUFFERS, fallback=True)
+def _are_of_one_pool(dump: Dump) -> bool | None:
+    """Return whether table and buffer are of the same pool; None where the dump does not say of which."""
+    spaces = dump.manifest.provenance.table_space, dump.manifest.provenance.buffer_space
+    return None if "unknown" in spaces else spaces[0] == spaces[1]
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("the ids and the buffer are of one pool", in_dump(_are_of_one_pool)),),
+    leads_to=LEAVES_BUFFERS,
+    fallback=True,
+)

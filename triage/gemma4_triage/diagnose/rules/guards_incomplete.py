@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted, guarded
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "guards-incomplete"
@@ -42,4 +42,23 @@ def _gaps(guards: Guards) -> tuple[Evidence, ...]:
     return tuple(gaps)
 
 
-RULE = Rule(ID, find)
+def _were_in_force_later(seen: Seen) -> bool:
+    """Return whether a manifest of the same process says of each guard that is named that it was in force after all."""
+    if any(ledger.fields.get("cannot") for ledger in seen.incident.ledgers):
+        return False
+    incomplete = [guards for guards in seen.incident.guards if any(_gaps(guards))]
+    whole = [guards for guards in seen.incident.guards if guards not in incomplete and guards.pid is not None]
+
+    def mended(guards: Guards) -> bool:
+        asked = {str(row["id"]) for _, row in guards.rows()}
+        same = [one for one in whole if (one.pid, one.started_utc) == (guards.pid, guards.started_utc)]
+        return any(asked <= {str(row["id"]) for _, row in one.rows()} for one in same)
+
+    return all(map(mended, incomplete))
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("another manifest of that process says that they were in force", _were_in_force_later),),
+)

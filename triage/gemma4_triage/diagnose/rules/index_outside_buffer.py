@@ -3,7 +3,7 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, lies_inside
 from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
@@ -41,4 +41,10 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, leads_to=LEAVES_BUFFERS, fallback=True)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("every entry that is listed lies inside the buffer", in_dump(lies_inside)),),
+    leads_to=LEAVES_BUFFERS,
+    fallback=True,
+)

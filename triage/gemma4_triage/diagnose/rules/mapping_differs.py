@@ -3,11 +3,11 @@
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import MAPPED_ELSEWHERE, STALE_MAPPING, first_census, mapped_defect
-from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.census import MAPPED_ELSEWHERE, STALE_MAPPING, first_census, lost_pages, mapped_defect
+from gemma4_triage.diagnose.evidence import cell, readable_events, said
 from gemma4_triage.diagnose.hand_out import mapping_since
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "mapping-differs"
@@ -82,9 +82,35 @@ def _at_audit(incident: Incident) -> Finding | None:
     )
 
 
+def _was_given_anew(seen: Seen) -> bool:
+    """Return whether events show a later hand-out than the one to which an audit's table holds the mapping.
+
+    At a free the latest call that named the slot is what the mapping was held against: there none is later.
+    """
+    first = seen.finding.evidence[0]
+    dump = seen.incident.dump(first.source)
+    if dump is None or not first.field.startswith(TABLE):
+        return False
+    known = next((one for one in lost_pages(dump) if one.pool == "full" and one.page == first.value), None)
+    if known is None or known.alloc_step is None:
+        return False
+    kinds = [
+        one.get("kind")
+        for one in readable_events(dump)
+        if one.get("pool") == "full"
+        and known.page in (one.get("first_pages") or ())
+        and (one.get("step") or 0) > known.alloc_step
+    ]
+    # A request that goes on in its page is handed that page at each step: without a free before it is the same life.
+    return "freed" in kinds and "handed_out" in kinds[kinds.index("freed") :]
+
+
 RULE = Rule(
     ID,
     find,
+    ruled_out_if=(
+        Exclusion("the full page was handed out again since: then that hand-out wrote the mapping", _was_given_anew),
+    ),
     explains=(*FOLLOWS_FROM_AN_ENTRY, "mapping-entry-wrong", "free-list-entry-wrong"),
     leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
 )

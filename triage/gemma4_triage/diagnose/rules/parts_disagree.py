@@ -6,7 +6,13 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
-from gemma4_triage.diagnose.start_up import POOL_SIZE, sides_agree, start_up_evidence, start_up_summaries
+from gemma4_triage.diagnose.start_up import (
+    POOL_SIZE,
+    ships_right_windows,
+    sides_agree,
+    start_up_evidence,
+    start_up_summaries,
+)
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
@@ -33,7 +39,10 @@ def find(incident: Incident) -> Finding | None:
     evidence += start_up_evidence(
         incident,
         "window_width",
-        lambda summary: summary.startswith(_WINDOWS) and not shows_one_key_more(summary),
+        # Of a release whose windows are right, one key more is a part's doing.
+        lambda summary: (
+            summary.startswith(_WINDOWS) and (not shows_one_key_more(summary) or ships_right_windows(incident) is True)
+        ),
         "keys before its own that a layer shows",
     )
     if not evidence:

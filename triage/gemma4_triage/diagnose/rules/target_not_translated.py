@@ -4,7 +4,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, of_layers
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "target-not-translated"
@@ -39,4 +39,11 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, leads_to=LEAVES_BUFFERS)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the layers that read are full ones: then the buffer is the wrong one", of_layers("full")),
+    ),
+    leads_to=LEAVES_BUFFERS,
+)

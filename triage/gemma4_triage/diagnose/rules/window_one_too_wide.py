@@ -2,8 +2,8 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
-from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.diagnose.rule import Exclusion, Rule
+from gemma4_triage.diagnose.start_up import ships_right_windows, start_up_evidence
 from gemma4_triage.finding import Confidence, Finding, Kind
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
@@ -39,4 +39,13 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the release is newer than 0.5.22, whose window is right: then a part is wrong",
+            lambda seen: ships_right_windows(seen.incident),
+        ),
+    ),
+)
