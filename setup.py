@@ -1,8 +1,8 @@
 """Wheels are built in a folder of their own: setuptools packs whatever an earlier build left in build/.
 
 They carry the records of known issues as one file, since a hundred small ones take a block of a disk each, and as
-JSON, which is sooner read than TOML; and the table of SGLang's arguments packed, to a tenth of its size. What only says
-what a package is for is left out of them too: a file of one sentence takes a block as well.
+JSON, which is sooner read than TOML; and the table of SGLang's arguments packed, to a tenth of its size. Files that
+only say what a package is for are left out of them too: each takes a block, and what is compiled of it another.
 """
 
 import ast
@@ -34,9 +34,11 @@ class PackRecords(build_py):
             shutil.rmtree(folder)
             table.with_suffix(".json.gz").write_bytes(gzip.compress(table.read_bytes(), mtime=0))
             table.unlink()
-            for said_alone in Path(self.build_lib).rglob("__init__.py"):
-                if all(isinstance(one, ast.Expr) for one in ast.parse(said_alone.read_bytes()).body):
-                    said_alone.write_bytes(b"")
+            for said_alone in Path(self.build_lib).glob("*/**/__init__.py"):
+                outermost = said_alone.parent.parent == Path(self.build_lib)
+                # Python takes a folder within a package for one without it, too.
+                if not outermost and all(isinstance(one, ast.Expr) for one in ast.parse(said_alone.read_bytes()).body):
+                    said_alone.unlink()
 
 
 with TemporaryDirectory() as fresh:

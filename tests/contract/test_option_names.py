@@ -102,8 +102,8 @@ def test_what_takes_several_is_shown_as_such():
     several = {"--fault", "--backend", "--batch", "--arm", "--patches", "--probes", "--with", "--base", "--only"}
     shown = {(name, option.metavar) for _, option in (one.values for one in OPTIONS) for name in option.opts}
     odd = {(name, metavar) for name, metavar in shown if name in several and metavar not in SEVERAL}
-    # Of `diff`, which runs all its sides with one mode of the probes.
-    assert odd == {("--probes", "off|log|trap")}
+    # Of `diff` and `repro mutations`, which run all their servers with one mode of the probes.
+    assert odd == {("--probes", "off|log|trap"), ("--probes", "trap|contain")}
 
 
 def test_old_lines_of_the_table_still_run():

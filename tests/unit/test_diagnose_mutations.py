@@ -30,6 +30,12 @@ CASES = {
     "swa-list-duplicate": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.DUPLICATE, C.CERTAIN),
     "free-of-the-neighbour": ("free-that-loses", S.FREE_CALL, D.OFF_BY_ONE, C.CERTAIN),
     "free-lost": ("free-that-loses", S.FREE_CALL, D.LOST, C.CERTAIN),
+    "group-freed-the-neighbour": ("free-that-loses", S.FREE_GROUP, D.OFF_BY_ONE, C.CERTAIN),
+    "group-freed-one-twice": ("free-that-loses", S.FREE_GROUP, D.DUPLICATE, C.CERTAIN),
+    "group-lost-a-swa-page": ("free-that-loses", S.FREE_GROUP, D.LOST, C.LIKELY),
+    "two-of-one-hand-out": ("mapping-differs", None, D.STALE, C.POSSIBLE),
+    "row-of-a-bad-hand-out": ("unassigned-page", None, D.NEGATIVE, C.POSSIBLE),
+    "row-index-past-the-table": ("index-outside-buffer", None, D.NEGATIVE, C.POSSIBLE),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -581,3 +587,20 @@ def test_without_the_batchs_lengths_a_kernels_is_not_accused(tmp_path):
     (dump,) = dumps_of("kernel-lengths-swapped")
     first = named_of(changed(tmp_path, dump, believed_lengths=None))[0]
     assert (first.structure, first.confidence) == (None, C.POSSIBLE)
+
+
+def test_a_row_without_pages_is_no_row_that_was_never_translated():
+    """Both tables have 0 there, whatever the row index was."""
+    rules = {finding.rule: finding for finding in named_of(*dumps_of("row-index-past-the-table"))}
+    assert "row-not-translated" not in rules
+    assert not any(finding.structure for finding in rules.values())
+
+
+def test_without_the_calls_of_its_group_a_page_that_was_asked_back_was_lost_by_a_free(tmp_path):
+    kept = tmp_path / "kept"
+    shutil.copytree(KEPT / "group-freed-the-neighbour", kept)
+    for events in kept.rglob("events.jsonl"):
+        last = [line for line in events.read_text().splitlines() if json.loads(line)["step"] >= 35]
+        events.write_text("\n".join(last) + "\n")
+    named = named_of(*(read_dump(path) for path in sorted(kept.iterdir())))
+    assert (named[0].rule, named[0].structure) == ("free-that-loses", S.FREE_CALL)

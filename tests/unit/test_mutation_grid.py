@@ -22,7 +22,7 @@ from gemma4_repro.mutations.grid import (
     servers_of,
     structures_of,
 )
-from gemma4_repro.mutations.load import LOAD, engine_arguments, settings
+from gemma4_repro.mutations.load import LOAD, Probes, engine_arguments, settings
 from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_runtime.releases import BASE
 
@@ -90,7 +90,7 @@ def test_a_committed_seed_draws_what_its_rows_have(folder: Path) -> None:
 
 
 def test_the_window_of_a_request_is_evicted_where_evictions_are_drawn() -> None:
-    usual, evicting = (settings(True, server) for server in (Server.STEPWISE, Server.EVICTING))
+    usual, evicting = (settings(Probes.TRAP, server) for server in (Server.STEPWISE, Server.EVICTING))
     added = dict(evicting.items() - usual.items())
     assert added == {"SGLANG_SWA_EVICTION_INTERVAL": "1"}
     assert {one.server for one in draw(5, 400, "0.5.23") if one.structure is Structure.WINDOW_EVICTION} == {

@@ -255,12 +255,14 @@ def exchange_of(dump: Dump, lost: Suspect) -> tuple[Evidence, ...]:
         return ()
     events = readable_events(dump)
     for number, asked in enumerate(events):
-        if not _is(asked, "free_asked", "full", lost.peer):
+        if not is_event(asked, "free_asked", "full", lost.peer):
             continue
-        flushed = next((at for at in range(number, len(events)) if _is(events[at], "freed", "full", lost.peer)), number)
-        given = next((at for at in range(number, flushed) if _is(events[at], "handed_out", "swa")), None)
+        flushed = next(
+            (at for at in range(number, len(events)) if is_event(events[at], "freed", "full", lost.peer)), number
+        )
+        given = next((at for at in range(number, flushed) if is_event(events[at], "handed_out", "swa")), None)
         page = None if given is None else _page(events[given])
-        freed = next((at for at in range(flushed, len(events)) if _is(events[at], "freed", "swa", page)), None)
+        freed = next((at for at in range(flushed, len(events)) if is_event(events[at], "freed", "swa", page)), None)
         if given is not None and freed is not None and page != lost.page:
             return (
                 event(dump, number, _FIRST, "the full page that was handed in to be freed, the peer of the lost one"),
@@ -270,7 +272,8 @@ def exchange_of(dump: Dump, lost: Suspect) -> tuple[Evidence, ...]:
     return ()
 
 
-def _is(record: Mapping[str, Any], kind: str, pool: str, page: int | None = None) -> bool:
+def is_event(record: Mapping[str, Any], kind: str, pool: str, page: int | None = None) -> bool:
+    """Return whether an event is of this kind and pool, and begins with this page."""
     fits = record.get("kind") == kind and record.get("pool") == pool
     return fits and (page is None or _page(record) == page)
 

@@ -24,6 +24,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import cell, tensor_or_none
+from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.finding import Evidence
 
 FULL, WRITES = "page_table", "out_cache_loc"
@@ -41,11 +42,13 @@ class Wrong:
         structure: What is wrong; None where the dump does not say.
         defect: In which way.
         proof: The source that says otherwise; empty where nothing was held against the entry.
+        handed_out: Whether this forward writes there, and no probe looked at what was handed out: it may be that.
     """
 
     structure: Structure | None
     defect: Defect | None = None
     proof: tuple[Evidence, ...] = ()
+    handed_out: bool = False
 
 
 def where_wrong(dump: Dump, bad: Offence | None = None) -> Wrong:
@@ -135,7 +138,8 @@ class _Source:
         if to is None or full is None:
             return Wrong(Structure.SWA_TABLE if self._is_of_buffer("swa") else None, self._defect(full))
         if to != self._bad.value:
-            return Wrong(Structure.SWA_TABLE, self._defect(full), self._said(TRANSLATED, "what the map makes of it"))
+            proof = self._said(TRANSLATED, "what the map makes of it")
+            return Wrong(Structure.SWA_TABLE if to > 0 else None, self._defect(full), proof)
         if full < 1:
             return self._of_full_table()
         if (twice := self._twice_in_row(full)) is not None:
@@ -149,10 +153,14 @@ class _Source:
             return Wrong(None, self._defect())
         value = self._bad.value if self._bad.table == FULL else self._at(FULL)
         if held != value:
-            return Wrong(Structure.FULL_TABLE, self._defect(), self._said(ROWS, "what the request's row says"))
+            proof = self._said(ROWS, "what the request's row says")
+            # Neither is a page: which of them was wrong first is not known.
+            return Wrong(Structure.FULL_TABLE if held > 0 else None, self._defect(), proof)
         if self._at_the_end() and not self._was_written():
             # A length that reaches further than what was allocated looks alike.
             return Wrong(None, self._defect())
+        if self._is_written_now():
+            return Wrong(None, self._defect(), handed_out=True)
         return Wrong(
             Structure.REQUEST_ROW, self._defect(), self._said(ROWS, "the request's own row, which says so too")
         )
@@ -234,6 +242,29 @@ class _Source:
             return False
         pages = set((writes[row] // self._page_size).tolist())
         return min(pages) > 0 and not pages & set(rows[row].tolist())
+
+    def _is_written_now(self) -> bool:
+        """Return whether this forward stores keys at the entry's place, which was handed out for it.
+
+        With `swa-allocator` attached a hand-out of what is no page has a dump of its own.
+        """
+        manifest, row = self._dump.manifest, self._bad.row
+        if Guards(manifest.dump_id, "guards.", manifest.guards).attached("swa-allocator"):
+            return False
+        lengths, tokens = tensor_or_none(self._dump, LENGTHS), self._stored(row)
+        if lengths is None or not 0 <= row < len(lengths):
+            return False
+        length = int(lengths[row])
+        return (length - tokens) // self._page_size <= self._bad.column <= (length - 1) // self._page_size
+
+    def _stored(self, row: int) -> int:
+        """Return of how many tokens of a row this forward stores the keys."""
+        writes, begins = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, f"{WRITES}_indptr")
+        if writes is None:
+            return 0
+        if writes.ndim == 2:
+            return writes.shape[1]
+        return int(begins[row + 1] - begins[row]) if begins is not None and 0 <= row < len(begins) - 1 else 0
 
     def _said(self, name: str, meaning: str) -> tuple[Evidence, ...]:
         return (cell(self._dump, name, (self._bad.row, self._bad.column), meaning),)

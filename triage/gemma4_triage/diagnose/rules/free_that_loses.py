@@ -15,6 +15,7 @@ from gemma4_triage.diagnose.census import (
     single,
 )
 from gemma4_triage.diagnose.evidence import cell
+from gemma4_triage.diagnose.free_groups import lost_in_group, swa_side_lost_in_group
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
@@ -29,8 +30,10 @@ def find(incident: Incident) -> Finding | None:
         return None
     lost = [one for one in census.of("full", NOWHERE) if one.was_asked_back]
     if not lost:
-        return None
+        return swa_side_lost_in_group(ID, incident, census)
     first = lost[0]
+    if (in_group := lost_in_group(ID, incident, census, first)) is not None:
+        return in_group
     other = single(
         one
         for one in census.of("full", OUT_OF_RANGE, TWICE_FREE, FREED_AGAIN, FREE_AND_HELD)

@@ -24,7 +24,7 @@ def find(incident: Incident) -> Finding | None:
             if wrong.structure and wrong.proof
             else "A table entry leads outside the buffer that it indexes; the values do not say where it comes from."
         ),
-        confidence=Confidence.LIKELY if wrong.proof else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if wrong.structure and wrong.proof else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.value", "the entry"),
             said(dump, "offences.0.upper", "the first index that the buffer does not have"),

@@ -3,7 +3,14 @@
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import MAPPED_ELSEWHERE, STALE_MAPPING, first_census, lost_pages, mapped_defect
+from gemma4_triage.diagnose.census import (
+    HELD_TWICE,
+    MAPPED_ELSEWHERE,
+    STALE_MAPPING,
+    first_census,
+    lost_pages,
+    mapped_defect,
+)
 from gemma4_triage.diagnose.evidence import cell, readable_events, said
 from gemma4_triage.diagnose.hand_out import mapping_since
 from gemma4_triage.diagnose.incident import Incident
@@ -15,6 +22,7 @@ _HOLDER, _LEADS_TO = 1, 2
 _CAUSE = (
     "The full-to-SWA mapping of a page that is in use leads elsewhere than to the SWA page that was handed out with it"
 )
+_TWO = ", which another full page has too: whether the hand-out or the mapping is wrong is not known."
 _ADVICE = ("Look at who writes the mapping: set_full_to_swa_mapping, free_swa, tombstone recovery.",)
 
 
@@ -60,16 +68,18 @@ def _at_audit(incident: Incident) -> Finding | None:
     if first is None:
         return None
     holder, own = held[first.page], first.suspect.peer or 0
+    # Where two have the page that it was handed out with, the hand-out may be what was wrong.
+    two = any(one.page == own for one in census.of("swa", HELD_TWICE))
     swapped = any(
         other.suspect.peer == holder.leads_to and other.page in held and held[other.page].leads_to == own
         for other in elsewhere
     )
     return Finding(
         rule=ID,
-        structure=Structure.SWA_MAPPING,
+        structure=None if two else Structure.SWA_MAPPING,
         defect=Defect.SWAPPED if swapped else mapped_defect(census, first, holder, own),
-        cause=_CAUSE + (", and the mapping of that one's page leads here." if swapped else "."),
-        confidence=Confidence.CERTAIN,
+        cause=_CAUSE + (", and the mapping of that one's page leads here." if swapped else _TWO if two else "."),
+        confidence=Confidence.POSSIBLE if two else Confidence.CERTAIN,
         evidence=(
             cell(first.dump, TABLE, (first.row, 0), "the full page"),
             cell(first.dump, TABLE, (first.row, 10), "the SWA page that it was handed out with"),

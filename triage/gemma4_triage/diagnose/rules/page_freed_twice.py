@@ -105,7 +105,9 @@ def _is_still_held(seen: Seen) -> bool | None:
 
 
 def _took_anothers_place(seen: Seen) -> bool | None:
-    """Return whether the page is on the list in the place of one that was free; None of another dump than an audit's.
+    """Return whether the page is on the list in the place of one that was free, or was to be freed before it was.
+
+    None of another dump than an audit's.
 
     A list to which a page is given back once more is longer by it, and no page is missing.
     """
@@ -115,7 +117,10 @@ def _took_anothers_place(seen: Seen) -> bool | None:
     pool = _pool_of(dump)
     if of_request_slots(dump, TWICE_FREE):
         return None if census.of(pool, NOWHERE) else False
-    return bool(census.of(pool, TWICE_FREE)) and any(one.was_free for one in census.of(pool, NOWHERE))
+    twice, gone = census.of(pool, TWICE_FREE), census.of(pool, NOWHERE)
+    freed = min((one.suspect.free_step or 0 for one in twice), default=0)
+    asked = any(one.was_asked_back and (one.suspect.free_step or 0) <= freed for one in gone)
+    return bool(twice) and (asked or any(one.was_free for one in gone))
 
 
 def _pool_of(dump: Dump) -> str:
@@ -131,7 +136,9 @@ RULE = Rule(
             in_dump(_nobody_freed),
         ),
         Exclusion("the earlier free was the wrong one: then somebody still holds the page", _is_still_held),
-        Exclusion("a page that was free is nowhere: then this one stands in its place", _took_anothers_place),
+        Exclusion(
+            "a page that was free, or was to be, is nowhere: then this one stands in its place", _took_anothers_place
+        ),
     ),
     explains=("page-given-twice", "freed-while-held", "swa-page-shared"),
     leads_to=("pool-leak",),

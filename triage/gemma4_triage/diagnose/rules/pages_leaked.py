@@ -65,22 +65,12 @@ def find(incident: Incident) -> Finding | None:
     of_cache = given or (keeps_prefixes(dump) and known and ended is True and _only_prompts(dump))
     if beside := cache_has_the_full_page(dump):
         given = evicted = of_cache = known = False
-    why = (
-        _SWA_SIDE
-        if beside
-        else _EVICTED
-        if evicted
-        else _GIVEN
-        if given
-        else _OF_CACHE
-        if of_cache
-        else _why(known, ended)
-    )
+    why = _SWA_SIDE if beside else _EVICTED if evicted else _GIVEN if given else _OF_CACHE if of_cache else ""
     return Finding(
         rule=ID,
         structure=None if evicted else Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
-        cause=f"Pages belong to nobody and are not free{where}: {_SWA_SIDE if beside else why}.",
+        cause=f"Pages belong to nobody and are not free{where}: {why or _why(known, ended)}.",
         confidence=Confidence.CERTAIN if known or (given and not evicted) else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         advice=(

@@ -37,8 +37,9 @@ def _copied(dump: Dump) -> tuple[int, int] | None:
             # Containment has replaced it in the saved table.
             held[bad.column] = bad.value
     live = np.arange(held.shape[0]) * page < lengths[row]
-    # One equal entry could be chance.
-    return (row, column) if live.sum() >= 2 and bool((held == full[row])[live].all()) else None
+    # One equal entry could be chance, and where there is no page both tables have 0.
+    same = bool((held == full[row])[live].all())
+    return (row, column) if same and (full[row][live] > 0).sum() >= 2 else None
 
 
 def _finding(incident: Incident, dump: Dump, place: tuple[int, int]) -> Finding:

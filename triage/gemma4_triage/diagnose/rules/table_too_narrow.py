@@ -20,7 +20,7 @@ def find(incident: Incident) -> Finding | None:
     made_for_it = not dump.manifest.graph.captured
     return Finding(
         rule=ID,
-        structure=Structure.KERNEL_LENGTHS if made_for_it else index_list(dump),
+        structure=_of_lengths(dump) if made_for_it else index_list(dump),
         defect=Defect.PAST_END if made_for_it else None,
         cause=(
             "A sequence is longer than its row of the page table, so the kernel reads on into the next row or beyond "
@@ -41,6 +41,16 @@ def find(incident: Incident) -> Finding | None:
         advice=("Compare the context length of draft and target, and --context-length with what requests may reach.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,geometry"), commands.show(dump)),
     )
+
+
+def _of_lengths(dump: Dump) -> Structure | None:
+    """Return which length is too long: the kernel's, or the batch's, where the kernel was told what the batch has."""
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    told, believed = tensor_or_none(dump, "cache_seqlens"), tensor_or_none(dump, BELIEVED)
+    if bad is None or told is None or believed is None or not 0 <= bad.row < min(len(told), len(believed)):
+        # In trap mode the batch's own length was looked at before.
+        return Structure.KERNEL_LENGTHS if dump.manifest.mode == "trap" else None
+    return Structure.BATCH_LENGTHS if int(told[bad.row]) == int(believed[bad.row]) else Structure.KERNEL_LENGTHS
 
 
 def _is_other(dump: Dump) -> bool | None:
