@@ -7,7 +7,7 @@
    The exception that ended the server is evidence of the first cause that was seen before it.
 3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
    explained, repetitions left out. After them every dump is in a finding.
-4. What logs say joins the cause that it is about; see join_logs.py.
+4. What logs say joins the cause that it is about; as the table says.
 5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
 6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
 7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold. Beside
@@ -19,6 +19,14 @@
 10. What was violated in an earlier step comes first, and of one step what a step comes to first: see `Access`. Of one
     access the most certain does. What no dump shows comes before what is less certain. How the server served comes
     after, and notes come last.
+
+| a finding of a log                 | becomes evidence of                                                        |
+|------------------------------------|----------------------------------------------------------------------------|
+| names a dump that is here          | the first finding that rests on that dump, or on the same violation again  |
+| is the very cause (`Rule.in_logs`) | that cause, which is then as certain as the more certain of the two        |
+| is what a cause leads to           | the first such cause; that stays as certain as it is, since others lead    |
+| (`Rule.leads_to`)                  | there too                                                                  |
+| anything else                      | nothing: it stays a finding. What several logs say alike is one finding    |
 """
 
 from __future__ import annotations
@@ -29,10 +37,9 @@ from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.census import owners_before
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, resting_on, said
 from gemma4_triage.diagnose.incident import PROCESS_END, Access, Incident
-from gemma4_triage.diagnose.join_logs import faults_of, join_logs
 from gemma4_triage.diagnose.rules import injected_fault
 from gemma4_triage.diagnose.subjects import began, is_of_same, seen
-from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, ranked
+from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, more_certain, ranked
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
 _BY_ID = {rule.id: rule for rule in RULES}
@@ -55,11 +62,57 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
     for rule in RULES:
         while rule.fallback and (finding := rule.speak(incident.without(resting_on(found, incident)))) is not None:
             found.append(finding)
-    every = _account_for_faults(join_logs(ranked(found), from_logs, incident))
+    every = _account_for_faults(_join_logs(ranked(found), from_logs, incident))
     held = (_hold_against_fix(finding, incident) for finding in every)
     vouched = [_hold_against_damage(finding, incident) for finding in held]
     named = (_with_all_owners(finding, incident) for finding in hold_against_each_other(vouched, incident))
     return _in_order(named, incident)
+
+
+def _join_logs(found: Sequence[Finding], from_logs: Iterable[Finding], incident: Incident) -> list[Finding]:
+    """Return all findings, with what only logs say first.
+
+    Those in `found` are of dumps, guard manifests and ledgers, in the order in which a log's finding looks for its
+    cause.
+    """
+    grown = list(found)
+    alone: dict[tuple[str, str], Finding] = {}
+    for theirs in from_logs:
+        at = _cause_of(theirs, grown, incident)
+        if at is not None:
+            grown[at] = _both(grown[at], theirs)
+        elif (known := alone.get((theirs.rule, theirs.cause))) is not None:
+            alone[theirs.rule, theirs.cause] = _with_evidence(known, theirs)
+        else:
+            alone[theirs.rule, theirs.cause] = theirs
+    return [*alone.values(), *grown]
+
+
+def _faults_of(rule: str) -> tuple[str, ...]:
+    """Return the faults that make a finding of this rule, of dumps or of logs."""
+    if rule in _BY_ID:
+        return _BY_ID[rule].injected_by
+    return tuple(fault for one in RULES if rule in (*one.in_logs, *one.leads_to) for fault in one.injected_by)
+
+
+def _cause_of(theirs: Finding, found: Sequence[Finding], incident: Incident) -> int | None:
+    named = [dump for piece in theirs.evidence if (dump := incident.dump(str(piece.value))) is not None]
+    tests = (
+        lambda one: any(incident.is_again(dump, resting_on([one], incident)) for dump in named),
+        lambda one: theirs.rule in _BY_ID[one.rule].in_logs,
+        lambda one: theirs.rule in _BY_ID[one.rule].leads_to,
+    )
+    return next((at for test in tests for at, one in enumerate(found) if test(one)), None)
+
+
+def _both(cause: Finding, theirs: Finding) -> Finding:
+    same = theirs.rule in _BY_ID[cause.rule].in_logs
+    confidence = more_certain(cause.confidence, theirs.confidence) if same else cause.confidence
+    return _with_evidence(cause, theirs).model_copy(update={"confidence": confidence})
+
+
+def _with_evidence(finding: Finding, other: Finding) -> Finding:
+    return finding.model_copy(update={"evidence": (*finding.evidence, *other.evidence)})
 
 
 def _in_order(found: Iterable[Finding], incident: Incident) -> tuple[Finding, ...]:
@@ -145,7 +198,7 @@ def _account_for_faults(found: Sequence[Finding]) -> Iterator[Finding]:
     for finding in found:
         if finding is injected:
             continue
-        mine = [open_faults.pop(fault) for fault in faults_of(finding.rule) if fault in open_faults]
+        mine = [open_faults.pop(fault) for fault in _faults_of(finding.rule) if fault in open_faults]
         if not mine:
             yield finding
             continue

@@ -76,8 +76,14 @@ def resting_on(found: Iterable[Finding], incident: Incident) -> frozenset[str]:
     return frozenset(name for name in named if incident.dump(name) is not None)
 
 
+def lies_inside(dump: Dump) -> bool | None:
+    """Return whether all that a dump lists is within its bounds; None where it lists nothing."""
+    listed = dump.manifest.offences
+    return all(bad.lower <= bad.value < bad.upper for bad in listed) if listed else None
+
+
 def tensor_or_none(dump: Dump, name: str) -> Any:
-    """Return a tensor's array; None if this dump has none of that name, or its file cannot be read."""
+    """Return a tensor's array; None if the dump has none so named, or its file cannot be read."""
     if name not in dump.manifest.tensors:
         return None
     try:

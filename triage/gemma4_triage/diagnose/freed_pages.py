@@ -68,7 +68,12 @@ def was_freed(page: Suspect) -> bool:
 
 
 def holder_has_ended(dump: Dump) -> bool | None:
-    """Return whether no request that runs, nor the cache, holds such a page; None where the dump does not say."""
+    """Return whether no request that runs, nor the cache, holds such a page; None where the dump does not say.
+
+    A hand-out is for a request that runs.
+    """
+    if dump.manifest.rule != LEAK:
+        return False
     table, running = tensor_or_none(dump, "holders"), dump.manifest.scalars.get("running")
     if isinstance(running, str) and of_request_slots(dump, FREE_AND_HELD):
         return not {str(slot.page) for slot in free_and_held(dump)} & set(running.split(","))

@@ -129,9 +129,9 @@ class Incident:
     beside_unread: bool = False
 
     def of(self, **wanted: Any) -> Iterator[Dump]:
-        """Yield dumps whose manifest says so, by rule, verdict, role, table_space, buffer_space; a tuple: any of.
+        """Yield dumps whose manifest says so, what was looked at first first; a tuple: any of.
 
-        The first is what was looked at first: a table's result is read a step later, and so its dump is written late.
+        By rule, verdict, role, table_space, buffer_space.
         """
         return (dump for dump in self.by_access if all(_says(dump, name, value) for name, value in wanted.items()))
 
@@ -141,10 +141,7 @@ class Incident:
 
     @cached_property
     def places(self) -> dict[str, Place]:
-        """When each dump's probe looked at what it found, by the dump's id.
-
-        A dump that does not say at which step is put behind all that was written before it, but for a server's start.
-        """
+        """When each dump's probe looked at what it found, by the dump's id."""
         places: dict[str, Place] = {}
         latest = 0
         for dump in sorted(self.dumps, key=lambda dump: (dump.manifest.created_utc, dump.manifest.dump_id)):
@@ -154,6 +151,7 @@ class Incident:
             if access is Access.START:
                 place = (0, access, written)
             elif manifest.step is None:
+                # Behind all that was written before it.
                 place = (latest, Access.UNKNOWN, written)
             else:
                 # What one audit found it found at once.
@@ -163,7 +161,7 @@ class Incident:
 
     @cached_property
     def by_access(self) -> tuple[Dump, ...]:
-        """The dumps in the order in which their probes looked at what they found."""
+        """The dumps in the order of their places."""
         return tuple(sorted(self.dumps, key=lambda dump: self.places[dump.manifest.dump_id]))
 
     def dump(self, source: str) -> Dump | None:

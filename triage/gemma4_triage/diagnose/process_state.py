@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
@@ -22,6 +23,8 @@ from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 
 _PROC = Path("/proc")
+_RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})")
+_LAST_ONE_TOO_WIDE = (0, 5, 22)
 
 
 class State(Enum):
@@ -101,3 +104,12 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
+
+
+def ships_right_windows(incident: Incident) -> bool | None:
+    """Return whether the release's sliding layers show as many keys as the window holds; None if none is named."""
+    of_guards = [one.fields.get("versions") for one in incident.guards]
+    named = [dump.manifest.versions.get("sglang") for dump in incident.dumps]
+    named += [versions.get("sglang") for versions in of_guards if isinstance(versions, Mapping)]
+    found = next((match for text in named if (match := _RELEASE.match(str(text)))), None)
+    return None if found is None else tuple(map(int, found.groups())) > _LAST_ONE_TOO_WIDE

@@ -77,12 +77,6 @@ def in_dump(says: Callable[[Dump], bool | None]) -> Callable[[Seen], bool | None
     return lambda seen: None if seen.dump is None else says(seen.dump)
 
 
-def lies_inside(dump: Dump) -> bool | None:
-    """Return whether all that a dump lists lies within the bounds that it had to; None where it lists nothing."""
-    listed = dump.manifest.offences
-    return all(bad.lower <= bad.value < bad.upper for bad in listed) if listed else None
-
-
 def of_layers(kind: str) -> Callable[[Seen], bool | None]:
     """Return what says whether the layers that read are of this kind; of a dump that names no kind it is not known."""
     return in_dump(lambda dump: None if dump.manifest.layer.type is None else dump.manifest.layer.type == kind)

@@ -7,7 +7,7 @@ say what some requests will meet with the sizes that were chosen, and every clea
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from gemma4_triage.diagnose.evidence import guarded, said
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
@@ -16,8 +16,6 @@ from gemma4_triage.finding import Evidence
 
 POOL_SIZE = re.compile(r"target allocator_slots_\w+: found (\d{1,18}), expected (\d{1,18}), in pages of (\d{1,9})")
 """What is said of a pool whose allocator has another size."""
-_RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})")
-_LAST_ONE_TOO_WIDE = (0, 5, 22)
 _LEAST = re.compile(r"(?:at least|more than) (\d{1,18})")
 
 
@@ -48,15 +46,6 @@ def start_up_summaries(incident: Incident, verdict: str) -> list[str]:
     dumped = [dump.manifest.summary for dump in incident.of(rule=GEOMETRY, verdict=verdict)]
     noted = [one for guards in incident.guards for one in guards.start_up_findings()]
     return dumped + [one.summary for one in noted if one.verdict == verdict and one.severity != "note"]
-
-
-def ships_right_windows(incident: Incident) -> bool | None:
-    """Return whether the release's sliding layers show as many keys as the window holds; None if none is named."""
-    of_guards = [one.fields.get("versions") for one in incident.guards]
-    named = [dump.manifest.versions.get("sglang") for dump in incident.dumps]
-    named += [versions.get("sglang") for versions in of_guards if isinstance(versions, Mapping)]
-    found = next((match for text in named if (match := _RELEASE.match(str(text)))), None)
-    return None if found is None else tuple(map(int, found.groups())) > _LAST_ONE_TOO_WIDE
 
 
 def sides_agree(seen: Seen) -> bool | None:

@@ -3,10 +3,10 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong, is_what_the_pool_gave
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, lies_inside
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 

@@ -95,11 +95,6 @@ def _evidence(dump: Dump, what: str = "pages") -> tuple[Evidence, ...]:
     )
 
 
-def _holder_has_ended(dump: Dump) -> bool | None:
-    """Return whether it has; False of a hand-out, which is for a request that runs."""
-    return holder_has_ended(dump) if dump.manifest.rule == LEAK else False
-
-
 def _has_no_other_free(dump: Dump) -> bool | None:
     """Return False where the table has the free that is named, or calls have it; of request slots it has none."""
     if dump.manifest.rule != LEAK:
@@ -111,7 +106,7 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion("the holder is a request that has ended: it was not released", in_dump(_holder_has_ended)),
+        Exclusion("the holder is a request that has ended: it was not released", in_dump(holder_has_ended)),
         Exclusion(
             "the audit's table shows another free, or none",
             in_dump(_has_no_other_free),

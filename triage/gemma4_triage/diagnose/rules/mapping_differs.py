@@ -11,7 +11,8 @@ from gemma4_triage.diagnose.census import (
     lost_pages,
     mapped_defect,
 )
-from gemma4_triage.diagnose.evidence import cell, readable_events, said
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.freed_pages import was_freed
 from gemma4_triage.diagnose.hand_out import mapping_since
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
@@ -92,35 +93,16 @@ def _at_audit(incident: Incident) -> Finding | None:
     )
 
 
-def _was_given_anew(seen: Seen) -> bool:
-    """Return whether events show a later hand-out than the one to which an audit's table holds the mapping.
-
-    At a free the latest call that named the slot is what the mapping was held against: there none is later.
-    """
-    first = seen.finding.evidence[0]
-    dump = seen.incident.dump(first.source)
-    if dump is None or not first.field.startswith(TABLE):
-        return False
-    known = next((one for one in lost_pages(dump) if one.pool == "full" and one.page == first.value), None)
-    if known is None or known.alloc_step is None:
-        return False
-    kinds = [
-        one.get("kind")
-        for one in readable_events(dump)
-        if one.get("pool") == "full"
-        and known.page in (one.get("first_pages") or ())
-        and (one.get("step") or 0) > known.alloc_step
-    ]
-    # A request that goes on in its page is handed that page at each step: without a free before it is the same life.
-    return "freed" in kinds and "handed_out" in kinds[kinds.index("freed") :]
+def _was_given_back(seen: Seen) -> bool:
+    """Return whether the ledger saw a free of an audit's page since its hand-out; a free looks at the latest call."""
+    dump, page = seen.dump, seen.finding.evidence[0].value
+    return dump is not None and any(one.page == page and was_freed(one) for one in lost_pages(dump))
 
 
 RULE = Rule(
     ID,
     find,
-    ruled_out_if=(
-        Exclusion("the full page was handed out again since: then that hand-out wrote the mapping", _was_given_anew),
-    ),
+    ruled_out_if=(Exclusion("the full page was given back since: then its mapping need not be kept", _was_given_back),),
     explains=(*FOLLOWS_FROM_AN_ENTRY, "mapping-entry-wrong", "free-list-entry-wrong"),
     leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
 )

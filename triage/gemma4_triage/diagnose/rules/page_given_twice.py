@@ -65,7 +65,7 @@ def _was_listed_while_held(incident: Incident, dump: Dump) -> bool:
 
 
 def _is_from_before(seen: Seen) -> bool | None:
-    """Return whether calls or events show that the page was freed; False where the call's result is what is wrong."""
+    """Return whether calls or events show that the page was freed; False where the call's result is wrong."""
     if seen.dump is None:
         return None
     wrong = hand_out_wrong(seen.dump)

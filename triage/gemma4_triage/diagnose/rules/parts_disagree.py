@@ -5,6 +5,7 @@ import re
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
+from gemma4_triage.diagnose.process_state import ships_right_windows
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
 from gemma4_triage.diagnose.start_up import (
     POOL_SIZE,

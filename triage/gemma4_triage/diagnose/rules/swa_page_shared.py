@@ -51,13 +51,13 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _twice(incident: Incident) -> set[int]:
-    """Return the pages of the full pool that the first audit saw with two holders."""
+    """Return the full pages that the first audit saw with two holders."""
     census = first_census(incident)
     return set() if census is None else {one.page for one in census.of("full", HELD_TWICE)}
 
 
 def _given_while_held(incident: Incident) -> Life | None:
-    """Return the latest life of a page with two holders, where the one before it had no end."""
+    """Return the latest life of such a page, where the one before it had no end."""
     census, twice = first_census(incident), _twice(incident)
     for dump in () if census is None else census.dumps:
         try:
@@ -70,11 +70,11 @@ def _given_while_held(incident: Incident) -> Life | None:
 
 
 def _is_its_own(dump: Dump) -> bool | None:
-    """Return whether the SWA page serves the very full page of the slot; None where the dump does not say."""
-    states, slots, offences = tensor_or_none(dump, "page_states"), tensor_or_none(dump, "slots"), dump.manifest.offences
-    if states is None or slots is None or states.shape != slots.shape or not offences or states.ndim != 2:
+    """Return whether the SWA page serves the slot's full page; None where the dump does not say."""
+    states, slots, bad = tensor_or_none(dump, "page_states"), tensor_or_none(dump, "slots"), dump.manifest.offences
+    if states is None or slots is None or states.shape != slots.shape or not bad or states.ndim != 2:
         return None
-    row = offences[0].row
+    row = bad[0].row
     if not 0 <= row < len(slots) or states.shape[1] != 2:
         return None
     return int(states[row, 1]) == int(slots[row, 0]) // (dump.manifest.page_size or 1)

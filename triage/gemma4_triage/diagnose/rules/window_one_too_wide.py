@@ -2,8 +2,9 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.process_state import ships_right_windows
 from gemma4_triage.diagnose.rule import Exclusion, Rule
-from gemma4_triage.diagnose.start_up import ships_right_windows, start_up_evidence
+from gemma4_triage.diagnose.start_up import start_up_evidence
 from gemma4_triage.finding import Confidence, Finding, Kind
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 

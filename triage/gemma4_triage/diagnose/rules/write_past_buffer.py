@@ -2,9 +2,9 @@
 
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, lies_inside
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
