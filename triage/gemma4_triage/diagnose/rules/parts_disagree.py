@@ -9,7 +9,6 @@ from gemma4_triage.diagnose.process_state import ships_right_windows
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
 from gemma4_triage.diagnose.start_up import (
     POOL_SIZE,
-    ships_right_windows,
     sides_agree,
     start_up_evidence,
     start_up_summaries,

@@ -1,4 +1,4 @@
-"""An allocator and its pool were given different sizes."""
+"""An allocator and its pool differ in size."""
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands

@@ -1,4 +1,4 @@
-"""Two full pages, or two holders, share one page."""
+"""Two pages or holders share one page."""
 
 from gemma4_dumps.audit_findings import Life, lives
 from gemma4_dumps.errors import DumpError
@@ -25,7 +25,7 @@ def find(incident: Incident) -> Finding | None:
     if again is not None:
         why = (
             f" It was handed out again at step {again.alloc_step}, and the ledger saw nobody give it back before: the "
-            "free list had it still, or the hand-out named another page than it took."
+            "free list had it still, or the hand-out named another page."
         )
     census = first_census(incident)
     return Finding(
@@ -43,21 +43,21 @@ def find(incident: Incident) -> Finding | None:
             *(() if again is None or census is None else peers_lost(census, _twice(incident))),
         ),
         advice=(
-            "Look at who wrote the mapping last: set_full_to_swa_mapping, or a hand-out of a page that was not free.",
-            "page_states in a dump of the allocator names, per slot, the full page that the SWA page serves.",
+            "Look at who wrote the mapping last: set_full_to_swa_mapping, or a hand-out of a page in use.",
+            "page_states in an allocator's dump names, per slot, the full page that the SWA page serves.",
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
 
 
 def _twice(incident: Incident) -> set[int]:
-    """Return the full pages that the first audit saw with two holders."""
+    """Return full pages with two holders."""
     census = first_census(incident)
     return set() if census is None else {one.page for one in census.of("full", HELD_TWICE)}
 
 
 def _given_while_held(incident: Incident) -> Life | None:
-    """Return the latest life of such a page, where the one before it had no end."""
+    """Return the latest life of one, where the one before had no end."""
     census, twice = first_census(incident), _twice(incident)
     for dump in () if census is None else census.dumps:
         try:
@@ -70,12 +70,11 @@ def _given_while_held(incident: Incident) -> Life | None:
 
 
 def _is_its_own(dump: Dump) -> bool | None:
-    """Return whether the SWA page serves the slot's full page; None where the dump does not say."""
+    """Return whether the SWA page serves the slot's full page; None if not known."""
     states, slots, bad = tensor_or_none(dump, "page_states"), tensor_or_none(dump, "slots"), dump.manifest.offences
     if states is None or slots is None or states.shape != slots.shape or not bad or states.ndim != 2:
         return None
-    row = bad[0].row
-    if not 0 <= row < len(slots) or states.shape[1] != 2:
+    if states.shape[1] != 2 or not 0 <= (row := bad[0].row) < len(slots):
         return None
     return int(states[row, 1]) == int(slots[row, 0]) // (dump.manifest.page_size or 1)
 
