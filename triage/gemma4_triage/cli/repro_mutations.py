@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import NothingChecked
@@ -49,6 +50,7 @@ def mutations(
             "--probes",
             metavar="trap|contain",
             help="trap, with an audit after every step, or contain, with the audit at idle, as one serves.",
+            autocompletion=completions.words("trap", "contain"),
         ),
     ] = "trap",
     keep: Annotated[bool, typer.Option("--keep", help="Keep request.json and phase.txt of every engine too.")] = False,
