@@ -29,7 +29,7 @@ They draw what they drew then.
 """
 SEEDS_BEFORE_SERVERS = frozenset({3101, 3102, 3103, 3104})
 """They were drawn before grid.SERVERS_ADDED_LATER."""
-SEEDS_BEFORE_EVICTION = frozenset({3201, 3301, 3407, 3511})
+SEEDS_BEFORE_EVICTION = frozenset({3201, 3301, 3407, 3511, 4001})
 """They were drawn before grid.ADDED_LAST and grid.SERVERS_ADDED_LAST."""
 _HYBRID_SHARE = 0.04
 """Under Triton's interpreter such a load takes 40 s and not 5."""
