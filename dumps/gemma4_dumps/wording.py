@@ -7,6 +7,9 @@ from collections.abc import Iterable
 DUMP_MARK = " [dump: "
 """How an error in a log begins to name the dump that tells of it."""
 
+CONTAINED = "the step of this request was contained: "
+"""How the error of a request begins that containment has ended."""
+
 FEW_NAMES = 8
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from gemma4_dumps.wording import CONTAINED
 from gemma4_runtime.errors import TrappedViolation
 
 logger = logging.getLogger(__name__)
@@ -190,9 +191,7 @@ def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next
         # With overlap its last step may have been built already: nothing of that is used.
         if request.finished() or request.is_retracted:
             continue
-        abort = FINISH_ABORT(
-            f"the step of this request was contained: {reason}", HTTPStatus.INTERNAL_SERVER_ERROR, "ContainedViolation"
-        )
+        abort = FINISH_ABORT(f"{CONTAINED}{reason}", HTTPStatus.INTERNAL_SERVER_ERROR, "ContainedViolation")
         request.skip_radix_cache_insert = True
         request.to_finish = abort
 

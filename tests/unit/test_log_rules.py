@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import parse_command
+from gemma4_dumps.wording import CONTAINED
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
@@ -164,6 +165,12 @@ class TestWhatTheFindingsSay:
         assert finding.confidence is Confidence.CERTAIN
         assert finding.next_commands[0].startswith("gemma4-triage dumps show /srv/runs/e4b/fault-probes/dumps/2026")
         assert "full page ids on the swa buffer" in str(finding.evidence[0].value)
+
+    def test_a_request_that_containment_ended_is_no_crash_of_another_kind(self):
+        ended = f"fastapi.exceptions.HTTPException: 500: {CONTAINED}null_page_live, value 0 in swa_page_table"
+        (finding,) = found_in([decode(1), death(2, ended)])
+        assert finding.rule == "probe-stopped"
+        assert finding.cause.endswith("null_page_live, value 0 in swa_page_table")
 
     def test_the_exception_of_this_release_is_understood(self):
         error = TrappedViolation("geometry: draft pool differs", "/dumps/with space")

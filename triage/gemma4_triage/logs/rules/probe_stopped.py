@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from gemma4_dumps.wording import CONTAINED
 from gemma4_triage.finding import Confidence, Evidence, Finding, Kind
 from gemma4_triage.logs.events import trapped
 from gemma4_triage.logs.facts import Death, GuardLine, LogFacts
@@ -30,11 +31,19 @@ def dump_names(facts: LogFacts) -> tuple[str, ...]:
 
 
 def _guard_lines(facts: LogFacts) -> list[GuardLine]:
-    return [guard for death in facts.deaths if (guard := trapped(death))] + list(facts.guards)
+    found = [guard for death in facts.deaths if (guard := trapped(death))] + list(facts.guards)
+    # The line of the probe itself may stand before what was kept of the log.
+    return found or [guard for death in facts.deaths if (guard := _contained(death))]
+
+
+def _contained(death: Death) -> GuardLine | None:
+    """Return the end of a request that containment has ended as what the probe found; None for any other death."""
+    _, mark, reason = death.message.partition(CONTAINED)
+    return GuardLine(death.place, "", "contained", reason, "") if mark else None
 
 
 def _explains(death: Death) -> bool:
-    return trapped(death) is not None
+    return trapped(death) is not None or _contained(death) is not None
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
