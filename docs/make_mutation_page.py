@@ -24,8 +24,6 @@ RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 24
 RUNS |= {2701: 40, 2702: 60, 2801: 40, 2802: 40, 2803: 25, 2900: 500, 3000: 25, 3104: 24, 3201: 60, 3301: 500}
 RUNS |= {3407: 500, 3511: 500, 4001: 100}
 """How many mutations each seed's run has."""
-CONTAINED = {4001}
-"""The seeds that were run with --probes contain."""
 BY_ROW, BY_KIND = {2411}, {2411, 2900, 3301, 3407, 3511, 4001}
 """The seeds whose mutations are shown one by one, and by structure, defect and phase; of others what they came to."""
 MACHINES = {2900: "on 16 cores, 15 engines side by side, the last 15 mutations on 2 cores"}
@@ -36,12 +34,13 @@ _HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "cer
 
 def measured(seed: int) -> Matrix:
     """Return the matrix of a committed run. Rows that today's draw of the seed does not have are left out."""
-    probes = Probes.CONTAIN if seed in CONTAINED else Probes.TRAP
-    file = RowsFile(FOLDER / str(seed), seed, probes)
+    file = RowsFile(FOLDER / str(seed), seed)
     file.read()
     drawn = draw(seed, RUNS[seed], file.sglang_version)
     rows = [row for one in drawn if (row := file.rows.get(one.number)) is not None and row.mutation == one]
-    return matrix(seed, RUNS[seed], rows, tuple(file.clean.values()), file.sglang_version, probes=probes)
+    return matrix(
+        seed, RUNS[seed], rows, tuple(file.clean.values()), file.sglang_version, probes=file.probes or Probes.TRAP
+    )
 
 
 def page(text: str) -> str:

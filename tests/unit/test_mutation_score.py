@@ -219,8 +219,10 @@ def test_rows_of_another_seed_or_of_no_run_are_refused(tmp_path: Path, text: str
 def test_rows_of_other_probes_are_refused(tmp_path: Path) -> None:
     RowsFile(tmp_path, 5, Probes.CONTAIN).begin("0.5.23")
     with pytest.raises(OutputRefused, match="--probes contain, not trap"):
-        RowsFile(tmp_path, 5).read()
-    RowsFile(tmp_path, 5, Probes.CONTAIN).read()
+        RowsFile(tmp_path, 5, Probes.TRAP).read()
+    file = RowsFile(tmp_path, 5)
+    file.read()
+    assert file.probes is Probes.CONTAIN
 
 
 def test_the_audit_runs_after_every_step_beside_traps_and_at_idle_beside_contained_probes() -> None:

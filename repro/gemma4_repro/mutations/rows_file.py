@@ -31,15 +31,16 @@ class RowsFile:
     """mutations.jsonl in a run's folder.
 
     Attributes:
+        probes: What looked at the engines; None until a file is read or begun that says so.
         sglang_version: The release that was run.
         clean: The clean runs so far, by whether they had MTP and how else their server was started.
         rows: The rows so far, by their mutation's number.
     """
 
-    def __init__(self, folder: Path, seed: int, probes: Probes = Probes.TRAP) -> None:
+    def __init__(self, folder: Path, seed: int, probes: Probes | None = None) -> None:
         self._path = folder / ROWS_NAME
         self._seed = seed
-        self._probes = probes
+        self.probes = probes
         self.sglang_version = ""
         self.clean: dict[tuple[bool, Server], Clean] = {}
         self.rows: dict[int, Row] = {}
@@ -72,9 +73,11 @@ class RowsFile:
         if line.seed is not None and line.seed != self._seed:
             said = f"{self._path} is of seed {line.seed}, not {self._seed}"
             raise OutputRefused(said, "resume a run with its own --seed, or name another --output")
-        if line.seed is not None and line.probes is not self._probes:
-            said = f"{self._path} is of a run with --probes {line.probes}, not {self._probes}"
+        if line.seed is not None and self.probes not in (None, line.probes):
+            said = f"{self._path} is of a run with --probes {line.probes}, not {self.probes}"
             raise OutputRefused(said, "resume a run with its own --probes, or name another --output")
+        if line.seed is not None:
+            self.probes = line.probes
         self.sglang_version = line.sglang_version or self.sglang_version
         if line.clean is not None:
             self.clean[line.clean.mtp, line.clean.server] = line.clean
@@ -83,9 +86,9 @@ class RowsFile:
 
     def begin(self, sglang_version: str) -> None:
         """Begin anew."""
-        self.sglang_version = sglang_version
+        self.sglang_version, self.probes = sglang_version, self.probes or Probes.TRAP
         self._path.write_text("", encoding="utf-8")
-        self._append(_Line(seed=self._seed, sglang_version=sglang_version, probes=self._probes))
+        self._append(_Line(seed=self._seed, sglang_version=sglang_version, probes=self.probes))
 
     def add_clean(self, clean: Clean) -> None:
         """Add a clean run."""
