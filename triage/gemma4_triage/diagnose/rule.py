@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gemma4_dumps.reader import Dump
+from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence, Finding, at_most
 
@@ -72,6 +73,18 @@ class Exclusion:
     holds: Callable[[Seen], bool | None] = _no_dump_says
 
 
+_UNSEEN_CALLS = (
+    "a hand-out or a free before it was wrong: with probes in contain and the audit at idle nobody looked at those"
+)
+
+
+def _calls_went_unseen(dump: Dump) -> bool:
+    """Return whether the server ran in `contain`, without `swa-allocator` and `request-rows`, audited at idle alone."""
+    guards = Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards)
+    watched = any(guards.attached(probe) for probe in ("swa-allocator", "request-rows"))
+    return guards.setting("mode") == "contain" and not guards.setting("leak_every") and not watched
+
+
 def in_dump(says: Callable[[Dump], bool | None]) -> Callable[[Seen], bool | None]:
     """Return `says` asked of the dump that a finding rests on first; of other evidence it is not known."""
     return lambda seen: None if seen.dump is None else says(seen.dump)
@@ -94,6 +107,8 @@ class Rule:
         injected_by: faults of the catalog that put this cause into a server.
         explains: rules whose findings are consequences of this one, or say less about the same dumps.
         fallback: is asked last, and sees only dumps that no other finding has explained.
+        follows_calls: what it accuses may have come wrong out of a hand-out or a free: where no probe looked at those
+            as they were made, it is likely at most.
     """
 
     id: str
@@ -104,6 +119,7 @@ class Rule:
     leads_to: tuple[str, ...] = ()
     explains: tuple[str, ...] = ()
     fallback: bool = False
+    follows_calls: bool = False
 
     def speak(self, incident: Incident) -> Finding | None:
         """Return what the rule finds, as sure as what would rule it out allows; None if it is ruled out."""
@@ -115,5 +131,7 @@ class Rule:
         if any(answer is True for _, answer in answers):
             return None
         unknown = tuple(sentence for sentence, answer in answers if answer is None)
+        if self.follows_calls and seen.dump is not None and _calls_went_unseen(seen.dump):
+            unknown += (_UNSEEN_CALLS,)
         confidence = at_most(found.confidence, Confidence.LIKELY) if unknown else found.confidence
         return found.model_copy(update={"ruled_out_if": unknown, "confidence": confidence})

@@ -88,4 +88,5 @@ RULE = Rule(
     ),
     explains=FOLLOWS_FROM_AN_ENTRY,
     leads_to=LOSES_PAGES,
+    follows_calls=True,
 )

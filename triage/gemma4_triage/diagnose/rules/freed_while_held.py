@@ -118,4 +118,5 @@ RULE = Rule(
     ),
     explains=("page-given-twice", "swa-page-shared"),
     leads_to=("pool-leak",),
+    follows_calls=True,
 )

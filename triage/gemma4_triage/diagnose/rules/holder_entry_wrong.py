@@ -132,4 +132,5 @@ RULE = Rule(
     ),
     explains=FOLLOWS_FROM_AN_ENTRY,
     leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
+    follows_calls=True,
 )

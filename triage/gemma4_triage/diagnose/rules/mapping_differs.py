@@ -105,4 +105,5 @@ RULE = Rule(
     ruled_out_if=(Exclusion("the full page was given back since: then its mapping need not be kept", _was_given_back),),
     explains=(*FOLLOWS_FROM_AN_ENTRY, "mapping-entry-wrong", "free-list-entry-wrong"),
     leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
+    follows_calls=True,
 )

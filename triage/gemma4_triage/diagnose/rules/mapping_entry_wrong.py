@@ -116,4 +116,5 @@ RULE = Rule(
     ),
     explains=FOLLOWS_FROM_AN_ENTRY,
     leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
+    follows_calls=True,
 )

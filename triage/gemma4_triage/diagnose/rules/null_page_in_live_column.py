@@ -130,4 +130,5 @@ RULE = Rule(
             "the request had finished or was retracted before this step's result was processed", in_dump(_had_ended)
         ),
     ),
+    follows_calls=True,
 )

@@ -107,9 +107,7 @@ def _is_still_held(seen: Seen) -> bool | None:
 def _took_anothers_place(seen: Seen) -> bool | None:
     """Return whether the page is on the list in the place of one that was free, or was to be freed before it was.
 
-    None of another dump than an audit's.
-
-    A list to which a page is given back once more is longer by it, and no page is missing.
+    None of another dump than an audit's. A list to which a page is given back once more is longer, and none is missing.
     """
     census, dump = first_census(seen.incident), seen.dump
     if census is None or dump is None or dump.manifest.rule != LEAK:
@@ -118,9 +116,9 @@ def _took_anothers_place(seen: Seen) -> bool | None:
     if of_request_slots(dump, TWICE_FREE):
         return None if census.of(pool, NOWHERE) else False
     twice, gone = census.of(pool, TWICE_FREE), census.of(pool, NOWHERE)
-    freed = min((one.suspect.free_step or 0 for one in twice), default=0)
-    asked = any(one.was_asked_back and (one.suspect.free_step or 0) <= freed for one in gone)
-    return bool(twice) and (asked or any(one.was_free for one in gone))
+    freed = min((one.suspect.free_step or 0 for one in twice), default=-1)
+    asked = (one.was_asked_back and (one.suspect.free_step or 0) <= freed for one in gone)
+    return bool(twice) and (any(asked) or any(one.was_free for one in gone))
 
 
 def _pool_of(dump: Dump) -> str:
@@ -142,4 +140,5 @@ RULE = Rule(
     ),
     explains=("page-given-twice", "freed-while-held", "swa-page-shared"),
     leads_to=("pool-leak",),
+    follows_calls=True,
 )

@@ -79,4 +79,5 @@ RULE = Rule(
     find,
     ruled_out_if=(Exclusion("the page was freed too early, or put on the list beside all calls", _is_from_before),),
     leads_to=("pool-leak",),
+    follows_calls=True,
 )

@@ -90,4 +90,5 @@ RULE = Rule(
         ),
     ),
     leads_to=("pool-leak",),
+    follows_calls=True,
 )

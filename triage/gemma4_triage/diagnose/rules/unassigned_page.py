@@ -71,4 +71,5 @@ RULE = Rule(
     ),
     injected_by=("negative-page",),
     leads_to=LEAVES_BUFFERS,
+    follows_calls=True,
 )
