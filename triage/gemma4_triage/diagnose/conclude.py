@@ -7,7 +7,7 @@
    The exception that ended the server is evidence of the first cause that was seen before it.
 3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
    explained, repetitions left out. After them every dump is in a finding.
-4. What logs say joins the cause that it is about; as the table says.
+4. What logs say joins the cause that it is about, as the table says.
 5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
 6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
 7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold. Beside

@@ -26,6 +26,7 @@ from gemma4_triage.diagnose.census import (
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.hand_out import freed_before
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
+from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _EVICTION = "evict_tree"
@@ -322,17 +323,25 @@ def handed_out_since(incident: Incident, rule: str) -> Finding | None:
     freed = None if dump is None else freed_before(incident, dump)
     if dump is None or freed is None:
         return None
+    return of_hand_out(incident, dump, rule, freed, _GOES_ON if freed.structure else _GOES_ON_SOMEWHERE)
+
+
+def of_hand_out(
+    incident: Incident, dump: Dump, rule: str, wrong: Wrong, cause: str, state: tuple[Evidence, ...] = ()
+) -> Finding:
+    """Return the finding about a page that was handed out while in use. state: of the page before, where known."""
     return Finding(
         rule=rule,
-        structure=freed.structure,
-        defect=freed.defect,
-        cause=_GOES_ON if freed.structure else _GOES_ON_SOMEWHERE,
-        confidence=Confidence.CERTAIN if freed.structure else Confidence.POSSIBLE,
+        structure=wrong.structure,
+        defect=wrong.defect,
+        cause=cause,
+        confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "site", "who handed it out, or noticed"),
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
             said(dump, "pool_kind", "of which pool"),
-            *freed.proof,
+            *state,
+            *wrong.proof,
         ),
         advice=("Trust no output since. A server in trap mode stops at the free that came too early.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),

@@ -11,8 +11,9 @@
 |                           |                                               | the list, where all of it is the same  |
 
 A request slot that is none of the table's, or one that two requests of a batch have, comes before all of these, and
-then a length of the row that is not what the batch says. Where a source is not in the dump, or the entry is where a row
-ends, nothing is said.
+then a length of the row that is not what the batch says. Where a source is not in the dump or holds no page either,
+where the entry is where a row ends, or where it is of a page that this forward was handed out and no probe looked at
+hand-outs, nothing is said.
 """
 
 from __future__ import annotations

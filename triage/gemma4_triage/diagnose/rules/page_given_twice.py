@@ -2,14 +2,14 @@
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
-from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
-from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, tensor_or_none
+from gemma4_triage.diagnose.freed_pages import of_hand_out
 from gemma4_triage.diagnose.hand_out import freed_before, hand_out_wrong, strayed_hand_out
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong
-from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.finding import Finding
 
 ID = "page-given-twice"
 _SHARED = "so a second request overwrites the keys and values of the first"
@@ -36,22 +36,7 @@ def find(incident: Incident) -> Finding | None:
         state = (cell(dump, "page_states", at, "state of its page before: full side 1 is in use, SWA side the owner"),)
     # Then either the list or an earlier hand-out is wrong, which the audit's finding says.
     wrong = Wrong(None) if _was_listed_while_held(incident, dump) else hand_out_wrong(dump)
-    return Finding(
-        rule=ID,
-        structure=wrong.structure,
-        defect=wrong.defect,
-        cause=_CAUSES.get(wrong.structure, _UNKNOWN),
-        confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
-        evidence=(
-            said(dump, "site", "who handed it out, or noticed"),
-            said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
-            said(dump, "pool_kind", "of which pool"),
-            *state,
-            *wrong.proof,
-        ),
-        advice=("Trust no output since. A server in trap mode stops at the free that came too early.",),
-        next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
-    )
+    return of_hand_out(incident, dump, ID, wrong, _CAUSES.get(wrong.structure, _UNKNOWN), state)
 
 
 def _was_listed_while_held(incident: Incident, dump: Dump) -> bool:
