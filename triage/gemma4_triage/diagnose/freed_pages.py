@@ -329,7 +329,16 @@ def handed_out_since(incident: Incident, rule: str) -> Finding | None:
 def of_hand_out(
     incident: Incident, dump: Dump, rule: str, wrong: Wrong, cause: str, state: tuple[Evidence, ...] = ()
 ) -> Finding:
-    """Return the finding about a page that was handed out while in use. state: of the page before, where known."""
+    """Return the finding about a page that was handed out while in use.
+
+    Args:
+        incident: Whose dumps are read.
+        dump: The one that tells the hand-out.
+        rule: The name of the rule that speaks.
+        wrong: Where the hand-out went wrong, with its proof.
+        cause: The finding's sentence.
+        state: What is known of the page before.
+    """
     return Finding(
         rule=rule,
         structure=wrong.structure,
