@@ -19,7 +19,11 @@ STEPS = [
     BENCH / "step_attention_h200_2026-11-23_e4b_8192.json",
     BENCH / "step_attention_h200_2026-11-25_e4b_32000.json",
 ]
-FRONTS = [BENCH / f"step_front_h200_2026-11-27_{name}.json" for name in ("e4b", "e2b", "26b")]
+FRONTS = [
+    BENCH / "step_wide_front_h200_2026-11-28_e4b.json",
+    *(BENCH / f"step_front_h200_2026-11-27_{name}.json" for name in ("e4b", "e2b", "26b")),
+]
+"""The newest first: of a model's batch that several have, it is the one that is shown."""
 SERVING = BENCH / "serving_decode_e4b_h200_2026-11-23.json"
 
 HEAD = """# Attention of a decode step
@@ -66,12 +70,17 @@ FRONT_HEAD = """
 {commands}
 ```
 
-`attention-front`, a default, takes sliding layers of few requests
+With `attention-front`, a default, queries and the new key are normed and turned, and the new key and value stored,
+with no launches of their own. In full layers, and in sliding ones of many requests, it is the kernel above that does
+so; each of its programs norms the heads it needs, and the one with the newest slot begins its sum with the key and
+value that it has made. Sliding layers of few requests have a kernel in CUDA C++
 ([clustered.cu](../kernels/gemma4_kernels/decode_attention/clustered.cu)): {most} blocks, or {least} where that many do
-not run at a time, are a cluster that shares a request's keys and adds up in each other's memory. Their first keys and
-values are under way while the kernel ahead still runs; then queries and the new key are normed and turned, and the new
-key and value stored, with no launches of their own. *apart* is the step without it (arm `all-apart`), *ours* with it
-(arm `all`); {context} tokens of context. Logits were compared before anything was timed.
+not run at a time, are a cluster that shares a request's keys and adds up in each other's memory, and their first keys
+and values are under way while the kernel ahead still runs.
+
+The first command measured all of that, the others clusters alone: full layers, and sliding ones of more requests, were
+apart in both of their arms. *apart* is the step without it (arm `all-apart`), *ours* with it (arm `all`); {context}
+tokens of context. Logits were compared before anything was timed.
 
 | model, batch | as shipped, ms | apart, ms | ours, ms | apart / ours | as shipped / ours | kernels |
 |---|---|---|---|---|---|---|
@@ -122,11 +131,12 @@ def step_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"| {model}, {batch}, {context} | {shipped:.2f} | {theirs:.2f} | {ours:.2f} | {ratios} |"
 
 
-def front_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield a line per batch of a step with and without `attention-front`."""
+def front_lines(document: dict[str, Any], shown: set[tuple[str, int]]) -> Iterator[str]:
+    """Yield a line per batch of a step with and without `attention-front` that is not shown yet, and add it to them."""
     rows = {(row["batch"], row["arm"]): row for row in document["rows"]}
     (model,) = document["models"]
-    for batch in sorted({batch for batch, _ in rows}):
+    for batch in sorted({batch for batch, _ in rows if (model, batch) not in shown}):
+        shown.add((model, batch))
         shipped, apart, ours = (rows[batch, arm]["step_us"]["median"] / 1000 for arm in ("shipped", "all-apart", "all"))
         kernels = rows[batch, "all"]["kernels"]
         yield (
@@ -169,7 +179,8 @@ def markdown(
     most, least = CLUSTER_PARTS
     commands, context = "\n".join(broken(one["command"]) for one in fronts), fronts[0]["method"]["context_tokens"]
     text += FRONT_HEAD.format(commands=commands, most=most, least=least, context=context)
-    text += "".join(f"{line}\n" for front in fronts for line in front_lines(front))
+    shown: set[tuple[str, int]] = set()
+    text += "".join(f"{line}\n" for front in fronts for line in front_lines(front, shown))
     text += SERVING_HEAD.format(command=broken(serving["command"]), rounds=serving["method"]["rounds"])
     text += "".join(f"{line}\n" for line in serving_lines(serving))
     return text + END

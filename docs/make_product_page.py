@@ -23,7 +23,10 @@ STREAMED_STEPS = [
     ROOT / "docs" / "bench" / f"step_streamed_h200_2026-11-26_{model}.json" for model in ("e4b", "e2b", "26b")
 ]
 TAIL = ROOT / "kernels" / "bench" / "rows" / "layer_tail_h200_2026-11-27.json"
-TAIL_STEPS = [ROOT / "docs" / "bench" / f"step_tail_h200_2026-11-27_{model}.json" for model in ("e4b", "e2b")]
+TAIL_STEPS = [
+    ROOT / "docs" / "bench" / name
+    for name in ("step_wide_front_h200_2026-11-28_e4b.json", "step_tail_h200_2026-11-27_e2b.json")
+]
 PEERS = ROOT / "kernels" / "bench" / "rows" / "product_peers_h200_2026-11-26.json"
 SHOWN = (1, 8, 16)
 STREAMED_AT_ONE_ROW = ("e4b", "e2b")
@@ -189,7 +192,9 @@ Six products, of which one is the next layer's, and five norms follow the attent
 embeddings. `layer-tail` ([layer_tail.cu](../kernels/gemma4_kernels/layer_tail/layer_tail.cu)) is all of them in one
 launch, for at most 8 rows: a block on each multiprocessor, whose ring goes on filling with the next product's weights
 while rows go from block to block and are normed. Blocks wait for each other, so the launch is cooperative. Its table
-names it where it was faster than the ops one by one, and where a whole step was: up to {most} rows.
+names it where it was faster than the ops one by one, and where a whole step was: up to {most} rows. Of E4B's steps of 1
+and 2 rows it says how many multiprocessors the attention ahead has: a block on one of those would begin when that ends,
+with an empty ring, and all others would wait for it.
 
 ```
 {command}

@@ -56,11 +56,12 @@ def test_a_launcher_says_what_is_public_and_describes_it(op):
 
 
 WAIT = "inputs_are_there(EARLY_LAUNCH)"
-# No kernel of a step writes them, so they may be read while the kernel ahead still runs; lists of slots are made before
-# a step's first kernel.
+# No kernel of a step writes them, so they may be read while the kernel ahead still runs; lists of slots and
+# positions are made before a step's first kernel.
 OF_THE_MODEL = {
     *("weight", "next_weight", "first_weight", "second_weight", "dense_weight", "experts_weight"),
     *("q_weight", "k_weight", "router_scale", "scale", "scalar", "starts"),
+    *("angles", "positions"),
 }
 EARLY = [op for op in OPS if "EARLY_LAUNCH" in (PACKAGE / op / "kernel.py").read_text()]
 

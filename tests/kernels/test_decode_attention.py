@@ -238,16 +238,31 @@ def assert_attention_near(out, q, keys, values, step):
 @pytest.mark.parametrize("lengths", [(1,), (37,), (129, 64, 0, 200, 1), (33, 65)], ids=str)
 @FRONTS
 @by_dtype
-def test_a_front_norms_turns_and_stores_first(dtype, own, lengths):
+@by_path
+def test_a_front_norms_turns_and_stores_first(path, dtype, own, lengths):
     step = Step(lengths, 2, 4, 32, dtype, own)
-    assert_step(step, step.run(path="torch"))
+    assert_step(step, step.run(path=path))
+
+
+@needs_kernel
+@by_plan
+@FRONTS
+def test_a_front_in_every_way_to_share(own, plan):
+    """Also where a part begins with the newest slot, and has no other."""
+    step = Step((100, 0, 1, 33, 32), 2, 4, 32, torch.float32, own)
+    first = step.run(path="kernel", plan=plan)
+    assert_step(step, first)
+    assert not first[0][1].any()
+    again = step.run(path="kernel", plan=plan)
+    assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(again, first, strict=True))
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 16), (2, 1, 64), (1, 16, 16)], ids=str)
 @FRONTS
-def test_a_front_of_other_heads(own, sizes):
+@by_path
+def test_a_front_of_other_heads(path, own, sizes):
     step = Step((70, 3), *sizes, torch.float32, own)
-    assert_step(step, step.run(path="torch"))
+    assert_step(step, step.run(path=path))
 
 
 def assert_nothing_else_is_written(step, **how):
@@ -261,8 +276,9 @@ def assert_nothing_else_is_written(step, **how):
     assert values[places].isfinite().all()
 
 
-def test_a_front_writes_its_places_and_nothing_else():
-    assert_nothing_else_is_written(Step((37, 0, 50), 2, 2, 16, torch.float32), path="torch")
+@by_path
+def test_a_front_writes_its_places_and_nothing_else(path):
+    assert_nothing_else_is_written(Step((37, 0, 50), 2, 2, 16, torch.float32), path=path)
 
 
 def made_hard(step):
@@ -275,9 +291,10 @@ def made_hard(step):
     return step
 
 
-def test_a_front_with_hard_numbers():
+@by_path
+def test_a_front_with_hard_numbers(path):
     step = made_hard(Step((40, 41, 42), 1, 4, 16, torch.float32))
-    assert_step(step, step.run(path="torch"))
+    assert_step(step, step.run(path=path))
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,14 @@ def test_every_ring_of_the_table_fits_a_multiprocessor():
         assert 1 <= plan.in_flight <= plan.stages
         assert 4 <= plan.num_warps <= 31
         assert 1 <= rows <= 8
+        assert 0 <= plan.spared <= MULTIPROCESSORS // 4
+
+
+def test_the_attention_keeps_its_multiprocessors_where_a_step_was_faster_so():
+    plans = tuned_plans("NVIDIA H200", 2560, 10240, 2048)
+    assert plans is not None
+    # The clusters of clustered.cu, of 8 blocks for each key head of one request.
+    assert [plan.spared for plan in plans if plan is not None] == [16, 16, 0, 0]
 
 
 def test_the_table_has_the_layers_of_the_models_and_no_others():

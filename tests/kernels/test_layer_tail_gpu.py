@@ -9,7 +9,7 @@ from gemma4_kernels.layer_tail.launch import layer_tail
 from gemma4_kernels.layer_tail.spec import CASES, TailPlan
 
 pytestmark = pytest.mark.gpu
-PLANS = [TailPlan(1280, 9, 3, 10), TailPlan(96, 3, 1, 4), TailPlan(1536, 7, 7, 8)]
+PLANS = [TailPlan(1280, 9, 3, 10), TailPlan(96, 3, 1, 4), TailPlan(1536, 7, 7, 8), TailPlan(1280, 9, 3, 10, 16)]
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ __all__ = ["Front", "NewKeys", "Plan", "cluster_parts", "decode_attention", "fro
 
 _LIST_DTYPES = (torch.int32, torch.int64)
 _KNOWN = KnownLaunches()
+_WIDE, _FEW, _SOME = 512, 8, 32
+"""A head dim of which a front's heads need more warps, and up to how many key heads that was faster."""
 
 
 class Plan(NamedTuple):
@@ -72,7 +74,7 @@ def decode_attention(
         front: What is to be done ahead of it in the same launch, see there: q is normed and turned, and so are new keys
             and values, which are written into the pools. None: q is as it is read, and the pools hold all slots.
         out: [R, H, D] in q's dtype, new if None. It must not overlap what is read.
-        plan: How the slots are shared. None: `plan_for`. With a front it is not asked: clustered.cu has its own.
+        plan: How the slots are shared. None: `plan_for`, or clustered.cu's own where that takes the front.
         path: The kernel or torch; see `takes_kernel`.
         early: Whether it may start before the kernel ahead has ended, on a device that can. Then starts and slots must
             not be what that kernel writes.
@@ -91,7 +93,7 @@ def decode_attention(
         key = (*facts(q, keys, values, starts), listed, out is None or facts(out), float(scale), plan, early)
         if (known := _KNOWN.get(key)) is not None:
             made = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-            if known.again(_pointers(q, keys, values, made, starts, slots, plan)):
+            if known.again(_pointers(q, keys, values, made, starts, slots, plan, None)):
                 return made
     _refuse(q, keys, values, starts, slots)
     if front is not None:
@@ -108,9 +110,7 @@ def decode_attention(
     if not takes_kernel(q, path):
         ready = q if front is None else reference.in_front(q, keys, values, front)
         return out.copy_(reference.decode_attention(ready, keys, values, starts, slots, scale))
-    if front is not None:
-        if reason := front_reason(q, keys, values, front) or _apart(out):
-            raise ValueError(f"the kernel that has a front cannot run: {reason}")
+    if front is not None and plan is None and _clustered_reason(q, keys, values, front, out) is None:
         # Here: the torch path needs no driver.
         from gemma4_kernels.decode_attention import clustered
 
@@ -119,22 +119,24 @@ def decode_attention(
         with torch.cuda.device(q.device):
             clustered.launch(q, keys, values, starts, slots, scale, front, out, parts, early)
         return out
-    places = requests * kv_heads
-    plan = plan or plan_for(requests, kv_heads, q.device)
+    places, new = requests * kv_heads, None if front is None else front.new
+    plan = plan or plan_for(requests, kv_heads, q.device, head_dim if front else 0)
     if not 1 <= plan.splits <= MAX_PARTS:
         raise ValueError(f"the plan has {plan.splits} parts, expected 1..{MAX_PARTS}")
     if places > MOST:
         raise ValueError(f"{requests} requests of {kv_heads} key heads, at most {MOST} of both are possible")
     launch = _launcher().launch(
         places * plan.splits,
-        _pointers(q, keys, values, out, starts, slots, plan),
+        _pointers(q, keys, values, out, starts, slots, plan, front),
         (
-            *(stride for tensor in (q, keys, values) for stride in tensor.stride()[:2]),
-            out.stride(0),
-            out.stride(1),
+            *(stride for tensor in (q, keys, values, out) for stride in tensor.stride()[:2]),
+            *((0, 0) if new is None else (new.keys.stride(0), new.values.stride(0))),
         ),
-        (float(scale), kv_heads, plan.splits),
-        (heads // kv_heads, 16, head_dim, plan.block, plan.stages, plan.least, MAX_PARTS),
+        (float(scale), 0.0 if front is None else front.eps, kv_heads, plan.splits),
+        (
+            *(heads // kv_heads, 16, head_dim, plan.block, plan.stages, plan.least, MAX_PARTS),
+            *(front is not None, new is not None),
+        ),
         num_warps=plan.num_warps,
         fuse=True,
         early=early,
@@ -152,20 +154,38 @@ def _pointers(
     starts: torch.Tensor,
     slots: torch.Tensor,
     plan: Plan | None,
+    front: Front | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the kernel's tensors, with room for what its programs hand to the last of them."""
+    """Return the kernel's tensors, with room for what its programs hand to the last of them.
+
+    In the place of one that a call has not stands one of its own that it has.
+    """
     requests, heads, head_dim = q.shape
     plan = plan or plan_for(requests, keys.shape[1], q.device)
     parts = requests * heads * plan.splits if plan.splits > 1 else 0
     partial = torch.empty(parts * head_dim, dtype=torch.float32, device=q.device)
     extremes = torch.empty(parts * 2, dtype=torch.float32, device=q.device)
-    return q, keys, values, out, starts, slots, partial, extremes, tickets(q.device)
+    own = q, q, starts
+    ahead = own if front is None else (front.q_weight, front.cos_sin_cache, front.positions)
+    new = None if front is None else front.new
+    made = (q, q, q, starts) if new is None else (new.weight, new.keys, new.values, new.places)
+    return q, keys, values, out, starts, slots, partial, extremes, tickets(q.device), *ahead, *made
 
 
-def plan_for(requests: int, kv_heads: int, device: torch.device) -> Plan:
-    """Return a plan by which all multiprocessors have a part to read where the slots are many."""
-    splits = max(1, min(MAX_PARTS, _multiprocessors(device) // (requests * kv_heads)))
-    return Plan(splits)
+def plan_for(requests: int, kv_heads: int, device: torch.device, front_dim: int = 0) -> Plan:
+    """Return a plan by which all multiprocessors have a part to read where the slots are many.
+
+    Args:
+        requests: 1 or more.
+        kv_heads: Of each.
+        device: Where it runs.
+        front_dim: The head dim where a front goes ahead, whose heads are then in registers too; else 0.
+    """
+    places = requests * kv_heads
+    plan = Plan(max(1, min(MAX_PARTS, _multiprocessors(device) // places)))
+    if front_dim == _WIDE and places <= _FEW:
+        return plan._replace(block=64, stages=3, num_warps=8, least=64)
+    return plan._replace(num_warps=8) if front_dim == _WIDE and places <= _SOME else plan
 
 
 def cluster_parts(requests: int, heads: int, kv_heads: int, multiprocessors: int) -> int | None:
@@ -179,7 +199,16 @@ def cluster_parts(requests: int, heads: int, kv_heads: int, multiprocessors: int
 
 
 def front_reason(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, front: Front) -> str | None:
-    """Say what the kernel of a front does not take of these, which `decode_attention` takes; None if it takes them."""
+    """Say why norms, store and attention had better be launches of their own; None where one was measured faster."""
+    measured = q.shape[2] == _WIDE or (q.shape[2], keys.shape[1]) == (CLUSTER_DIM, 2)
+    reason = None if measured else _clustered_reason(q, keys, values, front, q)
+    return f"one launch for all is not known to be faster: {reason}" if reason else None
+
+
+def _clustered_reason(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, front: Front, out: torch.Tensor
+) -> str | None:
+    """Say what clustered.cu does not take of these; None if it takes them."""
     if reason := unavailable(q.device):
         return reason
     if q.dtype is not torch.bfloat16 or front.q_weight.dtype is not torch.bfloat16:
@@ -191,7 +220,7 @@ def front_reason(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, fron
     if cluster_parts(q.shape[0], q.shape[1], keys.shape[1], _multiprocessors(q.device)) is None:
         return "more requests than run at a time"
     new = front.new
-    rows = (q, keys, values, front.q_weight, front.cos_sin_cache)
+    rows = (q, keys, values, front.q_weight, front.cos_sin_cache, out)
     return _apart(*rows, *(() if new is None else (new.keys, new.values, new.weight)))
 
 

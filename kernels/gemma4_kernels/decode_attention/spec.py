@@ -4,10 +4,10 @@ q is [R, H, D]; keys and values are [S, G, D]; head h reads the keys of head h /
 `slots[starts[r] : starts[r + 1]]`, in any order. Scores and sums are fp32; the probabilities are rounded to the values'
 dtype before the second product, as in SGLang's own kernel. A request without slots has zeros.
 
-With a front, which on CUDA is a kernel of its own (clustered.cu), q is as the projection has it, and what qk_norm_rope
-computes (rounded at the store only) is done first. New keys and values go into rows of the pools, each the last that
-its request reads. A request without slots stores all the same. What a request attends to is what it stored: rounded,
-and not read back in the same launch. The probabilities are not rounded there.
+With a front q is as the projection has it, and what qk_norm_rope computes (rounded at the store only) is done first.
+New keys and values go into rows of the pools, each the last that its request reads. A request without slots stores all
+the same. What a request attends to is what it stored: rounded, and not read back in the same launch. Few requests of
+narrow heads have a kernel of their own there on CUDA (clustered.cu), which does not round the probabilities.
 
 A request's slots are shared among programs. Each leaves its part of the sum, and whoever is last adds all parts up in
 their order: the same call has the same bits each time. Another number of requests may share the slots otherwise.

@@ -144,7 +144,7 @@ def launch(
 
 @functools.cache
 def _built(plan: TailPlan, hidden: int, ple: int, device: int, early: bool) -> tuple[CudaLaunch, Any]:
-    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    programs = torch.cuda.get_device_properties(device).multi_processor_count - plan.spared
     named = tuple(defined(plan, hidden, ple, programs, early).items())
     shared, arguments = ring_bytes(plan), _Arguments()
     function = function_of(SOURCE, KERNEL, named, device, shared)

@@ -6,6 +6,10 @@
 // weights leave time for it, blocks meet (`meet`); elsewhere the values say themselves that they are there: a pair of
 // columns is NOT_YET until it is stored. All blocks have to run at once, so the launch is cooperative.
 //
+// Such launches in a row were faster, and a whole step slower, with: values that say that they are there everywhere, in
+// two places that launches take in turn; more of a deep product's rows under way; the sums of three tiles added at once;
+// and the next layer's first weights in the L2 cache while this one's last are multiplied.
+//
 // kernel.py says what is defined, besides:
 //   PROGRAMS   blocks
 //   HIDDEN     width of the residual stream, a multiple of 32

@@ -4,9 +4,8 @@ A layer's attention takes 18 us on an H200 at batch 8 whatever the few keys of a
 most, each read by one program step by step, and a second launch that adds them up. Ours cuts the slots into as many
 parts as multiprocessors have room for, begins while the kernel ahead still runs, and adds up in the same launch.
 
-With `attention-front` a launch of another kernel does what qk-norm-rope and the pool's store do ahead of it as well,
-where heads have 256 elements, as those of sliding layers: the model's attention hands the projection over as it is,
-and this backend's next call finds what is left to do beside it.
+With `attention-front` the same launch does what qk-norm-rope and the pool's store do ahead of it as well: the model's
+attention hands the projection over as it is, and this backend's next call finds what is left to do beside it.
 """
 
 from __future__ import annotations
