@@ -266,6 +266,7 @@ _RIGHT_BELOW = 3  # lines
 _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
 _GROUP = re.compile(rb" {2,}\| ?")  # of a traceback within a group of exceptions
 _LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:\(\))?(?:: (.*)|:)?")
+_RAISED = re.compile(rb"(?:[\w.]+\.)?\w*(?:Error|Exception): ")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
 _FRAMES = 12
@@ -418,9 +419,13 @@ class AlarmReader:
             self._of_a_request = -_LONGEST_ANSWER
         elif kind == "answered-500" and _OF_A_REQUEST.search(line):
             self._of_a_request = place.line
+        raised = bool(self._frames) and _RAISED.match(line) is not None
+        if kind in _SOFT or raised:
+            # Below frames it is an exception, which says more with them, whatever else its words are a sign of.
+            self._keep_soft(replace(alarm, kind="error") if raised else alarm, caught)
         if kind in _SOFT:
-            self._keep_soft(alarm, caught)
-        elif (known := self._hard.get(kind)) is None:
+            return
+        if (known := self._hard.get(kind)) is None:
             self._hard[kind] = alarm
         else:
             ranks = (

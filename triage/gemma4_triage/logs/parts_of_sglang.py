@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gemma4_triage.logs.facts import Death
 from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.tracebacks import FOLDER_OF
 
 
 class Part(NamedTuple):
@@ -318,10 +319,23 @@ _PARTS = (
 )
 
 
+_WHILE_SERVING = pattern(r".* (?:event_loop_\w+|run_batch|recv_requests)$")
+
+
+def _asked_by(death: Death) -> Part | None:
+    """Return whose part called a helper of SGLang's while it served, for which it is of no part; None if nobody did."""
+    if not any(map(_WHILE_SERVING.match, death.frames)):
+        return None
+    files = (frame.partition(":")[0] for frame in reversed(death.frames[:-1]))
+    return next((part_of_file(f"{FOLDER_OF[file]}/{file}") for file in files if file in FOLDER_OF), None)
+
+
 def part_of(death: Death) -> Part | None:
     """Return the part of SGLang whose file raised it; None if it is another's file."""
     if not death.path:
         return None
+    if death.path.startswith("utils/") and (asked := _asked_by(death)) is not None:
+        return asked
     if (
         death.path.startswith("mem_cache/")
         and not death.path.startswith("mem_cache/storage/")

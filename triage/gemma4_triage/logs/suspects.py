@@ -266,7 +266,11 @@ PARTS: tuple[Part, ...] = (
             r"[\w.]+:\d+ \w*(?:hicache|load_back|write_backup|host_leaf|evict_host|to_host)\w*$"
         ),
     ),
-    Part("lora", "the LoRA adapters (--enable-lora, --lora-paths)", files=re.compile(r"\w*(?:lora|punica)\w*\.py")),
+    Part(
+        "lora",
+        "the LoRA adapters (--enable-lora, --lora-paths), or with another --lora-backend (triton)",
+        files=re.compile(r"\w*(?:lora|punica)\w*\.py"),
+    ),
     Part(
         "drafts",
         "drafts (--speculative-algorithm)",

@@ -71,7 +71,8 @@ _FOLDERS = {
     "models": "gemma2 gemma3_causal gemma3_mm gemma3n_causal gemma4_causal gemma4_mm gpt_oss qwen2 qwen3 qwen3_moe "
     "qwen3_next qwen3_5 qwen3_vl qwen2_5_vl deepseek_v2 deepseek_v4 deepseek_nextn llama4 mllama4",
 }
-_FOLDER_OF = {f"{name}.py": folder for folder, names in _FOLDERS.items() for name in names.split()}
+FOLDER_OF = {f"{name}.py": folder for folder, names in _FOLDERS.items() for name in names.split()}
+"""Which folder of SGLang has a file of this name, of those that one alone has."""
 _OF_PACKAGE = re.compile(rb'\s*File "[^"]*/(?:site|dist)-packages/(\w+)')
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
@@ -297,7 +298,7 @@ def _named(file: re.Pattern[bytes], frame: bytes) -> str:
 def _unfolded(frame: bytes) -> str:
     """Return the path below SGLang's srt of a file that a frame names without its folder; "" if it is none of those."""
     name = _named(_BARE, frame)
-    return f"{_FOLDER_OF[name]}/{name}" if name in _FOLDER_OF else ""
+    return f"{FOLDER_OF[name]}/{name}" if name in FOLDER_OF else ""
 
 
 def _frame_text(line: bytes) -> str:

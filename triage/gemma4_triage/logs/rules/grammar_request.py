@@ -39,6 +39,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     drafts = not compiling and _drafts(facts, death)
     if _MASK.search(death.message):
         return _mask(facts, death)
+    if (form := _NO_SUCH_FORM.search(death.message)) is not None:
+        return _without_form(facts, death, form[1])
     if compiling:
         what = "A request's schema or grammar does not compile, and nothing caught the error: it ended the scheduler"
     elif deep:
@@ -74,6 +76,24 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             else "bound the recursion of schemas and max_tokens"
             if deep
             else "check schemas before they reach the server",
+        ),
+    )
+
+
+_NO_SUCH_FORM = pattern(r"Invalid key_type: ['\"]?(\w+)")
+
+
+def _without_form(facts: LogFacts, death: Death, form: str) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause=f"This backend of structured output knows no {form}, which a request asked for, and nothing caught that.",
+        confidence=Confidence.LIKELY,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "grammar_backend")),
+        ruled_out_if=("the server has --grammar-backend xgrammar",),
+        advice=(
+            "--grammar-backend xgrammar, which knows every form (json_schema, regex, ebnf, structural_tag)",
+            f"or requests without {form}: tools that are forced and strict functions ask for structural_tag; then a "
+            "later release, which refuses such a request alone",
         ),
     )
 

@@ -139,6 +139,10 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         )
     if library := library_kernel.of_path(death.message[:_FAR]):
         found.append(library)
+    if any(map(_PREFILL_GRAPH.match, death.frames)):
+        found.append(_PREFILL_GRAPHS)
+        if asked.get("tp_size", "1") not in ("1", "None") and asked.get("disable_custom_all_reduce") != "True":
+            found.append("once with --disable-custom-all-reduce, whose buffers such a graph has to know (SGLang 14193)")
     if drafts:
         found.append("once without --speculative-algorithm: if it then serves, a draft's step is at fault")
     if drafts and experts:
@@ -176,10 +180,11 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     return (
         *dict.fromkeys(found),
         *switched_on(facts, death),
-        *((_PREFILL_GRAPHS,) if _captures_prefills(facts) else ()),
+        *((_PREFILL_GRAPHS,) if _captures_prefills(facts) and _PREFILL_GRAPHS not in found else ()),
     )
 
 
+_PREFILL_GRAPH = pattern(r"(?:piecewise|prefill|breakable)_cuda_graph\w*\.py:")
 _PREFILL_GRAPHS = (
     "once without graphs of prefills: --cuda-graph-backend-prefill disabled (--disable-piecewise-cuda-graph in "
     "releases before 0.5.14)"

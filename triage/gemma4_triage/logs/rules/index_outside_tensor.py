@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern
-from gemma4_triage.logs.rules import draft_bookkeeping, other_crash
+from gemma4_triage.logs.rules import draft_bookkeeping
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 _MESSAGE = pattern(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size (?!0\b)\d+")
@@ -29,7 +30,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         return _of_a_table(facts, death)
     if any(map(_BIASES.search, (death.statement, death.message))) and _ASKS.match(death.frame):
         return _of_a_request(facts, death)
-    held = other_crash.handling(death)
+    held = handling(death)
     what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
     return Finding(
         rule=_OF_DEATH.id,
@@ -40,14 +41,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(
             *((held.look,) if held else ()),
-            "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
-            "hold the last request's length against max_position_embeddings in config.json, and its token ids against "
-            "vocab_size: a longer --context-length, or ids of another tokenizer, lead outside of those tables",
             *(
                 (f"once without {part.without}: its file stands in the traceback",)
                 if (part := of_files(death.frames[-_INNER:])) is not None
                 else ()
             ),
+            "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
+            "hold the last request's length against max_position_embeddings in config.json, and its token ids against "
+            "vocab_size: a longer --context-length, or ids of another tokenizer, lead outside of those tables",
             *switched_on(facts),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),

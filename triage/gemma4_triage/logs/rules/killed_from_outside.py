@@ -13,7 +13,7 @@ from gemma4_triage.logs.rule import COLLECT, at, last_sign_of_life, of_death, of
 _OF_MEMORY = pattern(r"OOMKilled|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory")
 _CODE = pattern(
     r"[Ee]xit(?:ed with)? ?(?:[Cc]ode)?\W{0,3}(?:-9|137)\b|exitcode[ =:]*(?:-9|137)\b|terminated with -9\b|"
-    r"\bstatus=9/KILL\b|: Killed\W*$|\bExited \(137\)"
+    r"\bstatus=9/KILL\b|: Killed\W*$|\bline \d+: +\d+ Killed\b|\bExited \(137\)"
 )
 
 
@@ -27,7 +27,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     texts = [alarm.text for alarm in facts.alarms] + [death.message]
     for_memory = any(_OF_MEMORY.search(text) for text in texts)
     starting = not facts.served and (facts.starts > 0 or "before_weights" in facts.remarks)
-    cause = "SIGKILL ended a process" + (" while the server started" if starting else "")
+    loading = starting and "before_weights" in facts.remarks and "after_weights" not in facts.remarks
+    while_what = " while weights were loading" if loading else " while the server started" if starting else ""
+    cause = f"SIGKILL ended a process{while_what}"
     cause += (
         ": the host or its container had no memory left." if for_memory else "; the usual reason is the host's memory."
     )
@@ -39,6 +41,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=() if for_memory else ("dmesg and the container's state name no OOM at that time",),
         advice=(
             *_of_the_host_cache(facts),
+            *((_LOADS,) if loading else ()),
             *((_GROWS,) if not starting and facts.settings.get("hicache_storage_backend", "None") != "None" else ()),
             "dmesg -T | grep -i oom on the host; docker inspect, kubectl describe pod: OOMKilled; free -g meanwhile",
             "more host memory or shared memory for the container; a smaller --hicache-size; fewer loaders at once",
@@ -48,6 +51,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
+_LOADS = (
+    "weights pass through the host's memory, and some loaders hold all of them beside the model; where the GPU shares "
+    "that memory (GB10, Jetson) both count: fewer loaders at once (--model-loader-extra-config), a smaller copy, a "
+    "later release; --mem-fraction-static does not help"
+)
 _GROWS = (
     "with --hicache-storage-backend the host's memory has grown until a rank was killed (SGLang 20271): watch it, "
     "serve once without that storage, then a later release (SGLang 21624)"

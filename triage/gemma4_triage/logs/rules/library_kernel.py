@@ -23,6 +23,7 @@ _PACKAGES = frozenset(
     }
     | {"flash_mla", "fla", "causal_conv1d", "mamba_ssm", "tvm_ffi", "cutlass", "cuda", "humming", "vllm"}
 )
+_SERVERS = frozenset({"vllm"})
 _PINNED = "the releases of sglang-kernel and flashinfer that SGLang pins (pip list), for the CUDA that is installed"
 _OF_ITS_IMAGE = "the {0} of SGLang's image for this GPU: its kernels and its tuned tables have to be of one release"
 _OF_IMAGES = frozenset({"aiter", "vllm", "tilelang", "humming"})
@@ -110,7 +111,11 @@ def of_path(message: str) -> str:
 
 
 def _explains(death: Death) -> bool:
-    of_one = death.package in _PACKAGES or _SAYS.search(death.message) is not None
+    # Where no file of SGLang's is among the frames, vLLM is the server itself.
+    of_one = (
+        death.package in (_PACKAGES if death.caller else _PACKAGES - _SERVERS)
+        or _SAYS.search(death.message) is not None
+    )
     return of_one and not is_of_a_kind_first(death)
 
 

@@ -11,7 +11,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts, Place, RankFacts
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import Rule, at, on_rank, over, remarked
-from gemma4_triage.logs.rules.unexplained_line import silence
+from gemma4_triage.logs.rules.unexplained_line import STAGES, silence
 
 _STILL = 60  # seconds
 _LONG_PREFILL = 8192  # tokens in one batch line
@@ -65,19 +65,13 @@ def _waits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Findin
         ),
         ruled_out_if=("the queue empties by itself once the running request has ended",),
         advice=(
-            *((_STAGES,) if facts.settings.get("pp_size", "1") not in ("1", "None") else ()),
+            *((STAGES,) if facts.settings.get("pp_size", "1") not in ("1", "None") else ()),
             "a --context-length that the pool can hold, so that what cannot fit is refused: or a larger pool",
             "find the first request of the queue with --log-requests, and its prompt and max_new_tokens",
             _AGAIN,
         ),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
     )
-
-
-_STAGES = (
-    "--max-running-requests at least twice --pp-size: each stage takes its share of them only, and a share of one lets "
-    "a prefill that comes in chunks wait for itself (SGLang 23006)"
-)
 
 
 def _prefills(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Finding:

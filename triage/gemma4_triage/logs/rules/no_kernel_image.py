@@ -49,7 +49,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = f"{_LACKS} The build is for other architectures: older ones, such as one before Blackwell, or later "
         cause += "ones than this GPU's."
         advice = (_COMPARE, _NEWER, _OLDER, _NOT_HERE)
-    if (library := _LIBRARY.search(death.message)) is not None:
+    # A message that names no library has one in its innermost frame.
+    if (library := _LIBRARY.search(death.message) or _LIBRARY.fullmatch(death.package)) is not None:
         cause += f" It is {library[1] or library[2]}'s kernel."
         advice = (library_kernel.of_path(death.message) or _OTHER, *advice)
     return Finding(

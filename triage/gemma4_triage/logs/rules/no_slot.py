@@ -63,6 +63,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     retracted = any(rank.retractions.requests for rank in facts.ranks)
     if facts.settings.get("disaggregation_mode") == "decode":
         advice = (_PREALLOCATED, *advice)
+    alone = "Prefill" in death.message and not roomy and _one_prompt(facts, death)
+    if alone:
+        cause = f"{cause.removesuffix('.')}. One prompt alone filled the pool, chunk by chunk, while nothing else ran."
+        advice = (_ALONE, advice[0])
     drafts = any(map(_DRAFTS.match, death.frames))
     if drafts:
         cause = cause.replace("A step found", "Drafts, or their verification, found").replace(
@@ -104,6 +108,27 @@ def _not_given(facts: LogFacts) -> tuple[tuple[str, ...], str]:
     return advice, (
         "A step found no slot although the pools had room: pages are lost, or one pool refused what the other gave."
     )
+
+
+_ALONE = (
+    "fewer requests at once do not help. If that prompt is longer than the pool: a smaller --context-length, or a "
+    "larger pool; if it is shorter, its earlier chunks are held again with each new one: once with "
+    "--chunked-prefill-size -1, refuse bootstrap_host of clients that ask one server alone (SGLang 36855), then a "
+    "later release"
+)
+_CHUNKS = 3  # lines
+
+
+def _one_prompt(facts: LogFacts, death: Death) -> bool:
+    """Say whether the last batches before it were chunks of one prompt, none of which came from the prefix cache."""
+    for rank in facts.schedulers:
+        columns = (rank.series[name] for name in ("line", "new_tokens", "running_max", "queued_max"))
+        rows = [row for row in zip(*columns, strict=True) if row[0] is not None and row[0] < death.place.line]
+        last = rows[-_CHUNKS:]
+        same = {new for _, new, _, _ in last}
+        if len(last) == _CHUNKS and same == {max(same, default=0) or None} and not any(r or q for _, _, r, q in last):
+            return True
+    return False
 
 
 _FREE = pattern(r"available_size(?:\(\))?_?=(\d+)")

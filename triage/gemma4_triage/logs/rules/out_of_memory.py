@@ -33,6 +33,18 @@ _OF_WEIGHTS = (
         "nvidia-smi before the start: what another process holds is missing here",
     ),
 )
+_COPIES = pattern(r".* (?:process_weights_after_loading|\w*(?:quant|repack|shuffle|swizzle|convert|fuse)\w*)$")
+_ALL_AT_ONCE = pattern(r"\b(?:dict|list|sorted)\(weights")
+_OF_COPIES = (
+    "The device's memory ran out as weights were converted while they were loaded: what they are made into needs room "
+    "beside what they are read from. No share helps.",
+    (
+        "a checkpoint that is in the form already (of --quantization, or the publisher's own of that kind), so that "
+        "nothing is converted; more GPUs (--tp)",
+        "a later release, whose loader converts a layer at a time; --load-format auto from a local folder meanwhile",
+        "nvidia-smi before the start: what another process holds is missing here",
+    ),
+)
 _FIRST = pattern(r".* (?:set_device|init_torch_distributed|init_device|_lazy_init|_cuda_init)$")
 _OF_OTHERS = (
     "The GPU had no memory left before anything was loaded: another process holds it, mostly a server that has not "
@@ -68,6 +80,7 @@ _ASKED = pattern(
     r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
     r"(\d+(?:\.\d+)?) ([MG])iB"
 )
+_INNER = 3  # frames
 _ROOM_GIB = 1.0  # for what else a step needs beside the allocation that failed
 _DRAFT_SHARE = 0.2  # of the device, what a target's pools and graphs leave a draft's pool room in
 _POOL_SHARE = 0.05  # of the device, the least that is of use as a KV pool
@@ -89,7 +102,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
     cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
     if death.usage is None and any(map(_LOADS.match, death.frames)) and _ON_THE_DEVICE in death.message:
-        cause, advice = _OF_WEIGHTS
+        held = any(map(_COPIES.match, death.frames[-_INNER:])) or _ALL_AT_ONCE.search(death.statement)
+        cause, advice = _OF_COPIES if held else _OF_WEIGHTS
     elif death.usage is None and any(_FIRST.match(frame) for frame in death.frames[-3:]) and not too_small:
         cause, advice = (cause, advice) if _UNBALANCED in death.message else _OF_OTHERS
     elif any(_PINNED.match(frame) for frame in death.frames[-3:]) and _HOST not in death.message:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.alarms import SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts, Place
+from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, REQUEST, part_of, part_of_file
 from gemma4_triage.logs.rule import (
     Wording,
@@ -135,6 +136,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
             *(("another release or image of SGLang, with the packages that it pins",) if call or lacks else ()),
             *((of_input.advice,) if of_input else ()),
             *((_NO_TOKENIZER,) if facts.settings.get("skip_tokenizer_init") == "True" else ()),
+            *((_NO_CHATS,) if _is_a_chat(facts) else ()),
             part.look,
         ),
     )
@@ -144,6 +146,19 @@ _NO_TOKENIZER = (
     "this server has --skip-tokenizer-init: ask /generate with input_ids, which answers with ids; texts and the OpenAI "
     "endpoints need the tokenizer"
 )
+_NO_CHATS = (
+    "this server has --is-embedding, and a chat or a completion was asked of it: /v1/embeddings, /classify or "
+    "/v1/rerank are what it answers; for texts start it without --is-embedding"
+)
+_CHATS = pattern(r"/(?:chat/)?completions|/generate\b|/responses\b")
+
+
+def _is_a_chat(facts: LogFacts) -> bool:
+    """Say whether a server of embeddings was asked for a text."""
+    answers = (alarm.text for alarm in facts.alarms if alarm.kind == "answered-500")
+    return facts.settings.get("is_embedding") == "True" and any(map(_CHATS.search, answers))
+
+
 _NAMED_FLAG = pattern(r"(?:(without|not) )?`?(--[a-z][\w-]+)")
 _ANY_REFUSAL = Wording(
     pattern(""), "what the server's words say", "mend what those words name, in the client or the start"
@@ -277,15 +292,18 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
     asked = ASKED.search(said)
     later = tuple(flag for flag in asks if said.startswith("assert not ") and _is_off(facts, flag))
+    handled = handling(death)
+    says = f"{said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}{_DEFECT * bool(condition)}"
     return Finding(
         rule=ID,
         cause=f"A check of SGLang's own, in {death.frame.partition(':')[0]}, {what}. It concerns {part.what}, and "
-        f"says: {said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}{_DEFECT * bool(condition)}",
+        f"says: {says.rstrip('.') + '.' + handled.what if handled else says}",
         confidence=Confidence.LIKELY if _TELLING.search(said) and not condition else Confidence.POSSIBLE,
         evidence=(*evidence, *of_settings(facts, *named)),
         ruled_out_if=("an earlier line tells of another failure: this one may then follow from it",),
         advice=(
             *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+            *((handled.look,) if handled else ()),
             *(
                 (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)
                 if later

@@ -207,6 +207,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*look, *switched_on(facts))
     if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
         what, look = silent
+    if lead.kind == "health" and facts.settings.get("pp_size", "1") not in ("1", "None"):
+        look = (STAGES, *look)
     if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
         look = (tight, *look)
     if lead.kind == "health" and facts.settings.get("enable_hierarchical_cache") == "True":
@@ -380,6 +382,10 @@ def _as_long_as_the_pool(facts: LogFacts) -> str:
     )
 
 
+STAGES = (
+    "--max-running-requests at least twice --pp-size: each stage takes its share of them only, and a share of one lets "
+    "a prefill that comes in chunks wait for itself (SGLang 23006)"
+)
 _COPIES = (
     "once without --enable-hierarchical-cache, or with a smaller --hicache-size: evictions and copies to and from the "
     "host have held up the scheduler's loop for minutes (SGLang 30314)"

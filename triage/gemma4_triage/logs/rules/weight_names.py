@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -74,6 +76,8 @@ _OF_QUANTISED = pattern(
     r"\w*global_scale|[kvqo]_scale|w\d+_(?:weight|scale|qweight)\w*)$"
 )
 _TWICE = pattern(r"\b([a-z]+_)\1")
+_NESTED = pattern(r"\b([a-z]\w*\.)\1")
+_AS_MADE = pattern(r"experts\.w(?:13|2)_weight$")
 _OF_A_DRAFT = pattern(r"(?:model\.)?(?:midlayer\.|fc\.|d2t|t2d|eh_proj|enorm|hnorm)")
 _AS_A_DRAFT = (
     "give it as --speculative-draft-model-path beside the whole model's --model-path, with --speculative-algorithm "
@@ -88,6 +92,16 @@ _LATER = "a later release of SGLang, whose class of this model knows such names;
 
 
 _OF_ANY_LAYER = pattern(r"(?:layers|blocks)\.\d+\.")
+_SAVED_INSIDE = (
+    "the copy of another maker, or the publisher's; or save it anew with a later release of the tool that wrote it, or "
+    "take that part out of the names in its files and its index"
+)
+_OTHER_FORM = (
+    "the publisher's own checkpoint, in its own form (of gpt-oss MXFP4), or a copy whose config.json says how its "
+    "experts are packed",
+    "a later release of SGLang, whose class of this model knows such names, packed or whole; until then the model not "
+    "quantised, where it is the copy that packs them",
+)
 _STAGES = (
     "--pp-size 1, with --tp for the other GPUs: the loader of this class then meets its own layers alone",
     "a later release, whose loader passes over what is another stage's",
@@ -121,6 +135,15 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
         return " It is a scale of FP8 blocks, and neither config.json nor the start says that the copy is quantised so."
     if _TWICE.search(name):
         return " A part of the name stands there twice: the release's loader renamed it twice, which is its defect."
+    if nested := _NESTED.search(name):
+        return (
+            f" {nested[1]} stands there twice: the copy was saved from inside another class, of which it has the name."
+        )
+    if _AS_MADE.search(name):
+        return (
+            " Experts of that name are whole ones, and this class made its experts for another form: packed ones (of "
+            "MXFP4, AWQ, GPTQ) where the checkpoint has none, or the other way round."
+        )
     if quantised and name.endswith(".weight"):
         return (
             " It is a plain weight, which the checkpoint left out of its quantisation, and this class packed that "
@@ -196,6 +219,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if outside is not None and (scale := _OF_A_SCALE.search(outside.text)):
         cause += f" Just before it {scale[1]} had no place either: the copy quantises a layer that this class keeps "
         cause += "whole."
+    split = _split(facts, death) if not name and not conflict else ""
+    cause += f" {split}" if split else ""
     of_name: tuple[str, ...] = (_LATER,) if why else ()
     path = facts.settings.get("model_path", "").lower()
     method = (
@@ -205,6 +230,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ("of a draft", (_AS_A_DRAFT,)),
         ("the prefix", (_AS_AN_EMBEDDING,)),
         ("another stage's", _STAGES),
+        ("stands there twice: the copy", (_SAVED_INSIDE,)),
+        ("for another form", _OTHER_FORM),
         ("FP8 blocks", _OF_BLOCKS),
         ("of text alone", _AS_A_WHOLE),
     ):
@@ -221,6 +248,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *((_NOT_READ,) if unknown else ()),
             *((f"--quantization {method}, by the name of the checkpoint",) if method else ()),
             *of_name,
+            *((_ONE_RANK,) if split else ()),
             *((_OF_BITSANDBYTES,) if packed else ()),
             *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
@@ -228,6 +256,31 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",
         ),
     )
+
+
+_ONE_RANK = (
+    "once with --tp 1 (tp_size 1): if it then loads, this release's code of that part does not split it; until a later "
+    "one --dp for the other GPUs, or text alone where it is the part of images"
+)
+_NUMBERS = pattern(r"\d+(?: ?\* ?\d+)?")
+
+
+def _split(facts: LogFacts, death: Death) -> str:
+    """Say that two sizes differ by as much as there are ranks, which share the weights; "" if they do not."""
+    ranks = facts.settings.get("tp_size", "")
+    told = death.rank.startswith("TP") or any("[RANK " in alarm.text for alarm in facts.alarms)
+    sizes = [math.prod(map(int, re.split(r" ?\* ?", found))) for found in _NUMBERS.findall(death.message)]
+    times = {int(ranks)} if ranks.isdecimal() else {2, 4, 8} if told else {1}
+    pairs = ((larger, smaller) for larger in sizes for smaller in sizes if smaller > _A_SIZE)
+    found = next((larger // smaller for larger, smaller in pairs if larger in {smaller * by for by in times - {1}}), 0)
+    if not found:
+        return ""
+    return (
+        f"One size is {found} times the other, as if each of {found} ranks took a weight whole, or it was split twice."
+    )
+
+
+_A_SIZE = 64  # a dimension of a layer, and no count
 
 
 _OF_A_LAYER = pattern(
