@@ -196,3 +196,66 @@ def test_a_helper_is_of_the_part_that_asked_for_it():
 def test_a_helper_before_anything_runs_is_of_its_own():
     lines = [died("ValueError: this port is taken already", ("utils/common.py", "bind_port", "raise ValueError(x)"))]
     assert "what the server found around it" in only(lines).cause
+
+
+def of_vllm(*frames, last):
+    rows = "".join(SITE.format(f"vllm/{file}", function) for file, function in frames)
+    head = "(EngineCore pid=6) ERROR 07-30 09:01:10 [core.py:9] EngineCore encountered an error.\n"
+    return f"{head}{TRACEBACK}{rows}{last}\n"
+
+
+BEFORE = "died before its first batch"
+VLLM = {
+    "drafts": ([("v1/engine/core.py", "step"), ("v1/sample/rejection_sampler.py", "forward")], "once without drafts"),
+    "a draft of MTP": ([("model_executor/models/gemma4_mtp.py", "forward")], "once without drafts"),
+    "cascade": ([("v1/attention/backends/flash_attn.py", "cascade_attention")], "--disable-cascade-attn"),
+    "offloading": ([("v1/kv_connector/scheduler.py", "update_state_after_alloc")], "--kv-offloading-size"),
+    "capture": ([("v1/worker/gpu_model_runner.py", "capture_model"), ("model.py", "forward")], "--max-num-seqs"),
+}
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_the_part_of_vllm_is_told_by_its_frames(name):
+    frames, words = VLLM[name]
+    first = found_in([of_vllm(*frames, last="RuntimeError: these two are not alike")])[0]
+    assert first.rule == "other-crash"
+    assert words in told(first)
+    assert BEFORE not in told(first)
+
+
+def test_a_vllm_that_served_is_not_told_to_look_at_its_start():
+    served = of_vllm(
+        ("v1/engine/core.py", "run_busy_loop"), ("x.py", "f"), last="RuntimeError: these two are not alike"
+    )
+    started_up = of_vllm(("v1/engine/core.py", "__init__"), ("x.py", "f"), last="RuntimeError: these two are not alike")
+    assert BEFORE not in told(found_in([served])[0])
+    assert BEFORE in told(found_in([started_up])[0])
+
+
+LAUNCH = "RuntimeError: Triton Error [HIP]:  Code: 9, Messsage: invalid configuration argument"
+
+
+@pytest.mark.parametrize(
+    ("rank", "rule", "words"),
+    [("DP3 TP3", "idle-rank", "--enable-dp-attention"), ("TP3", "other-crash", "over no rows")],
+)
+def test_a_kernel_over_no_rows_did_compile(rank, rule, words):
+    launch = SITE.format("triton/backends/amd/driver.py", "__call__") + LAUNCH
+    first = found_in([started(), died(launch, ("models/utils.py", "fused_norm", "_kernel[grid](x)"), rank=rank)])[0]
+    assert first.rule == rule
+    assert words in told(first)
+
+
+def test_a_mask_of_fewer_rows_is_no_refused_token():
+    frame = ("sampling/sampling_batch_info.py", "update_regex_vocab_mask", "self.vocab_mask[i].fill_(1)")
+    few = died("IndexError: index 2 is out of bounds for dimension 0 with size 2", frame)
+    first = found_in([decode(1), few])[0]
+    assert first.rule == "grammar-request"
+    assert "differ in their number of rows" in first.cause
+
+
+@pytest.mark.parametrize(("stages", "leads"), [(2, "known-issue"), (1, "refused-by-check")])
+def test_stages_that_poll_early_need_stages(stages, leads):
+    polls = ("disaggregation/prefill.py", "process_disagg_prefill_inflight_queue", "assert False, f'{poll=}'")
+    first = found_in([started(pp_size=stages), died("AssertionError", polls)])[0]
+    assert first.rule == leads

@@ -326,3 +326,16 @@ def test_parsers_are_those_of_sglang():
     for family in _PARSERS:
         assert set(family.tools) <= set(calls.FunctionCallParser.ToolCallParserEnum), family.names
         assert set(family.thoughts) <= set(thoughts.ReasoningParser.DetectorMap), family.names
+
+
+MOVES = "[2026-11-24 03:00:01] [EPLBManager] rebalance end time=4.812s"
+
+
+def test_experts_that_were_moved_come_first_where_they_were():
+    balanced = f"{GEMMA}, enable_eplb=True"
+    assert "experts-moved" in found(balanced, MOVES, of_records=True)
+    assert "experts-moved" not in found(balanced, of_records=True)
+
+
+def test_an_idle_core_is_not_shown_where_the_log_decodes():
+    assert "core-of-an-idle-server" not in found(GEMMA, of_records=True)

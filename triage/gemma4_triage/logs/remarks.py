@@ -65,7 +65,7 @@ MARKS = (
     (b"Start unload Lora adapter", "busy"),
     (b"LoRA adapter unloading completes", "busy_no_more"),
     (b"LoRA adapter loading completes", "busy_no_more"),
-    (b"[EPLBManager] rebalance end", "busy_no_more"),
+    (b"[EPLBManager] rebalance end", "experts_moved"),
     (b"Finished loading JIT ops", "busy_no_more"),
     (b"_assert_async", "device_assert"),
     (b"kernel: _Z", "faulted_kernel"),

@@ -37,7 +37,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     compiling = any("compile" in frame for frame in inner)
     deep = "recursion" in death.message
     drafts = not compiling and _drafts(facts, death)
-    if _MASK.search(death.message):
+    if _MASK.search(death.message) or (death.type_name == "IndexError" and death.frame.endswith("vocab_mask")):
         return _mask(facts, death)
     if (form := _NO_SUCH_FORM.search(death.message)) is not None:
         return _without_form(facts, death, form[1])
@@ -120,10 +120,12 @@ def _mask(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "grammar_backend", "speculative_algorithm")),
         ruled_out_if=("it happens without response_format, json_schema, regex, ebnf or tools in the requests",),
         advice=(
-            "a later release, which serves grammars with drafts",
+            "a later release, which serves grammars with drafts"
+            if drafts
+            else "a later release; until then requests without regex, schema or tools",
             "until then requests with a schema or tools at a server without --speculative-algorithm"
             if drafts
-            else "until then once with --disable-overlap-schedule",
+            else "once with --disable-overlap-schedule",
         ),
     )
 

@@ -9,7 +9,7 @@ from gemma4_triage.logs.suspects import features, of_files
 
 _EMPTY = pattern(
     r"(?i)numel\(\) ?== ?0|\bsize 0\b|\b0 elements|(?:is|are) empty|empty (?:tensor|batch|sequence|list)|"
-    r"non-?(?:empty|zero)|\bidle\b"
+    r"non-?(?:empty|zero)|\bidle\b|Triton Error .*invalid configuration argument"
 )
 _IDLES = pattern(r".* \w*(?:forward_idle|idle_batch|prepare_(?:for_)?idle|idle_input)\w*$")
 _PARALLEL = pattern(r"\bDP\d")

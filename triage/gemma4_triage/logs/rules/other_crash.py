@@ -8,6 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
+from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
 from gemma4_triage.logs.rule import (
     Wording,
     at,
@@ -72,6 +73,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
                 *as_the_draft_was_loaded(facts, death),
+                *_of_vllm(death),
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
@@ -151,6 +153,7 @@ _REACH = (
     "0.0.0.0 and a published port; proxies: no_proxy=localhost,127.0.0.1"
 )
 _A_SCRIPT = pattern(r"(?:test|bench|run|profile)_\w+\.py:\d+ (?:<module>|main)$")
+_VLLM = pattern(r"gpu_(?:model_runner|worker)\.py:|multiproc_executor\.py:")
 _SERVED = pattern(r".* (?:\w*event_loop\w*|process_input_requests|run_batch)$")
 _OTHER_BUILD = (
     "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
@@ -209,6 +212,8 @@ def _of_a_caller(death: Death) -> bool:
 
 def _of_the_code(death: Death) -> str:
     """Return what the exception says of the code alone, whatever the load was; "" if it may be the load's."""
+    if "invalid configuration argument" in death.message:
+        return "a kernel was started over no rows at all, or over more than this GPU takes in one call"
     if (found := _NAMES.search(death.message)) and death.type_name in (
         "NameError",
         "UnboundLocalError",
@@ -301,7 +306,11 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
         return "the server's own first request failed: its exception stands above, in the log of a scheduler"
     if death.frames and _A_SCRIPT.match(death.frames[0]):
         return "a script ended there and no server: take it from the tag of SGLang's source that is installed"
+    if _in_vllm(death) and served(death):
+        return "send the last requests before it again, one at a time, until one of them ends the server"
     if death.usage is None and not any(map(_SERVED.match, death.frames)):
+        if _of_vllm(death):
+            return "if that changes nothing: the checkpoint, and vLLM's release beside the torch that it pins"
         return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
     if death.usage is not None and _was_empty(facts, death.usage.place.line):
         return (
@@ -309,6 +318,15 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
             "Refuse those at the client; then a later release"
         )
     return "send the last requests before it again, one at a time, until one of them ends the server"
+
+
+def _of_vllm(death: Death) -> tuple[str, ...]:
+    look = look_in_vllm(death.frames) if _in_vllm(death) else ""
+    return (look,) if look else ()
+
+
+def _in_vllm(death: Death) -> bool:
+    return death.package == "vllm" or any(map(_VLLM.match, death.frames))
 
 
 def _was_empty(facts: LogFacts, number: int) -> bool:

@@ -414,7 +414,8 @@ _BUSY = (("EPLB", _BALANCES), ("ora adapter", _ADAPTERS))
 
 def _busy(facts: LogFacts, lead: Alarm) -> Remark | None:
     """Return what a server that stands had begun and not ended."""
-    busy, done = facts.remarks.get("busy"), facts.remarks.get("busy_no_more")
+    busy = facts.remarks.get("busy")
+    done = facts.remarks.get("experts_moved" if busy is not None and "EPLB" in busy.text else "busy_no_more")
     if busy is None or lead.kind not in ("health", "watchdog", "stopped-answering", "timeout"):
         return None
     ended = done is not None and done.place.line > busy.place.line
