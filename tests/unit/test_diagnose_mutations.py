@@ -36,6 +36,7 @@ CASES = {
     "two-of-one-hand-out": ("mapping-differs", None, D.STALE, C.POSSIBLE),
     "row-of-a-bad-hand-out": ("unassigned-page", None, D.NEGATIVE, C.POSSIBLE),
     "row-index-past-the-table": ("index-outside-buffer", None, D.NEGATIVE, C.POSSIBLE),
+    "a-length-one-too-many": ("null-page-in-live-column", None, None, C.POSSIBLE),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -596,24 +597,42 @@ def test_a_row_without_pages_is_no_row_that_was_never_translated():
     assert not any(finding.structure for finding in rules.values())
 
 
-def test_without_the_calls_of_its_group_a_page_that_was_asked_back_was_lost_by_a_free(tmp_path):
+def audited_every(kept, steps):
+    """Change what the dumps of a server with probes in contain say of its leak audit: 0 is at idle alone."""
+    for path in kept.rglob("manifest.json"):
+        manifest = json.loads(path.read_text())
+        settings = manifest["guards"].setdefault("settings", {})
+        settings["leak_every"], settings["mode"] = steps, "contain"
+        for patch in manifest["guards"].get("patches", []):
+            patch["attached"] &= patch["id"] not in ("swa-allocator", "request-rows")
+        path.write_text(json.dumps(manifest))
+    return named_of(*(read_dump(path) for path in sorted(kept.iterdir())))[0]
+
+
+@pytest.mark.parametrize(("steps", "told"), [(0, None), (1, S.FREE_CALL)])
+def test_without_the_calls_of_its_group_a_page_that_was_asked_back_was_lost_by_a_free(tmp_path, steps, told):
+    """Or by its group, where nobody looked at the calls of the free."""
     kept = tmp_path / "kept"
     shutil.copytree(KEPT / "group-freed-the-neighbour", kept)
     for events in kept.rglob("events.jsonl"):
         last = [line for line in events.read_text().splitlines() if json.loads(line)["step"] >= 35]
         events.write_text("\n".join(last) + "\n")
-    named = named_of(*(read_dump(path) for path in sorted(kept.iterdir())))
-    assert (named[0].rule, named[0].structure) == ("free-that-loses", S.FREE_CALL)
+    first = audited_every(kept, steps)
+    assert (first.rule, first.structure, first.confidence) == ("free-that-loses", told, C.POSSIBLE)
+
+
+@pytest.mark.parametrize(("steps", "told"), [(0, (None, C.POSSIBLE)), (1, (S.SWA_MAPPING, C.CERTAIN))])
+def test_a_page_that_stayed_behind_accuses_the_mapping_only_where_somebody_looked_at_its_free(tmp_path, steps, told):
+    kept = tmp_path / "kept"
+    shutil.copytree(KEPT.parent / "corpus_dumps" / "deferred-free-after-replacement", kept)
+    first = audited_every(kept, steps)
+    assert (first.rule, first.structure, first.confidence) == ("swa-page-replaced-before-free", *told)
 
 
 @pytest.mark.parametrize(("audited", "told"), [(0, C.LIKELY), (1, C.CERTAIN)])
 def test_where_nobody_looked_at_calls_as_they_were_made_what_follows_them_is_likely_at_most(tmp_path, audited, told):
     kept = tmp_path / "kept"
     shutil.copytree(KEPT / "group-freed-the-neighbour", kept)
-    for path in kept.rglob("manifest.json"):
-        manifest = json.loads(path.read_text())
-        manifest["guards"]["settings"]["leak_every"] = audited
-        path.write_text(json.dumps(manifest))
-    first = named_of(*(read_dump(path) for path in sorted(kept.iterdir())))[0]
+    first = audited_every(kept, audited)
     assert (first.rule, first.confidence) == ("free-that-loses", told)
     assert bool(first.ruled_out_if) == (told is C.LIKELY)

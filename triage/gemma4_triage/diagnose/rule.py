@@ -78,7 +78,7 @@ _UNSEEN_CALLS = (
 )
 
 
-def _calls_went_unseen(dump: Dump) -> bool:
+def calls_went_unseen(dump: Dump) -> bool:
     """Return whether the server ran in `contain`, without `swa-allocator` and `request-rows`, audited at idle alone."""
     guards = Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards)
     watched = any(guards.attached(probe) for probe in ("swa-allocator", "request-rows"))
@@ -108,7 +108,8 @@ class Rule:
         explains: rules whose findings are consequences of this one, or say less about the same dumps.
         fallback: is asked last, and sees only dumps that no other finding has explained.
         follows_calls: what it accuses may have come wrong out of a hand-out or a free: where no probe looked at those
-            as they were made, it is likely at most.
+            as they were made, it is likely at most; and where it cannot say in which way a structure is wrong either,
+            it is possible and accuses none.
     """
 
     id: str
@@ -131,7 +132,9 @@ class Rule:
         if any(answer is True for _, answer in answers):
             return None
         unknown = tuple(sentence for sentence, answer in answers if answer is None)
-        if self.follows_calls and seen.dump is not None and _calls_went_unseen(seen.dump):
+        if self.follows_calls and seen.dump is not None and calls_went_unseen(seen.dump):
             unknown += (_UNSEEN_CALLS,)
+            if found.structure is not None and found.defect is None:
+                found = found.model_copy(update={"structure": None, "confidence": Confidence.POSSIBLE})
         confidence = at_most(found.confidence, Confidence.LIKELY) if unknown else found.confidence
         return found.model_copy(update={"ruled_out_if": unknown, "confidence": confidence})

@@ -17,7 +17,7 @@ from gemma4_triage.diagnose.census import (
 from gemma4_triage.diagnose.evidence import cell
 from gemma4_triage.diagnose.free_groups import lost_in_group, swa_side_lost_in_group
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule, calls_went_unseen
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "free-that-loses"
@@ -39,10 +39,11 @@ def find(incident: Incident) -> Finding | None:
         for one in census.of("full", OUT_OF_RANGE, TWICE_FREE, FREED_AGAIN, FREE_AND_HELD)
         if _in_its_place(one, first)
     )
+    unseen = calls_went_unseen(first.dump)
     instead = () if other is None else (cell(other.dump, TABLE, (other.row, 0), "what was freed in its place"),)
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL,
+        structure=None if unseen else Structure.FREE_CALL,
         defect=Defect.LOST if other is None else _defect(first, other),
         cause=(
             f"A page was handed in to be freed by {first.suspect.free_site} and is on no free list: "
@@ -52,8 +53,8 @@ def find(incident: Incident) -> Finding | None:
                 else "it was lost inside the free, and not kept by its owner."
             )
         ),
-        # Both ends are in the ledger: the call that asked, and no release.
-        confidence=Confidence.CERTAIN,
+        # Both ends are in the ledger: the call that asked, and no release. A group of frees may have been between them.
+        confidence=Confidence.POSSIBLE if unseen else Confidence.CERTAIN,
         evidence=(
             cell(first.dump, TABLE, (first.row, 0), "the page that nobody has"),
             cell(first.dump, TABLE, (first.row, 9), f"the step at which {first.suspect.free_site} asked to free it"),

@@ -7,7 +7,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import exchange_of, lost_pages
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, calls_went_unseen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "swa-page-replaced-before-free"
@@ -24,16 +24,17 @@ def find(incident: Incident) -> Finding | None:
             break
     else:
         return None
-    exchange = exchange_of(dump, lost[0])
+    exchange, unseen = exchange_of(dump, lost[0]), calls_went_unseen(dump)
     return Finding(
         rule=ID,
-        structure=Structure.SWA_MAPPING,
-        defect=Defect.FOREIGN,
+        structure=None if unseen else Structure.SWA_MAPPING,
+        defect=None if unseen else Defect.FOREIGN,
         cause=(
             "SWA pages are lost although their full pages were freed: the mapping led elsewhere by the time of the "
-            "free, so the replacement was released and the page that was meant stayed behind."
+            "free, so the replacement was released and the page that was meant stayed behind"
+            + ("; or the free was asked for fewer pages, or for others." if unseen else ".")
         ),
-        confidence=Confidence.CERTAIN,
+        confidence=Confidence.POSSIBLE if unseen else Confidence.CERTAIN,
         evidence=(
             said(dump, "offence_count", "SWA pages that belong to nobody and are not free; no full page is lost"),
             cell(dump, TABLE, (0, 0), "the first of them"),
@@ -81,4 +82,5 @@ RULE = Rule(
     ),
     injected_by=("deferred-free-after-replacement",),
     leads_to=LOSES_PAGES,
+    follows_calls=True,
 )
