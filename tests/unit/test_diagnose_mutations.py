@@ -29,6 +29,8 @@ CASES = {
     "full-list-zero": ("free-list-entry-wrong", S.FULL_FREE_LIST, D.ZERO, C.CERTAIN),
     "swa-list-duplicate": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.DUPLICATE, C.CERTAIN),
     "free-of-the-neighbour": ("free-that-loses", S.FREE_CALL, D.OFF_BY_ONE, C.CERTAIN),
+    "freed-neighbour-and-page-0": ("page-freed-twice", S.FREE_CALL, D.OFF_BY_ONE, C.CERTAIN),
+    "list-entry-past-the-end-handed-out": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.PAST_END, C.CERTAIN),
     "free-lost": ("free-that-loses", S.FREE_CALL, D.LOST, C.CERTAIN),
     "group-freed-the-neighbour": ("free-that-loses", S.FREE_GROUP, D.OFF_BY_ONE, C.LIKELY),
     "group-freed-one-twice": ("free-that-loses", S.FREE_GROUP, D.DUPLICATE, C.LIKELY),
@@ -636,3 +638,11 @@ def test_where_nobody_looked_at_calls_as_they_were_made_what_follows_them_is_lik
     first = audited_every(kept, audited)
     assert (first.rule, first.confidence) == ("free-that-loses", told)
     assert bool(first.ruled_out_if) == (told is C.LIKELY)
+
+
+def test_a_hand_out_behind_an_audit_of_its_step_follows_from_what_that_saw():
+    """The list that had page 0 is not accused either: an audit had found it there, and a free had put it there."""
+    first, *others = named_of(*dumps_of("freed-neighbour-and-page-0"))
+    assert (first.rule, first.structure) == ("page-freed-twice", S.FREE_CALL)
+    hand_out = next(finding for finding in others if finding.rule == "allocator-past-pool-end")
+    assert (hand_out.structure, hand_out.confidence) == (None, C.POSSIBLE)

@@ -143,7 +143,7 @@ class Incident:
     def places(self) -> dict[str, Place]:
         """When each dump's probe looked at what it found, by the dump's id."""
         places: dict[str, Place] = {}
-        latest = 0
+        latest, audited = 0, set[int]()
         for dump in sorted(self.dumps, key=lambda dump: (dump.manifest.created_utc, dump.manifest.dump_id)):
             manifest, access = dump.manifest, access_of(dump)
             written = manifest.created_utc.timestamp()
@@ -154,8 +154,11 @@ class Incident:
                 # Behind all that was written before it.
                 place = (latest, Access.UNKNOWN, written)
             else:
+                # An audit ends a step: a call of its number behind it prepares the next one.
+                step = manifest.step + int(access is Access.ALLOCATOR and manifest.step in audited)
                 # What one audit found it found at once.
-                place = (manifest.step, access, 0.0 if access is Access.AUDIT else written)
+                place = (step, access, 0.0 if access is Access.AUDIT else written)
+                audited |= {manifest.step} if access is Access.AUDIT else set()
             places[manifest.dump_id] = place
         return places
 

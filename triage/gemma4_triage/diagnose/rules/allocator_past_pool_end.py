@@ -3,6 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import OUT_OF_RANGE, first_census
 from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong, is_what_the_pool_gave
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -13,10 +14,9 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 ID = "allocator-past-pool-end"
 _ASKED = "last_loc"
 """The table of what a call was given: the last slot of each request, from which it continues."""
-_NOT_PROVEN = (
-    *(Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST, Structure.SWA_MAPPING),
-    *(Structure.BATCH_LENGTHS, Structure.REQUEST_ROW),
-)
+_LISTS = (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST)
+_NOT_PROVEN = (*_LISTS, Structure.SWA_MAPPING, Structure.BATCH_LENGTHS, Structure.REQUEST_ROW)
+_SEEN = " An audit before the call had found it on the free list: whoever put it there is the cause."
 _WHENCE: dict[Structure | None, str] = {
     Structure.FULL_FREE_LIST: " The free list held it before the call.",
     Structure.SWA_FREE_LIST: " The free list held it before the call.",
@@ -51,12 +51,13 @@ def find(incident: Incident) -> Finding | None:
     asked = _was_asked(dump)
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
+    follows = wrong.structure in _LISTS and _was_seen_before(incident, dump)
     return Finding(
         rule=ID,
-        structure=wrong.structure,
+        structure=None if follows else wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
-        cause=_WRITTEN if mapped else _cause(asked, beyond) + _WHENCE.get(wrong.structure, ""),
-        confidence=Confidence.CERTAIN,
+        cause=_WRITTEN if mapped else _cause(asked, beyond) + (_SEEN if follows else _WHENCE.get(wrong.structure, "")),
+        confidence=Confidence.POSSIBLE if follows else Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof),
         advice=(
             "Look at the free list and at what changed it: a free of foreign slots, a restore_state, a resized pool. "
@@ -99,6 +100,18 @@ def _is_from_before(dump: Dump) -> bool | None:
     # Without what the pool itself gave, the mapping may have been written wrong after it.
     unproven = structure is Structure.ALLOCATION and of_swa and gave is None
     return None if unproven or structure in _NOT_PROVEN else False
+
+
+def _was_seen_before(incident: Incident, dump: Dump) -> bool:
+    """Return whether an audit ahead of the call had the page on the free list already: who put it there is the cause.
+
+    Both write their dumps at once, so the older one looked first.
+    """
+    census = first_census(incident)
+    if census is None or census.dumps[0].manifest.created_utc >= dump.manifest.created_utc:
+        return False
+    pages = {offence.value // (dump.manifest.page_size or 1) for offence in dump.manifest.offences}
+    return any(one.page in pages for one in census.of(dump.manifest.pool_kind or "full", OUT_OF_RANGE))
 
 
 RULE = Rule(
