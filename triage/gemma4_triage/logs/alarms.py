@@ -273,6 +273,10 @@ _FRAMES = 12
 _AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure within so many lines, and makes it good
 _ANSWERED = re.compile(rb'HTTP/\d(?:\.\d)?" 500\b')
 _AGAIN_MARKS = (b"retry", b"resum", b"hread 0x")  # in lower case
+_ACCESS = b" HTTP/"
+IN_LOWER_CASE = (*_TRIGGERS, *_AGAIN_MARKS)
+LETTER_BY_LETTER = (*_WORKS, *_STOPS, *_STARTS, _ACCESS)
+"""One of these, or of IN_LOWER_CASE in any case, is in every line that concerns alarms."""
 _MOST_ERRORS = 8
 _MOST_KEPT = 16
 _OF_A_REQUEST = re.compile(rb"Exception in ASGI application|\bError in request: ")
@@ -301,12 +305,12 @@ class AlarmReader:
         self._of_a_request = -_LONGEST_ANSWER
 
     def begin(self, lines: list[bytes], text: bytes, ends: list[int], answers: list[int]) -> set[int]:
-        """Return which of the lines that come next concern `kind_of`.
+        """Return which lines of a text, which come next, concern `kind_of`.
 
         Args:
             lines: all but batch lines and answers.
-            text: the same, with a newline between them.
-            ends: where in the text the line behind each line begins.
+            text: those of them that hold one of IN_LOWER_CASE or LETTER_BY_LETTER, and others, with a newline between.
+            ends: where in the text the line behind each of its lines begins, by whose index lines are returned.
             answers: the numbers, in the log, of the answers among them, which are work.
         """
         if self.program_lines < _ENOUGH_LINES:
@@ -318,7 +322,7 @@ class AlarmReader:
         concerned: set[int] = set()
         for mark in (*self._triggers, *_AGAIN_MARKS):
             concerned.update(lines_with(mark, low, ends))
-        for mark in (*self._work_marks, b" HTTP/"):
+        for mark in (*self._work_marks, _ACCESS):
             concerned.update(lines_with(mark, text, ends))
         return concerned
 

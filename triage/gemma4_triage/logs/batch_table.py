@@ -16,7 +16,7 @@ import numpy as np
 
 from gemma4_triage.logs.batch_line import FIELD, LINE, MARK, BatchLine, device_of, find_batch
 from gemma4_triage.logs.facts import Device
-from gemma4_triage.logs.lines import Block
+from gemma4_triage.logs.lines import DIGITS, Block
 
 VALUES = (
     *("running", "queued", "full_usage", "swa_usage", "new_requests", "new_tokens", "cached_tokens"),
@@ -50,6 +50,9 @@ _VALUE = re.compile(rb"\d{1,8}(?:\.\d{1,6})?")
 _FAR = 100  # where a batch begins at the latest, behind a stamp
 _DIGITS = re.compile(rb"\d+")
 _MOST_LAYOUTS, _MOST_TRIES = 64, 512
+# Skeletons of lines without a batch, which are most of what is not read here: so many, of so many bytes each.
+_MOST_WITHOUT, _LONGEST_WITHOUT = 4096, 1000
+_UNSEEN, _WITHOUT = -2, -1
 _TEN = 10.0 ** np.arange(9)
 _WORD = 8  # bytes of a machine word, and digits of the longest number that is read here
 _NO_DAY = 10**6
@@ -146,7 +149,8 @@ class _Layout(NamedTuple):
         offsets: how many bytes of the skeleton stand before each number.
         shortest: how many digits each number has at least.
         longest: how many digits each number has at most.
-        fields: (column of VALUES, which number, whether the number behind it is its fraction).
+        needed: which numbers are read: those of the stamp, of the rank, of the fields.
+        fields: (column of VALUES, which of those, whether the number behind it is its fraction).
         prefill: whether the line is of a prefill.
         rank: the words before the numbers of the rank, "DP", "TP".
         blank: values of the fields that the line does not have.
@@ -156,6 +160,7 @@ class _Layout(NamedTuple):
     offsets: np.ndarray
     shortest: np.ndarray
     longest: np.ndarray
+    needed: np.ndarray
     fields: tuple[tuple[int, int, bool], ...]
     prefill: bool
     rank: tuple[str, ...]
@@ -175,23 +180,23 @@ class TableReader:
         """Return the batch lines that could be read, and a block of all other lines; None where there are none."""
         if not block.whole or MARK not in block.text:
             return None, block
-        skeletons = block.text.translate(None, b"0123456789").split(b"\n")
-        layout = np.fromiter(map(self._known.get, skeletons, repeat(-1)), dtype=np.intp, count=len(skeletons))
-        if self._learn(block, skeletons, np.flatnonzero(layout < 0)):
-            layout = np.fromiter(map(self._known.get, skeletons, repeat(-1)), dtype=np.intp, count=len(skeletons))
+        skeletons = block.text.translate(None, DIGITS).split(b"\n")
+        layout = np.fromiter(map(self._known.get, skeletons, repeat(_UNSEEN)), dtype=np.intp, count=len(skeletons))
+        if self._learn(block, skeletons, np.flatnonzero(layout == _UNSEEN)):
+            layout = np.fromiter(map(self._known.get, skeletons, repeat(_UNSEEN)), dtype=np.intp, count=len(skeletons))
         if layout.max() < 0:
             return None, block
-        table = self._read(block, layout)
+        table = self._read(block, skeletons, layout)
         left = np.flatnonzero(layout < 0).tolist()
         if not left:
             return table, None
         lines, numbers = ([of[at] for at in left] for of in (block.lines, block.numbers))
         return table, block.with_lines(lines, numbers, block.streams and [block.streams[at] for at in left])
 
-    def _read(self, block: Block, layout: np.ndarray) -> Table | None:
+    def _read(self, block: Block, skeletons: list[bytes], layout: np.ndarray) -> Table | None:
         """Return the rows of the lines that have a layout; where a line does not keep to it, `layout` becomes -1."""
-        numbers = _Numbers(block.text)
-        if not len(numbers.values):
+        numbers = _Numbers(block.text, skeletons)
+        if not len(numbers.lengths):
             layout[:] = -1
             return None
         of = block.numbers
@@ -205,7 +210,8 @@ class TableReader:
             at = at[kept]
             if not len(at):
                 continue
-            found = numbers.values[which]
+            which = which[:, form.needed]
+            found = numbers.values(which)
             values = np.repeat(form.blank, len(at), axis=0)
             for column, number, fraction in form.fields:
                 value = found[:, number].astype(np.float64)
@@ -234,6 +240,10 @@ class TableReader:
         learnt = False
         for index in at.tolist():
             line = block.lines[index]
+            if MARK not in line:
+                if len(self._known) < _MOST_WITHOUT and len(skeletons[index]) <= _LONGEST_WITHOUT:
+                    self._known[skeletons[index]] = _WITHOUT
+                continue
             if line[:2] != b"[2" or line.find(MARK, 0, _FAR) < 0 or skeletons[index] in self._known:
                 continue
             if len(self._layouts) >= _MOST_LAYOUTS or self._tries >= _MOST_TRIES:
@@ -251,25 +261,26 @@ class _Numbers:
     """All runs of digits in a text.
 
     Attributes:
-        values: uint64, what each is; wrong where it has more than 8 digits.
         lengths: how many digits each has.
     """
 
-    def __init__(self, text: bytes) -> None:
-        padded = b"\n" * _WORD + text + b"\n"
-        characters = np.frombuffer(padded, dtype=np.uint8)
+    def __init__(self, text: bytes, skeletons: list[bytes]) -> None:
+        self._padded = b"\n" * _WORD + text + b"\n"
+        characters = np.frombuffer(self._padded, dtype=np.uint8)
         digit = (characters - ord("0")) < 10
         edges = np.flatnonzero(digit[1:] != digit[:-1]) + 1
-        starts, ends = edges[::2], edges[1::2]
-        self.lengths = ends - starts
+        starts, self._ends = edges[::2], edges[1::2]
+        self.lengths = self._ends - starts
         self._leading = characters[starts]
         # How many bytes that are no digits stand before each number, and before each line.
-        digits = np.concatenate(([0], np.cumsum(self.lengths)))
-        self._before = starts - digits[:-1]
-        breaks = np.flatnonzero(characters == ord("\n"))[_WORD - 1 :]
-        self._first = np.searchsorted(starts, breaks)
-        self._line = breaks + 1 - digits[self._first]
-        self.values = _parsed(padded, ends, self.lengths)
+        self._before = self._ends - np.cumsum(self.lengths)
+        of_lines = np.fromiter(map(len, skeletons), dtype=np.intp, count=len(skeletons)) + 1
+        self._line = np.concatenate(([_WORD], _WORD + np.cumsum(of_lines)))
+        self._first = np.searchsorted(self._before, self._line)
+
+    def values(self, which: np.ndarray) -> np.ndarray:
+        """Return what some of the numbers are, uint64; wrong where one has more than 8 digits."""
+        return _parsed(self._padded, self._ends[which], self.lengths[which])
 
     def of(self, lines: np.ndarray, form: _Layout) -> tuple[np.ndarray, np.ndarray]:
         """Return which numbers stand in those of the lines that keep to a layout, [kept lines, numbers], and which do.
@@ -368,5 +379,11 @@ def _layout_of(line: bytes) -> _Layout | None:
     if batch.in_graph is not None:
         # A word, which is the same in all lines of this layout.
         blank[0, VALUES.index("in_graph")] = batch.in_graph
-    order = tuple((VALUES.index(column), *where) for column, where in known.items())
-    return _Layout(np.array(offsets), shortest, longest, order, batch.prefill, words, blank, device_of(line))
+    needed, order = [*range(_STAMP_NUMBERS + len(words))], []
+    for column, (number, fraction) in known.items():
+        order.append((VALUES.index(column), len(needed), fraction))
+        needed += [number, number + 1] if fraction else [number]
+    return _Layout(
+        *(np.array(offsets), shortest, longest, np.array(needed), tuple(order)),
+        *(batch.prefill, words, blank, device_of(line)),
+    )

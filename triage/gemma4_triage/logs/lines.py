@@ -6,10 +6,14 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 
 MAX_LINE_BYTES = 256 << 10
 # Of larger ones the temporary arrays are mapped anew each time, which costs a tenth of the speed.
 BLOCK_BYTES = 1 << 19
+DIGITS = b"0123456789"
+# What a sieve remembers at most, beside the lines of one block.
+_MOST_KNOWN_BYTES, _OF_AN_ENTRY = 4 << 20, 150
 
 
 @dataclass(eq=False)
@@ -88,6 +92,46 @@ def lines_with(mark: bytes, text: bytes, ends: list[int]) -> Iterator[int]:
         line = bisect_right(ends, at)
         yield line
         at = text.find(mark, ends[line])
+
+
+class Sieve:
+    """Tells which lines may hold a mark, by what each is without its digits: a log says the same again and again.
+
+    Args:
+        marks: texts without a newline, looked for letter by letter.
+        low_marks: in lower case, looked for in any case.
+    """
+
+    def __init__(self, marks: Iterable[bytes], low_marks: Iterable[bytes]) -> None:
+        # A line that holds a mark holds, without its digits, the mark without its own.
+        self._marks, self._low_marks = (
+            list(dict.fromkeys(mark.translate(None, DIGITS) for mark in some)) for some in (marks, low_marks)
+        )
+        self._known: dict[bytes, bool] = {}
+        self._size = 0
+
+    def pick(self, lines: list[bytes]) -> list[int]:
+        """Return the indices of all lines that hold a mark, and of some others."""
+        bare = b"\n".join(lines).translate(None, DIGITS).split(b"\n") if lines else []
+        if self._size > _MOST_KNOWN_BYTES:
+            self._known.clear()
+            self._size = 0
+        if new := {line for line in bare if line not in self._known}:
+            self._learn(new)
+        return list(compress(range(len(bare)), map(self._known.__getitem__, bare)))
+
+    def _learn(self, new: set[bytes]) -> None:
+        text = b"\n".join(new)
+        self._size += len(text) + _OF_AN_ENTRY * len(new)
+        low = text.lower()
+        marks = [mark for mark in self._marks if mark in text]
+        low_marks = [mark for mark in self._low_marks if mark in low]
+        for line in new:
+            in_it = any(mark in line for mark in marks)
+            if not in_it and low_marks:
+                low = line.lower()
+                in_it = any(mark in low for mark in low_marks)
+            self._known[line] = in_it
 
 
 def _even(chunks: Iterable[bytes]) -> Iterator[bytes]:

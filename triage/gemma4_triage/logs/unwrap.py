@@ -59,16 +59,19 @@ class Unwrapper:
         escaped = any(mark in text for mark in _CONTROLS)
         if escaped or b"[0m" in text:
             lines = [_ESCAPES.sub(b"", line) for line in lines]
-        redrawn = False
+        redrawn, bars = False, text
         if b"\r" in text:
             lines = [line.rstrip(b"\r") for line in lines]
             redrawn = any(b"\r" in line for line in lines)
         if any(mark in text for mark in _REQUESTS):
-            lines = list(map(_without_request, lines))
+            lines = [
+                _without_request(line) if b"ReqInput(" in line or b"CompletionRequest(" in line else line for line in lines
+            ]
+            bars = b"\n".join(lines)
         # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
         odd = [at for at, line in enumerate(lines) if line[:2] != b"[2"]
         self._prefixes.learn(lines[at] for at in odd)
-        if redrawn or any(mark in text for mark in (b"it/s", b"s/it", b"B/s")):
+        if redrawn or any(mark in bars for mark in (b"it/s", b"s/it", b"B/s")):
             odd = list(range(len(lines)))
         changed: dict[int, list[tuple[bytes, bytes]]] = {}
         for at in odd:
