@@ -147,9 +147,9 @@ class _Layout(NamedTuple):
 
     Attributes:
         offsets: how many bytes of the skeleton stand before each number.
-        shortest: how many digits each number has at least.
-        longest: how many digits each number has at most.
         needed: which numbers are read: those of the stamp, of the rank, of the fields.
+        shortest: how many digits each of those has at least.
+        longest: how many digits each of those has at most.
         fields: (column of VALUES, which of those, whether the number behind it is its fraction).
         prefill: whether the line is of a prefill.
         rank: the words before the numbers of the rank, "DP", "TP".
@@ -158,9 +158,9 @@ class _Layout(NamedTuple):
     """
 
     offsets: np.ndarray
+    needed: np.ndarray
     shortest: np.ndarray
     longest: np.ndarray
-    needed: np.ndarray
     fields: tuple[tuple[int, int, bool], ...]
     prefill: bool
     rank: tuple[str, ...]
@@ -205,19 +205,17 @@ class TableReader:
         for index in np.flatnonzero(np.bincount(layout[layout >= 0], minlength=len(self._layouts))):
             form = self._layouts[index]
             at = np.flatnonzero(layout == index)
-            which, kept = numbers.of(at, form)
+            found, lengths, kept = numbers.of(at, form)
             layout[at[~kept]] = -1
             at = at[kept]
             if not len(at):
                 continue
-            which = which[:, form.needed]
-            found = numbers.values(which)
             values = np.repeat(form.blank, len(at), axis=0)
             for column, number, fraction in form.fields:
                 value = found[:, number].astype(np.float64)
                 if fraction:
                     # Both are whole and below 2**53, so the quotient is the nearest number, as float() has it.
-                    scale = _TEN[numbers.lengths[which[:, number + 1]]]
+                    scale = _TEN[lengths[:, number + 1]]
                     value = (value * scale + found[:, number + 1]) / scale
                 values[:, column] = value
             lines = all_lines[at]
@@ -278,32 +276,34 @@ class _Numbers:
         self._line = np.concatenate(([_WORD], _WORD + np.cumsum(of_lines)))
         self._first = np.searchsorted(self._before, self._line)
 
-    def values(self, which: np.ndarray) -> np.ndarray:
-        """Return what some of the numbers are, uint64; wrong where one has more than 8 digits."""
-        return _parsed(self._padded, self._ends[which], self.lengths[which])
 
-    def of(self, lines: np.ndarray, form: _Layout) -> tuple[np.ndarray, np.ndarray]:
-        """Return which numbers stand in those of the lines that keep to a layout, [kept lines, numbers], and which do.
+    def of(self, lines: np.ndarray, form: _Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what is needed of those of the lines that keep to a layout, and which do.
 
         Args:
             lines: indices.
             form: how many numbers a line has, and where.
+
+        Returns:
+            what the numbers are, uint64 [kept lines, needed numbers]; how many digits each has, of the same shape; which
+            lines are kept, bool [lines].
         """
         first, many = self._first[lines], len(form.offsets)
         which = first[:, None] + np.arange(many)
         right = (self._first[lines + 1] - first == many)[:, None]
         if not right.all():
             which = np.where(right, which, 0)
-        lengths = self.lengths[which]
         right = right & (self._before[which] - self._line[lines][:, None] == form.offsets)
-        right &= (lengths >= form.shortest) & (lengths <= form.longest)
+        which = which[:, form.needed]
+        lengths = self.lengths[which]
+        fits = (lengths >= form.shortest) & (lengths <= form.longest)
         for number in range(_STAMP_NUMBERS, _STAMP_NUMBERS + len(form.rank)):
             # A leading zero belongs to the rank's name, and a number does not show it.
-            right[:, number] &= (lengths[:, number] == 1) | (self._leading[which[:, number]] != ord("0"))
-        if right.all():
-            return which, np.ones(len(lines), dtype=bool)
-        kept = right.all(axis=1)
-        return which[kept], kept
+            fits[:, number] &= (lengths[:, number] == 1) | (self._leading[which[:, number]] != ord("0"))
+        kept = right.all(axis=1) & fits.all(axis=1)
+        if not kept.all():
+            which, lengths = which[kept], lengths[kept]
+        return _parsed(self._padded, self._ends[which], lengths), lengths, kept
 
 
 def _parsed(padded: bytes, ends: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -367,23 +367,19 @@ def _layout_of(line: bytes) -> _Layout | None:
     for match in _DIGITS.finditer(line):
         offsets.append(match.start() - before)
         before += len(match[0])
-    shortest = np.ones(len(offsets), dtype=np.intp)
-    longest = np.full(len(offsets), len(line))
-    shortest[:_STAMP_NUMBERS] = longest[:_STAMP_NUMBERS] = _STAMP_LENGTHS
-    longest[_STAMP_NUMBERS : _STAMP_NUMBERS + len(words)] = _RANK_DIGITS
-    for number, fraction in known.values():
-        longest[number] = _WORD
-        if fraction:
-            longest[number + 1] = _FRACTION_DIGITS
     blank = np.array([[0.0 if name in _COUNTS else np.nan for name in VALUES]])
     if batch.in_graph is not None:
         # A word, which is the same in all lines of this layout.
         blank[0, VALUES.index("in_graph")] = batch.in_graph
-    needed, order = [*range(_STAMP_NUMBERS + len(words))], []
+    rank = [_RANK_DIGITS] * len(words)
+    needed, longest, order = [*range(_STAMP_NUMBERS + len(words))], [*_STAMP_LENGTHS, *rank], []
     for column, (number, fraction) in known.items():
         order.append((VALUES.index(column), len(needed), fraction))
         needed += [number, number + 1] if fraction else [number]
+        longest += [_WORD, _FRACTION_DIGITS] if fraction else [_WORD]
+    shortest = [*_STAMP_LENGTHS, *[1] * (len(needed) - _STAMP_NUMBERS)]
     return _Layout(
-        *(np.array(offsets), shortest, longest, np.array(needed), tuple(order)),
+        *map(np.array, (offsets, needed, shortest, longest)),
+        tuple(order),
         *(batch.prefill, words, blank, device_of(line)),
     )
