@@ -1,7 +1,7 @@
 """Batch lines read by the block: what is read, and which lines, is as if each were read by itself."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gemma4_triage.logs import alarms, lines, read
 from gemma4_triage.logs.batch_line import find_batch
 from gemma4_triage.logs.batch_table import VALUES, TableReader, single, time_code, time_text
-from gemma4_triage.logs.lines import Block
+from gemma4_triage.logs.lines import Block, Sieve
+from gemma4_triage.logs.prefixes import Prefixes
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.stamp import StampReader
+from gemma4_triage.logs.unwrap import Unwrapper
+from log_wrappers import WRAPPERS
 from made_logs import death, decode, prefill, retraction, stamp
 
 SAMPLES = sorted((Path(__file__).parents[1] / "data" / "logs").glob("*.log"))
@@ -101,13 +105,82 @@ def mixed() -> str:
     return "".join([*lines, death(400, "KeyError: 7", rank="DP1 TP0")])
 
 
-@pytest.mark.parametrize("name", [*(path.name for path in SAMPLES), "mixed"])
-def test_a_log_says_the_same_read_line_by_line(name, monkeypatch):
-    text = mixed().encode() if name == "mixed" else next(path for path in SAMPLES if path.name == name).read_bytes()
-    together = read_log("log", [text], 8)
-    monkeypatch.setattr(TableReader, "split", lambda _, block: (None, block))
-    alone = read_log("log", [text], 8)
-    assert asdict(replace(alone, program_lines=together.program_lines)) == asdict(together)
+def text_of(name: str) -> bytes:
+    return mixed().encode() if name == "mixed" else next(path for path in SAMPLES if path.name == name).read_bytes()
+
+
+def alone(text: bytes, points: int = 8) -> dict:
+    """Return what a log says where every line is looked at by itself, and nothing is known of lines like it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableReader, "split", lambda _, block: (None, block))
+        patch.setattr(Sieve, "pick", lambda _, lines: list(range(len(lines))))
+        patch.setattr(Unwrapper, "_behind_a_prefix", lambda _, line: None)
+        return asdict(read_log("log", [text], points))
+
+
+NAMES = [*(path.name for path in SAMPLES), "mixed"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_log_says_the_same_read_line_by_line(name):
+    text = text_of(name)
+    program_lines = read_log("log", [text]).program_lines
+    assert asdict(read_log("log", [text], 8)) == alone(text) | {"program_lines": program_lines}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_log_says_the_same_read_line_by_line_behind_every_prefix(wrapper):
+    for name in NAMES:
+        text = WRAPPERS[wrapper](text_of(name).decode(errors="replace")).encode()
+        program_lines = read_log("log", [text]).program_lines
+        assert asdict(read_log("log", [text], 8)) == alone(text) | {"program_lines": program_lines}, name
+
+
+MARKS = [*(mark for mark, _ in read._BATCH_AND_MARKS), *alarms.LETTER_BY_LETTER, *alarms.IN_LOWER_CASE]
+
+
+@given(st.lists(st.tuples(st.sampled_from(MARKS), st.booleans(), st.binary(max_size=9), st.binary(max_size=9))))
+def test_a_sieve_keeps_every_line_with_a_mark(some):
+    sieve = Sieve(MARKS, alarms.IN_LOWER_CASE)
+    rows = []
+    for mark, marked, before, behind in some:
+        line = before + (mark if marked else b"") + behind
+        rows.append(line.replace(b"\n", b" "))
+    for _ in range(2):  # as it sees them for the first time, and as it knows them
+        picked = sieve.pick(rows)
+        assert picked == sorted({*picked})
+        holds = {at for at, line in enumerate(rows) if any(mark in line for mark in MARKS)}
+        holds |= {at for at, line in enumerate(rows) if any(mark in line.lower() for mark in alarms.IN_LOWER_CASE)}
+        assert holds <= {*picked}
+
+
+def test_a_sieve_forgets(monkeypatch):
+    monkeypatch.setattr(lines, "_MOST_KNOWN_BYTES", 1000)
+    sieve = Sieve([b"status=4"], [b"error"])
+    for number in range(100):
+        word = chr(97 + number % 26) * (number + 1)
+        assert sieve.pick([f"{word} {number}".encode(), f"{word} status=4{number}".encode(), b"An Error", b""]) == [
+            1,
+            2,
+        ]
+    assert len(sieve._known) < 30
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"sglang-1  | ", b"2026-11-24T03:00:07.1Z ", b"(pid=7) ", b"[7,1]<stdout>:", b"x7: ", b"1 ", b">"]
+        ),
+        max_size=6,
+    ),
+    st.sampled_from([b"[2026-01-01 00:00:00] x", b"[2026-01-01 00:00:00 TP0] a - b | c", b"[2026-01-01 00:00:00]"]),
+    st.integers(0, 9),
+)
+def test_a_prefix_is_split_as_by_itself(prefixes, line, digit):
+    known = Prefixes()
+    for head in (b"".join(prefixes), b"".join(prefixes).replace(b"7", b"%d" % digit)):
+        who = known.before_stamp(head + line, len(head)) if head else None
+        assert who is None or (len(head), who) == known.split(head + line)
 
 
 def test_values_are_fields_of_a_batch_line():

@@ -276,7 +276,6 @@ class _Numbers:
         self._line = np.concatenate(([_WORD], _WORD + np.cumsum(of_lines)))
         self._first = np.searchsorted(self._before, self._line)
 
-
     def of(self, lines: np.ndarray, form: _Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what is needed of those of the lines that keep to a layout, and which do.
 
@@ -285,7 +284,7 @@ class _Numbers:
             form: how many numbers a line has, and where.
 
         Returns:
-            what the numbers are, uint64 [kept lines, needed numbers]; how many digits each has, of the same shape; which
+            what the numbers are, uint64 [kept lines, needed numbers]; how many digits each has, in the same order; which
             lines are kept, bool [lines].
         """
         first, many = self._first[lines], len(form.offsets)

@@ -50,6 +50,7 @@ _TIMES = re.compile(
     + _LEVEL
     + rb"\b"
 )
+_FILE = b'  File "'
 _FRAME = re.compile(rb'  File "[^"]{1,400}", line \d+')
 # SGLang indents no line with a stamp; whoever pastes a log does.
 _INDENTED = re.compile(rb"([ \t]{1,40})\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
@@ -57,6 +58,8 @@ _WORD = re.compile(rb"[0-9a-f]{6,}|\d+|[A-Za-z]+|\s+|.", re.DOTALL)
 _MOST_LEARNT = 16
 _LONGEST = 200
 _MOST_PREFIXES = 5  # one behind another
+_MOST_SHAPES = 256
+_ONE_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _NUMBERS = re.compile(rb"\d+|[0-9a-f]{6,}")
 
 
@@ -65,6 +68,7 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._learnt: dict[bytes, tuple[re.Pattern[bytes], bool]] = {}
+        self._shapes: dict[bytes, tuple[list[slice], bytes | None]] = {}
 
     def learn(self, lines: Iterable[bytes]) -> None:
         """Learn the form of what stands before frames of tracebacks, where at least two frames have the same."""
@@ -72,7 +76,7 @@ class Prefixes:
         for line in lines:
             if line[:1] in b" \t" and (indented := _INDENTED.match(line)):
                 forms.setdefault(re.escape(indented[1]), []).append(b"")
-            frame = _FRAME.search(line, 0, _LONGEST + 500)
+            frame = _FRAME.search(line, 0, _LONGEST + 500) if _FILE in line else None
             if frame is None or not frame.start() or frame.start() > _LONGEST:
                 continue
             begin = line[self.split(line)[0] : frame.start()]
@@ -99,6 +103,31 @@ class Prefixes:
             stream += who if numbered else _NUMBERS.sub(b"", who)
             at = match.end()
         return at, stream
+
+    def before_stamp(self, line: bytes, at: int) -> bytes | None:
+        """Return who wrote a line, as `split` does, by what stands before its stamp; None if `split` has to be asked.
+
+        To the known forms all digits are alike, so where one prefix ends, all end that differ from it in digits only.
+        A form that was learnt may take the stamp as well.
+        """
+        if self._learnt or at > _LONGEST:
+            return None
+        shape = line[:at].translate(_ONE_DIGIT)
+        found = self._shapes.get(shape)
+        if found is None:
+            parts, end = [], 0
+            while end < at and (match := _PREFIX.match(line, end)) and match.end() > end:
+                parts.append(slice(*match.span()))
+                end = match.end()
+            known = end == at and len(parts) <= _MOST_PREFIXES
+            who = b"".join(writer(shape[part]) for part in parts)
+            found = (parts if known else [], None if b"0" in who else who)
+            if len(self._shapes) < _MOST_SHAPES:
+                self._shapes[shape] = found
+        parts, who = found
+        if not parts or who is not None:
+            return who if parts else None
+        return b"".join([writer(line[part]) for part in parts])
 
     def _own(self, line: bytes, at: int, used: list[bytes]) -> tuple[re.Match[bytes] | None, bool]:
         """Return a learnt prefix that begins at `at`, and whether its numbers tell writers apart.

@@ -65,16 +65,20 @@ class Unwrapper:
             redrawn = any(b"\r" in line for line in lines)
         if any(mark in text for mark in _REQUESTS):
             lines = [
-                _without_request(line) if b"ReqInput(" in line or b"CompletionRequest(" in line else line for line in lines
+                _without_request(line) if b"ReqInput(" in line or b"CompletionRequest(" in line else line
+                for line in lines
             ]
             bars = b"\n".join(lines)
         # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
         odd = [at for at, line in enumerate(lines) if line[:2] != b"[2"]
         self._prefixes.learn(lines[at] for at in odd)
-        if redrawn or any(mark in bars for mark in (b"it/s", b"s/it", b"B/s")):
+        if redrawn or _may_have_a_bar(bars):
             odd = list(range(len(lines)))
         changed: dict[int, list[tuple[bytes, bytes]]] = {}
         for at in odd:
+            if (piece := self._behind_a_prefix(lines[at])) is not None:
+                changed[at] = [piece]
+                continue
             pieces = list(self._pieces(lines[at]))
             if len(pieces) != 1 or pieces[0][0] or pieces[0][1] is not lines[at]:
                 changed[at] = pieces
@@ -90,6 +94,24 @@ class Unwrapper:
         for stream, line in self._held.items():
             numbers = range(self._last_number, self._last_number + 1)
             yield Block(numbers, line, whole=False, streams=[stream])
+
+    def _behind_a_prefix(self, line: bytes) -> tuple[bytes, bytes] | None:
+        """(stream, line) of what most lines are behind a prefix, one with a stamp; None where `_pieces` has to look."""
+        at = line.find(b"[2")
+        if (
+            at <= 0
+            or self._held
+            or line[at - 3 : at] == b" P "
+            or b"\r" in line
+            or b'": "' in line
+            or _may_have_a_bar(line)
+            or not _STAMP.match(line, at)
+            or (stream := self._prefixes.before_stamp(line, at)) is None
+        ):
+            return None
+        if b"[" in line[:at] or b"pid=" in line[:at]:
+            self._note(_PID.search(line[:at]))
+        return stream, line[at:]
 
     def _pieces(self, line: bytes, depth: int = _DEEPEST, stream: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """(stream, line) of all lines in one."""
@@ -180,17 +202,24 @@ def _replaced(block: Block, lines: list[bytes], changed: dict[int, list[tuple[by
     streams: list[bytes] = []
     bare: list[bytes] = []
     for at, (number, line) in enumerate(zip(block.numbers, lines, strict=True)):
-        for stream, piece in changed.get(at) or ([(b"", line)] if at not in changed else []):
+        pieces = changed.get(at)
+        if pieces is None:
+            pieces = [(b"", line)]
+        for stream, piece in pieces:
             numbers.append(number)
             streams.append(stream)
             bare.append(piece)
     return block.with_lines(bare, numbers, streams) if bare else None
 
 
+def _may_have_a_bar(text: bytes) -> bool:
+    return b"it/s" in text or b"s/it" in text or b"B/s" in text
+
+
 def _last_bar(line: bytes) -> int:
     """Return where the last progress bar in a line ends; 0 if there is none."""
     end = 0
-    if b"/s" in line or b"/it" in line:
+    if _may_have_a_bar(line):
         for match in _BAR.finditer(line):
             end = match.end()
     return end
