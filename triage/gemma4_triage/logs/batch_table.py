@@ -284,8 +284,8 @@ class _Numbers:
             form: how many numbers a line has, and where.
 
         Returns:
-            what the numbers are, uint64 [kept lines, needed numbers]; how many digits each has, in the same order; which
-            lines are kept, bool [lines].
+            what the numbers are, uint64 [kept lines, needed numbers]; how many digits each has, in the same order;
+            which lines are kept, bool [lines].
         """
         first, many = self._first[lines], len(form.offsets)
         which = first[:, None] + np.arange(many)
@@ -378,7 +378,13 @@ def _layout_of(line: bytes) -> _Layout | None:
         longest += [_WORD, _FRACTION_DIGITS] if fraction else [_WORD]
     shortest = [*_STAMP_LENGTHS, *[1] * (len(needed) - _STAMP_NUMBERS)]
     return _Layout(
-        *map(np.array, (offsets, needed, shortest, longest)),
-        tuple(order),
-        *(batch.prefill, words, blank, device_of(line)),
+        offsets=np.array(offsets),
+        needed=np.array(needed),
+        shortest=np.array(shortest),
+        longest=np.array(longest),
+        fields=tuple(order),
+        prefill=batch.prefill,
+        rank=words,
+        blank=blank,
+        device=device_of(line),
     )

@@ -18,7 +18,9 @@ _EXCEPTIONS = (
     *("exc_info", "exc_text", "exception", "stack_trace", "stacktrace", "stack", "traceback", "exception.stacktrace"),
     *("error.stack_trace", "error.stack"),
 )
+_HAVE_EXCEPTIONS = frozenset(_EXCEPTIONS)
 _STREAMS = ("pod", "pod_name", "container", "container_name", "pid", "process", "_PID", "stream_name", "instance")
+_HAVE_STREAMS = frozenset(_STREAMS)
 # One field a line, as `gcloud logging read` prints entries.
 _FIELD = re.compile(
     rb'\s*"(?:message|textPayload|log|msg|MESSAGE|@message)": ?("(?:[^"\\]|\\.)*"),?\s*|textPayload: (.*)'
@@ -57,7 +59,9 @@ def _of_object(line: bytes) -> tuple[bytes, bytes] | None:
     message = _message(found, _DEEPEST)
     if message is None:
         return None
-    stream = "/".join(f"{found[name]}" for name in _STREAMS if isinstance(found.get(name), str | int))[:80]
+    stream = ""
+    if not _HAVE_STREAMS.isdisjoint(found):
+        stream = "/".join(f"{found[name]}" for name in _STREAMS if isinstance(found.get(name), str | int))[:80]
     opened_message = message.encode(errors="replace")
     code = next((found[name] for name in _EXIT_CODES if isinstance(found.get(name), int)), 0)
     if code and -64 <= code <= 255:
@@ -75,7 +79,9 @@ def _message(found: dict, depth: int) -> str | None:
     if text is None:
         inner = (found[name] for name in _WRAPPERS if depth and isinstance(found.get(name), dict))
         text = next((message for part in inner if (message := _message(part, depth - 1)) is not None), None)
-    stack = next((found[name] for name in _EXCEPTIONS if isinstance(found.get(name), str)), None)
+    stack = None
+    if not _HAVE_EXCEPTIONS.isdisjoint(found):
+        stack = next((found[name] for name in _EXCEPTIONS if isinstance(found.get(name), str)), None)
     if stack and (text is None or stack not in text):
         text = stack if text is None else f"{text}\n{stack}"
     return text

@@ -68,7 +68,9 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._learnt: dict[bytes, tuple[re.Pattern[bytes], bool]] = {}
+        # By prefixes without their digits: where each ends, and who wrote the line if no number of theirs says that.
         self._shapes: dict[bytes, tuple[list[slice], bytes | None]] = {}
+        self._writers: dict[bytes, bytes] = {}
 
     def learn(self, lines: Iterable[bytes]) -> None:
         """Learn the form of what stands before frames of tracebacks, where at least two frames have the same."""
@@ -112,22 +114,28 @@ class Prefixes:
         """
         if self._learnt or at > _LONGEST:
             return None
-        shape = line[:at].translate(_ONE_DIGIT)
+        head = line[:at]
+        if (known := self._writers.get(head)) is not None:
+            return known
+        shape = head.translate(_ONE_DIGIT)
         found = self._shapes.get(shape)
         if found is None:
             parts, end = [], 0
             while end < at and (match := _PREFIX.match(line, end)) and match.end() > end:
                 parts.append(slice(*match.span()))
                 end = match.end()
-            known = end == at and len(parts) <= _MOST_PREFIXES
+            whole = end == at and len(parts) <= _MOST_PREFIXES
             who = b"".join(writer(shape[part]) for part in parts)
-            found = (parts if known else [], None if b"0" in who else who)
+            found = (parts if whole else [], None if b"0" in who else who)
             if len(self._shapes) < _MOST_SHAPES:
                 self._shapes[shape] = found
         parts, who = found
         if not parts or who is not None:
             return who if parts else None
-        return b"".join([writer(line[part]) for part in parts])
+        who = b"".join([writer(head[part]) for part in parts])
+        if len(self._writers) < _MOST_SHAPES:
+            self._writers[head] = who
+        return who
 
     def _own(self, line: bytes, at: int, used: list[bytes]) -> tuple[re.Match[bytes] | None, bool]:
         """Return a learnt prefix that begins at `at`, and whether its numbers tell writers apart.
