@@ -1,7 +1,7 @@
 """The words for what can be wrong in a server's KV memory: which structure, and in which way one entry of it is wrong.
 
-A mutation is drawn in these words, and a finding says what it found in the same ones, so that the two can be compared
-without a table between them. `repro/gemma4_repro/mutations/grid.py` says which pairs exist, and why the others do not.
+A mutation is drawn in these words, and a finding says what it found in the same ones.
+`repro/gemma4_repro/mutations/grid.py` says which pairs exist, and why the others do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which ops one decoder layer takes, decided once, at its first forward: what does not change while it serves."""
+"""Which ops a decoder layer takes, decided at its first forward: what does not change while it serves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan_of(layer: Any) -> LayerPlan:
 
 
 def forget_plan(layer: Any) -> None:
-    """Decide anew at the next forward, after the patches in force have changed."""
+    """Decide anew at the next forward: the patches in force have changed."""
     if hasattr(layer, _PLAN):
         delattr(layer, _PLAN)
 
@@ -52,10 +52,10 @@ def set_next_norm(layer: Any, norm: CarriedNorm | None, attention: Any = None) -
 
     Args:
         layer: A Gemma4DecoderLayer.
-        norm: None if another pipeline rank norms what this layer leaves.
+        norm: None if another pipeline rank has it.
         attention: Of the next layer; None behind the last one.
     """
-    # In a tuple, because a module that is an attribute is a part of the layer.
+    # In a tuple: a module that is an attribute is a part of the layer.
     setattr(layer, _NEXT, (norm, attention))
 
 

@@ -1,6 +1,6 @@
 """What a server prints of its arguments when it starts: ServerArgs(name=value, ...), or {'name': value, ...} in 0.5.23.
 
-Values are Python's own notation of anything, also of objects. None of it is evaluated here.
+Values are Python's notation of anything, also of objects. None is evaluated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[()\[\]{},]")
 
 
 def arguments(line: bytes) -> dict[str, str]:
-    """Return every argument by name as the line prints it, a text without its quotes; a secret's value is REDACTED."""
+    """Return each argument by name as printed, a text without its quotes; a secret's value is REDACTED."""
     begin = next((at + len(mark) for mark in SERVER_ARGS if (at := line.find(mark)) >= 0), None)
     if begin is None:
         return {}
@@ -38,7 +38,7 @@ def arguments(line: bytes) -> dict[str, str]:
 
 
 def _end_of_value(text: str, at: int) -> int | None:
-    """Return where a value ends: at the comma behind it, or at the bracket that closes the arguments."""
+    """Return where a value ends: at its comma, or at the bracket that closes the arguments."""
     depth = 0
     for token in _TOKEN.finditer(text, at):
         if token[0] in "([{":

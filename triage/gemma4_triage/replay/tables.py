@@ -1,4 +1,4 @@
-"""The tables that are run: as dumped, as it should have been, and as contain and clamp would have left it."""
+"""Tables that are run: as dumped, as it should have been, as contain and clamp would leave it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def is_placeholder(entries: np.ndarray) -> np.ndarray:
 def tables(call: AttentionCall) -> dict[str, np.ndarray]:
     """Return each variant's entries, [rows, columns] int64; unknown ones are placeholders.
 
-    contain: entries outside the buffer become the null page, as page_guard does it. clamp: they become the nearest
-    entry inside, so the last page or page 0. A row that is longer than its table neither can mend.
+    contain: entries outside the buffer become the null page. clamp: they become the nearest entry inside, so the last
+    page or page 0. A row that is longer than its table neither can mend.
     """
     found = kinds(call)
     outside = (found == Kind.OUT_OF_RANGE) | (found == Kind.NEGATIVE)

@@ -51,13 +51,13 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _twice(incident: Incident) -> set[int]:
-    """Return full pages with two holders."""
+    """Return those of two holders."""
     census = first_census(incident)
     return set() if census is None else {one.page for one in census.of("full", HELD_TWICE)}
 
 
 def _given_while_held(incident: Incident) -> Life | None:
-    """Return the latest life of one, where the one before had no end."""
+    """Return the latest life behind one without an end."""
     census, twice = first_census(incident), _twice(incident)
     for dump in () if census is None else census.dumps:
         try:

@@ -1,4 +1,4 @@
-"""Coordinates of the pictures: records to numbers of SVG."""
+"""Coordinates of pictures: records to SVG's numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DOT = 4
 
 
 def percent(value: float, begin: float, end: float) -> str:
-    """Say where `value` lies between begin and end: 0 to 100%."""
+    """Say where `value` lies from begin to end: 0 to 100%."""
     share = (value - begin) / (end - begin) if end > begin else 0.0
     return f"{round(100 * min(max(share, 0.0), 1.0), 2):g}%"
 
@@ -23,7 +23,7 @@ def share(part: float, whole: float) -> str:
 
 
 def lines(series: Series, top: float) -> list[str]:
-    """Return the points of a polyline for each stretch without a gap; a lone point becomes a short line."""
+    """Return a polyline for each stretch without a gap; of a lone point a short line."""
     found, stretch = [], []
     for at, value in enumerate([*series.values, None]):
         if value is not None:
@@ -39,7 +39,7 @@ def lines(series: Series, top: float) -> list[str]:
 
 
 def gaps(columns: Sequence[int]) -> list[bool]:
-    """Say for each of ascending numbers whether some are left out before it."""
+    """Say of ascending numbers which have some left out before them."""
     return [at > 0 and number != columns[at - 1] + 1 for at, number in enumerate(columns)]
 
 
