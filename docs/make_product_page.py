@@ -193,8 +193,8 @@ embeddings. `layer-tail` ([layer_tail.cu](../kernels/gemma4_kernels/layer_tail/l
 launch, for at most 8 rows: a block on each multiprocessor, whose ring goes on filling with the next product's weights
 while rows go from block to block and are normed. Blocks wait for each other, so the launch is cooperative. Its table
 names it where it was faster than the ops one by one, and where a whole step was: up to {most} rows. Of E4B's steps of 1
-and 2 rows it says how many multiprocessors the attention ahead has: a block on one of those would begin when that ends,
-with an empty ring, and all others would wait for it.
+and 2 rows it leaves 16 multiprocessors out, which is what the attention of one request takes: a block there would begin
+when that ends, with an empty ring, and all others would wait for it. With 2 rows no step without them was measured.
 
 ```
 {command}

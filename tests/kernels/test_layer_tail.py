@@ -177,10 +177,10 @@ def test_every_ring_of_the_table_fits_a_multiprocessor():
         assert 0 <= plan.spared <= MULTIPROCESSORS // 4
 
 
-def test_the_attention_keeps_its_multiprocessors_where_a_step_was_faster_so():
+def test_with_one_or_two_rows_the_attention_of_one_request_keeps_its_multiprocessors():
     plans = tuned_plans("NVIDIA H200", 2560, 10240, 2048)
     assert plans is not None
-    # The clusters of clustered.cu, of 8 blocks for each key head of one request.
+    # Two clusters of 8 blocks, one for each key head.
     assert [plan.spared for plan in plans if plan is not None] == [16, 16, 0, 0]
 
 

@@ -646,3 +646,4 @@ def test_a_hand_out_behind_an_audit_of_its_step_follows_from_what_that_saw():
     assert (first.rule, first.structure) == ("page-freed-twice", S.FREE_CALL)
     hand_out = next(finding for finding in others if finding.rule == "allocator-past-pool-end")
     assert (hand_out.structure, hand_out.confidence) == (None, C.POSSIBLE)
+    assert any("leak-audit" in piece.source and piece.value == 0 for piece in hand_out.evidence)

@@ -8,7 +8,7 @@
 //
 // Such launches in a row were faster, and a whole step slower, with: values that say that they are there everywhere, in
 // two places that launches take in turn; more of a deep product's rows under way; the sums of three tiles added at once;
-// and the next layer's first weights in the L2 cache while this one's last are multiplied.
+// and the next layer's first weights in the L2 cache while this one's last are multiplied. No rows of that are kept.
 //
 // kernel.py says what is defined, besides:
 //   PROGRAMS   blocks

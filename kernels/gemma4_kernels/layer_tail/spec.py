@@ -37,8 +37,8 @@ class TailPlan(NamedTuple):
         stages: Of the ring, of 8 rows each.
         in_flight: Stages that may be under way at a time.
         num_warps: Warps that multiply, at least 4; one more fills the ring.
-        spared: Multiprocessors that have no block of it: as many as the attention ahead takes, because a block on one
-            of those begins late, and all wait for it.
+        spared: Multiprocessors that have no block of it, for the attention ahead: a block on one of its begins late,
+            and all others wait for that.
     """
 
     stage_depth: int

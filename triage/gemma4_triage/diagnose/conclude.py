@@ -16,9 +16,9 @@
    Nor is a cause certain beside one that is likely of the same page or request, was seen no later and does not follow
    from it. Both say what would tell them apart.
 9. What names the last owner of an audit's page names those before it too.
-10. What was violated in an earlier step comes first, and of one step what a step comes to first: see `Access`. Of one
-    access the most certain does. What no dump shows comes before what is less certain. How the server served comes
-    after, and notes come last.
+10. What was violated in an earlier step comes first, and of one step what a step comes to first: see `Access`. An
+    audit ends its step: what an allocator hands out behind it is of the next one. Of one access the most certain does.
+    What no dump shows comes before what is less certain. How the server served comes after, and notes come last.
 
 | a finding of a log                 | becomes evidence of                                                        |
 |------------------------------------|----------------------------------------------------------------------------|

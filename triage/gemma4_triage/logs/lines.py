@@ -65,9 +65,8 @@ def blocks_of_lines(chunks: Iterable[bytes]) -> Iterator[Block]:
             lines = text.split(b"\n")
             long = sum(len(line) > MAX_LINE_BYTES for line in lines)
             text = b"\n".join(line[: MAX_LINE_BYTES + 1] for line in lines)
-        count = (
-            int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _NEWLINE)) + 1
-        )  # five times as fast as count
+        # Faster than bytes.count, which looks at one byte after the other.
+        count = int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _NEWLINE)) + 1
         yield Block(range(number, number + count), text, long=long)
         number += count
     if rest:

@@ -1,10 +1,11 @@
 """An allocator hands out a slot that its pool does not have; writes and reads outside the buffer follow from it."""
 
+from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import OUT_OF_RANGE, first_census
-from gemma4_triage.diagnose.evidence import lies_inside, said
+from gemma4_triage.diagnose.evidence import cell, lies_inside, said
 from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong, is_what_the_pool_gave
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
@@ -51,14 +52,14 @@ def find(incident: Incident) -> Finding | None:
     asked = _was_asked(dump)
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
-    follows = wrong.structure in _LISTS and _was_seen_before(incident, dump)
+    follows = _seen_before(incident, dump) if wrong.structure in _LISTS else ()
     return Finding(
         rule=ID,
         structure=None if follows else wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
         cause=_WRITTEN if mapped else _cause(asked, beyond) + (_SEEN if follows else _WHENCE.get(wrong.structure, "")),
         confidence=Confidence.POSSIBLE if follows else Confidence.CERTAIN,
-        evidence=(*evidence, *wrong.proof),
+        evidence=(*evidence, *wrong.proof, *follows),
         advice=(
             "Look at the free list and at what changed it: a free of foreign slots, a restore_state, a resized pool. "
             "free_pages_full and free_pages_swa are in the dump.",
@@ -102,16 +103,17 @@ def _is_from_before(dump: Dump) -> bool | None:
     return None if unproven or structure in _NOT_PROVEN else False
 
 
-def _was_seen_before(incident: Incident, dump: Dump) -> bool:
-    """Return whether an audit ahead of the call had the page on the free list already: who put it there is the cause.
+def _seen_before(incident: Incident, dump: Dump) -> tuple[Evidence, ...]:
+    """Return the page on the free list in an audit ahead of the call, if there is one: who put it there is the cause.
 
     Both write their dumps at once, so the older one looked first.
     """
     census = first_census(incident)
     if census is None or census.dumps[0].manifest.created_utc >= dump.manifest.created_utc:
-        return False
+        return ()
     pages = {offence.value // (dump.manifest.page_size or 1) for offence in dump.manifest.offences}
-    return any(one.page in pages for one in census.of(dump.manifest.pool_kind or "full", OUT_OF_RANGE))
+    listed = (one for one in census.of(dump.manifest.pool_kind or "full", OUT_OF_RANGE) if one.page in pages)
+    return tuple(cell(one.dump, TABLE, (one.row, 0), "the free list had it at the audit before") for one in listed)[:1]
 
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-"""Classes that a set of public incidents asked for: each once, and once beside what it must leave alone."""
+"""Classes that the 39th and 40th sets of public incidents asked for: each once, and beside what it must leave alone."""
 
 import pytest
 
