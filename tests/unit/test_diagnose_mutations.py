@@ -38,6 +38,17 @@ CASES = {
     "two-of-one-hand-out": ("mapping-differs", None, D.STALE, C.POSSIBLE),
     "row-of-a-bad-hand-out": ("unassigned-page", None, D.NEGATIVE, C.POSSIBLE),
     "row-index-past-the-table": ("index-outside-buffer", None, D.NEGATIVE, C.POSSIBLE),
+    "row-of-another-request": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
+    "row-index-and-the-next-batch": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
+    "rows-of-the-next-batch": ("unassigned-page", None, D.NEGATIVE, C.POSSIBLE),
+    "page-0-of-a-hand-out": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
+    "mapping-of-a-bad-hand-out": ("unassigned-page", None, D.NEGATIVE, C.POSSIBLE),
+    "kernel-lengths-past-the-row": ("index-outside-buffer", S.KERNEL_LENGTHS, D.FOREIGN, C.LIKELY),
+    "batch-lengths-swapped": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
+    "listed-twice-after-a-hand-out": ("free-list-entry-wrong", None, D.OFF_BY_ONE, C.POSSIBLE),
+    "held-twice-after-a-hand-out": ("free-list-entry-wrong", None, D.FOREIGN, C.POSSIBLE),
+    "group-freed-another-swa-page": ("freed-while-held", None, None, C.POSSIBLE),
+    "page-0-freed-for-a-lost-page": ("pages-leaked", None, D.LOST, C.POSSIBLE),
     "a-length-one-too-many": ("null-page-in-live-column", None, None, C.POSSIBLE),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -647,3 +658,52 @@ def test_a_hand_out_behind_an_audit_of_its_step_follows_from_what_that_saw():
     hand_out = next(finding for finding in others if finding.rule == "allocator-past-pool-end")
     assert (hand_out.structure, hand_out.confidence) == (None, C.POSSIBLE)
     assert any("leak-audit" in piece.source and piece.value == 0 for piece in hand_out.evidence)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "told"),
+    [
+        ("listed-twice-after-a-hand-out", 0, (None, C.POSSIBLE)),
+        ("listed-twice-after-a-hand-out", 1, (S.SWA_FREE_LIST, C.CERTAIN)),
+        # The page was handed out eight steps before the audit.
+        ("listed-twice-after-a-hand-out", 7, (S.SWA_FREE_LIST, C.CERTAIN)),
+        ("listed-twice-after-a-hand-out", 8, (None, C.POSSIBLE)),
+        ("held-twice-after-a-hand-out", 1, (S.FULL_FREE_LIST, C.LIKELY)),
+        ("group-freed-another-swa-page", 1, (S.FREE_CALL, C.LIKELY)),
+        ("page-0-freed-for-a-lost-page", 1, (S.FREE_CALL, C.LIKELY)),
+    ],
+)
+def test_what_may_have_come_out_of_a_call_since_the_audit_before_is_not_accused(tmp_path, name, steps, told):
+    kept = tmp_path / "kept"
+    shutil.copytree(KEPT / name, kept)
+    first = audited_every(kept, steps)
+    assert (first.structure, first.confidence) == told
+
+
+def test_a_row_that_the_table_has_nothing_of_was_read_for_another_batch(tmp_path):
+    """Where the row agrees with the table, two requests of one slot are what is wrong."""
+    dumps = dumps_of("rows-of-the-next-batch")
+    made = []
+    for dump in dumps:
+        rows = dump.tensor("request_rows").copy()
+        rows[0, :6] = dump.tensor("page_table")[0, :6]
+        made.append(changed(tmp_path, dump, request_rows=rows))
+    assert (named_of(*dumps)[0].structure, named_of(*made)[0].structure) == (None, S.ROW_INDICES)
+
+
+def test_what_swa_allocator_would_have_seen_handed_out_is_an_entry_of_the_map(tmp_path):
+    dump = dumps_of("mapping-of-a-bad-hand-out")[0]
+    guards = dict(dump.manifest.guards)
+    guards["patches"] = [*guards["patches"], {"id": "swa-allocator", "kind": "probe", "attached": True}]
+    watched = Dump(dump.path, dump.manifest.model_copy(update={"guards": guards}))
+    assert (named_of(dump)[0].structure, named_of(watched)[0].structure) == (None, S.SWA_MAPPING)
+
+
+def test_a_page_that_was_another_requests_is_one_freed_early_where_a_probe_looks_at_rows():
+    (dump,) = dumps_of("row-of-another-request")
+    guards = dict(dump.manifest.guards)
+    ids = ("swa-allocator", "request-rows")
+    guards["patches"] = [*guards["patches"], *({"id": one, "kind": "probe", "attached": True} for one in ids)]
+    watched = Dump(dump.path, dump.manifest.model_copy(update={"guards": guards}))
+    first = named_of(watched)[0]
+    assert (first.structure, first.defect) == (S.FREE_CALL, D.EARLY)

@@ -17,6 +17,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, tensor_or_none
+from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.finding import Evidence
 
@@ -140,13 +141,24 @@ class Census:
         pages = self.pages(pool)
         return page > 0 and (pages is None or page <= pages)
 
-    def given_now(self, one: Listed) -> bool:
-        """Return whether the page was handed out in the very step of the audit.
+    def given_now(self, one: Listed, before: int = 0) -> bool:
+        """Return whether the page was handed out in the very step of the audit, or in one of so many before it.
 
         What is handed out before a step begins has the number of the one before.
         """
         inside = one.suspect.alloc_site in OF_VERIFIES
-        return one.suspect.alloc_step is not None and one.suspect.alloc_step >= self.step - (0 if inside else 1)
+        return one.suspect.alloc_step is not None and one.suspect.alloc_step >= self.step - before - (not inside)
+
+    def given_instead(self, one: Listed, missing: Listed) -> bool:
+        """Return whether a hand-out since the audit before may have given this page in the place of the missing one.
+
+        With an audit after every step that is one of this step, at idle alone any since the missing page was freed.
+        """
+        manifest, given, freed = self.dumps[0].manifest, one.suspect.alloc_step, missing.suspect.free_step
+        every = Guards(manifest.dump_id, "guards.", manifest.guards).setting("leak_every")
+        if given is None or (freed is not None and freed > given):
+            return False
+        return every == 0 or self.given_now(one, every - 1 if isinstance(every, int) else 0)
 
 
 def keeps_prefixes(dump: Dump) -> bool:

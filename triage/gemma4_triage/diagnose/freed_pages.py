@@ -22,15 +22,20 @@ from gemma4_triage.diagnose.census import (
     Listed,
     first_census,
     invalid_defect,
+    lost_pages,
 )
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
+from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.hand_out import freed_before
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
+from gemma4_triage.diagnose.rule import calls_went_unseen
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _EVICTION = "evict_tree"
 _EDGES = "edges"
+_COUNTS = ("available", "evictable", "protected", "session_held", "uncached")
+"""Of the tokens of a pool: what an audit adds up."""
 _GOES_ON = (
     "A request goes on in a page that had been given back since it got its newest slot there: a free came too early."
 )
@@ -100,6 +105,31 @@ def lost_by_a_count(incident: Incident) -> Dump | None:
         return None
     later = (rows.manifest.step or 0) - (audit.manifest.step or 0)
     return audit if owners == {rows.manifest.scalars.get("request_slot")} and later in (0, 1) else None
+
+
+def others_are_lost(incident: Incident, *pools: str) -> bool:
+    """Return whether an audit of calls that nobody looked at misses pages of these pools.
+
+    What it found to be free, or given back, may have been so in their place: by a free, by its group or by a row.
+    """
+    census = first_census(incident)
+    missing = census is not None and any(census.of(pool, NOWHERE) for pool in pools)
+    return census is not None and missing and calls_went_unseen(census.dumps[0])
+
+
+def are_made_up_for(dump: Dump) -> bool:
+    """Return whether what an audit of calls that nobody looked at misses is made up for: its pool has all its tokens.
+
+    Then something else is on a list in the place of what is lost, or counted twice.
+    """
+    pools, scalars = {one.pool for one in lost_pages(dump) if one.fault == NOWHERE}, dump.manifest.scalars
+    counts = {pool: [scalars.get(f"{pool}_{name}") for name in (*_COUNTS, "total")] for pool in pools}
+    whole = any(
+        sum(parts) >= total
+        for *parts, total in counts.values()
+        if isinstance(total, int) and all(isinstance(part, int) for part in parts)
+    )
+    return whole and calls_went_unseen(dump)
 
 
 def nothing_happened(census: Census) -> bool:
@@ -438,6 +468,13 @@ def is_anothers(dump: Dump) -> bool:
     """Return whether the eviction of another request's window gave the page back."""
     by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
     return freed_by(dump) is Structure.WINDOW_EVICTION and None not in (by, of) and by != of
+
+
+def may_be_the_row(dump: Dump) -> bool:
+    """Return whether a page table's page was given back as another request's, and no probe looked at the row."""
+    by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
+    guards = Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards)
+    return None not in (by, of) and by != of and guards.attached("request-rows") is None
 
 
 def given_back(dump: Dump) -> tuple[Evidence, ...]:

@@ -11,13 +11,15 @@
 |                           |                                               | the list, where all of it is the same  |
 
 A request slot that is none of the table's, or one that two requests of a batch have, comes before all of these, and
-then a length of the row that is not what the batch says. Where a source is not in the dump or holds no page either,
-where the entry is where a row ends, or where it is of a page that this forward was handed out and no probe looked at
-hand-outs, nothing is said.
+then a length of the row that is not what the batch says, or, where the table ends as the row does, not where the row
+has the page of its newest token. Where a source is not in the dump or holds no page either, where the entry is where a
+row ends, where it is of a page that this forward was handed out and no probe looked at hand-outs, or where row and
+table agree nowhere, so that the row was read for another batch, nothing is said.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,13 +45,14 @@ class Wrong:
         structure: What is wrong; None where the dump does not say.
         defect: In which way.
         proof: The source that says otherwise; empty where nothing was held against the entry.
-        handed_out: Whether this forward writes there, and no probe looked at what was handed out: it may be that.
+        unsure: Whether something else may be wrong: this forward writes there, and no probe looked at what was handed
+            out, or the requests' rows were read for another batch.
     """
 
     structure: Structure | None
     defect: Defect | None = None
     proof: tuple[Evidence, ...] = ()
-    handed_out: bool = False
+    unsure: bool = False
 
 
 def where_wrong(dump: Dump, bad: Offence | None = None) -> Wrong:
@@ -93,6 +96,8 @@ class _Source:
         if slot < 0:
             said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which no table has"),)
             return Wrong(Structure.ROW_INDICES, Defect.NEGATIVE, said)
+        if self._rows_of_another_batch():
+            return Wrong(None, self._defect(), unsure=True)
         live = slots[slots > 0]
         if self._dump.manifest.role == "target" and slot > 0 and int((live == slot).sum()) > 1:
             said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which another row has too"),)
@@ -103,17 +108,47 @@ class _Source:
             return Wrong(Structure.ROW_INDICES, Defect.STALE, said)
         return None
 
+    def _rows_of_another_batch(self) -> bool:
+        """Return whether the full table and the request's row have no page in common at the same place.
+
+        Where neither has any to tell, the whole batch's are asked. With overlap the next batch may have its request
+        slots where this one had them, when a dump is written.
+        """
+        table, rows = tensor_or_none(self._dump, FULL), tensor_or_none(self._dump, ROWS)
+        if table is None or rows is None or table.ndim != 2 or table.shape != rows.shape:
+            return False
+        telling = self._telling(table, rows, [self._bad.row]) or self._telling(table, rows, range(table.shape[0]))
+        return bool(telling) and not any(telling)
+
+    def _telling(self, table: Any, rows: Any, which: Iterable[int]) -> list[bool]:
+        """Return where both have a page in live columns of these rows, and whether it is the same one."""
+        pairs = [
+            (int(table[row, at]), int(rows[row, at]))
+            for row in which
+            if 0 <= row < table.shape[0]
+            for at in range(self._live(table.shape[1], row))
+            if (row, at) != (self._bad.row, self._bad.column)
+        ]
+        pages = range(1, self._dump.manifest.extents.get("pages_full_pool", 1 << 31))
+        return [one == other for one, other in pairs if one in pages and other in pages]
+
     def _of_length(self) -> Wrong | None:
         told, believed = tensor_or_none(self._dump, LENGTHS), tensor_or_none(self._dump, BELIEVED)
         row = self._bad.row
-        if told is None or believed is None or told.shape != believed.shape or not 0 <= row < told.shape[0]:
+        if told is None or not 0 <= row < told.shape[0]:
             return None
-        given, expected = told.tolist(), believed.tolist()
-        if given[row] == expected[row]:
+        given = told.tolist()
+        if believed is not None and believed.shape == told.shape:
+            expected, source, where, meaning = believed.tolist(), BELIEVED, (row,), "keys of that row by the batch"
+        else:
+            expected = [self._ends_at(number, one) for number, one in enumerate(given)]
+            source, where = ROWS, (row, (expected[row] - 1) // self._page_size)
+            meaning = f"has the page of its newest token, at which its table ends: it has {expected[row]} keys"
+        if given[row] == expected[row] or (source == ROWS and not self._built_to(expected[row])):
             return None
         proof = (
             cell(self._dump, LENGTHS, (row,), "keys of that row, as the kernel is told"),
-            cell(self._dump, BELIEVED, (row,), "keys of that row by the batch"),
+            cell(self._dump, source, where, meaning),
         )
         others = [number for number, value in enumerate(expected) if number != row and value == given[row]]
         defect = None
@@ -128,6 +163,29 @@ class _Source:
         elif others:
             defect = Defect.FOREIGN
         return Wrong(Structure.KERNEL_LENGTHS, defect, proof)
+
+    def _ends_at(self, row: int, told: int) -> int:
+        """Return how many keys a request has by where its row has the page of its newest token; `told` if not known."""
+        writes, rows = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, ROWS)
+        if writes is None or rows is None or writes.ndim != 2 or self._dump.manifest.role != "target":
+            return told
+        if not row < min(writes.shape[0], rows.shape[0]):
+            return told
+        page, offset = divmod(int(writes[row, -1]), self._page_size)
+        places = [column for column, one in enumerate(rows[row].tolist()) if one == page and page > 0]
+        return places[0] * self._page_size + offset + 1 if len(places) == 1 else told
+
+    def _built_to(self, keys: int) -> bool:
+        """Return whether the full table has nothing of the bad entry's row behind so many keys, and the row has.
+
+        With a wrong length of the batch, which the table is built by, it would have what stands there.
+        """
+        table, rows = tensor_or_none(self._dump, FULL), tensor_or_none(self._dump, ROWS)
+        if table is None or rows is None or table.ndim != 2 or table.shape != rows.shape:
+            return False
+        built, held = table[self._bad.row].tolist(), rows[self._bad.row].tolist()
+        behind = range(-(-keys // self._page_size), self._live(len(held)))
+        return self._bad.column in behind and held[self._bad.column] > 0 and all(held[at] != built[at] for at in behind)
 
     def _columns(self) -> int:
         """Return how many columns the full layers' table has; as many as can be where the dump has none."""
@@ -145,6 +203,9 @@ class _Source:
             return self._of_full_table()
         if (twice := self._twice_in_row(full)) is not None:
             return twice
+        if self._is_written_now():
+            # The allocator wrote the map in the call that handed the page out.
+            return Wrong(None, self._defect(full), unsure=True)
         proof = self._said(FULL, "the full page that the map was asked for: a real one")
         return Wrong(Structure.SWA_MAPPING, self._defect(full), proof)
 
@@ -154,6 +215,9 @@ class _Source:
             return Wrong(None, self._defect())
         value = self._bad.value if self._bad.table == FULL else self._at(FULL)
         if held != value:
+            if self._is_written_now() and value in self._written_pages():
+                # The table has what was handed out; the row may have been written since.
+                return Wrong(None, self._defect(), unsure=True)
             proof = self._said(ROWS, "what the request's row says")
             # Neither is a page: which of them was wrong first is not known.
             return Wrong(Structure.FULL_TABLE if held > 0 else None, self._defect(), proof)
@@ -161,7 +225,7 @@ class _Source:
             # A length that reaches further than what was allocated looks alike.
             return Wrong(None, self._defect())
         if self._is_written_now():
-            return Wrong(None, self._defect(), handed_out=True)
+            return Wrong(None, self._defect(), unsure=True)
         return Wrong(
             Structure.REQUEST_ROW, self._defect(), self._said(ROWS, "the request's own row, which says so too")
         )
@@ -224,11 +288,12 @@ class _Source:
             return None
         return table[row, : self._live(table.shape[1])] if whole_row else int(table[row, column])
 
-    def _live(self, columns: int) -> int:
-        lengths = tensor_or_none(self._dump, LENGTHS)
-        if lengths is None or not 0 <= self._bad.row < len(lengths):
+    def _live(self, columns: int, row: int | None = None) -> int:
+        """Return how many columns of a row are live; of the bad entry's if no row is named."""
+        lengths, row = tensor_or_none(self._dump, LENGTHS), self._bad.row if row is None else row
+        if lengths is None or not 0 <= row < len(lengths):
             return columns
-        return min(max(-(-int(lengths[self._bad.row]) // self._page_size), 1), columns)
+        return min(max(-(-int(lengths[row]) // self._page_size), 1), columns)
 
     def _at_the_end(self) -> bool:
         """Return whether the row holds nothing from this entry on."""
@@ -257,6 +322,15 @@ class _Source:
             return False
         length = int(lengths[row])
         return (length - tokens) // self._page_size <= self._bad.column <= (length - 1) // self._page_size
+
+    def _written_pages(self) -> set[int]:
+        """Return the full pages in which this forward stores keys of the bad entry's row."""
+        writes, begins = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, f"{WRITES}_indptr")
+        row, count = self._bad.row, self._stored(self._bad.row)
+        if writes is None or not count:
+            return set()
+        slots = writes[row] if writes.ndim == 2 else writes[int(begins[row]) : int(begins[row + 1])]
+        return set((slots // self._page_size).ravel().tolist())
 
     def _stored(self, row: int) -> int:
         """Return of how many tokens of a row this forward stores the keys."""

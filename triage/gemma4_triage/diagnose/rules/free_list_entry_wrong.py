@@ -3,7 +3,17 @@
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import NOWHERE, OUT_OF_RANGE, Census, Listed, first_census, invalid_defect, single
+from gemma4_triage.diagnose.census import (
+    FREE_AND_HELD,
+    HELD_TWICE,
+    NOWHERE,
+    OUT_OF_RANGE,
+    Census,
+    Listed,
+    first_census,
+    invalid_defect,
+    single,
+)
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import listed_while_in_use, nothing_happened, stranger_defect, strangers
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
@@ -39,7 +49,9 @@ def find(incident: Incident) -> Finding | None:
             continue
         strange = strangers(census, pool)
         if len(strange) <= 1:
-            return _finding(incident, census, pool, missing, single(strange))
+            other = single(strange) or single(census.of(pool, HELD_TWICE, FREE_AND_HELD))
+            given = other is not None and (other in strange or census.given_instead(other, missing))
+            return _finding(incident, census, pool, missing, other if given else None)
     return None
 
 
@@ -65,8 +77,8 @@ def _of_start(incident: Incident, pool: str, first: Listed) -> Finding:
 
 
 def _finding(incident: Incident, census: Census, pool: str, missing: Listed, strange: Listed | None) -> Finding:
-    # Handed out in this very step, the stranger may also be what a hand-out was turned into.
-    given_now = strange is not None and census.given_now(strange)
+    # Handed out since the audit before, the stranger may also be what a hand-out was turned into.
+    given_now = strange is not None and census.given_instead(strange, missing)
     lost_in = f"{pool}_lost_in"
     told = missing.dump.manifest.scalars.get(lost_in) if given_now else None
     now, by_call, was_twice = given_now and told is None, told == "hand-out", told == "listed twice"

@@ -14,6 +14,7 @@ from gemma4_triage.diagnose.freed_pages import (
     handed_out_since,
     holder_has_ended,
     of_request_slots,
+    others_are_lost,
     was_freed,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -24,8 +25,9 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 ID = "freed-while-held"
 _PAGES = (
     "Pages are free although a request or the prefix cache still reads them, so the next owner overwrites them: "
-    "somebody freed more than was his."
+    "somebody freed more than was his"
 )
+_INSTEAD = ", or one in the place of another, which is lost: a free, its group or a row that it followed names that."
 _SLOTS = (
     "A request slot is on the list of free ones although its request runs, so that the next request may get the same "
     "row of req_to_token: it was given back too early or twice, or something else wrote the list."
@@ -42,12 +44,13 @@ def find(incident: Incident) -> Finding | None:
     if (again := handed_out_in_use(dump, held)) is not None:
         return given_in_use(incident, dump, again, ID)
     of_slots = of_request_slots(dump, FREE_AND_HELD)
+    instead = bool(held) and others_are_lost(incident, held[0].pool)
     return Finding(
         rule=ID,
-        structure=None if of_slots else Structure.FREE_CALL,
-        defect=None if of_slots else Defect.EARLY,
-        cause=_SLOTS if of_slots else _PAGES,
-        confidence=Confidence.CERTAIN,
+        structure=None if of_slots or instead else Structure.FREE_CALL,
+        defect=None if of_slots or instead else Defect.EARLY,
+        cause=_SLOTS if of_slots else _PAGES + (_INSTEAD if instead else "."),
+        confidence=Confidence.POSSIBLE if instead else Confidence.CERTAIN,
         evidence=_evidence(dump, "request slots" if of_slots else "pages"),
         advice=(
             "The ledger keeps no history of request slots: look at who calls ReqToTokenPool.free, and how often."
@@ -66,7 +69,7 @@ def _never_freed(incident: Incident, dump: Dump, first: Suspect) -> Finding:
         cause=(
             f"The free list of the {first.pool} pool holds pages that a request or the prefix cache still reads, and "
             "nobody gave them back since they were handed out: what is wrong is the list, "
-            + ("or the hand-out of this very step." if now else "not a free.")
+            + ("or a hand-out that nobody saw." if now else "not a free.")
         ),
         confidence=Confidence.POSSIBLE if now else Confidence.CERTAIN,
         evidence=_evidence(dump),
@@ -76,14 +79,16 @@ def _never_freed(incident: Incident, dump: Dump, first: Suspect) -> Finding:
 
 
 def _was_given_now(incident: Incident, page: Suspect) -> bool:
-    """Return whether the page may have been handed out in another's place, in the step of the audit.
+    """Return whether the page may have been handed out in another's place since the audit before.
 
     That one was free, and is nowhere: the list named another page, or the hand-out did.
     """
     census = first_census(incident)
-    if census is None or not any(one.was_free for one in census.of(page.pool, NOWHERE)):
+    missing = () if census is None else [one for one in census.of(page.pool, NOWHERE) if one.was_free]
+    if census is None or not missing:
         return False
-    return any(one.page == page.page and census.given_now(one) for one in census.of(page.pool, FREE_AND_HELD))
+    held = [one for one in census.of(page.pool, FREE_AND_HELD) if one.page == page.page]
+    return any(census.given_instead(one, other) for one in held for other in missing)
 
 
 def _evidence(dump: Dump, what: str = "pages") -> tuple[Evidence, ...]:

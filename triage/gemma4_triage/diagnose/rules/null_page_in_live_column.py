@@ -4,7 +4,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers
+from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers, may_be_the_row
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import Wrong, where_wrong
@@ -22,6 +22,10 @@ _FREED = (
 _OF_ANOTHER = (
     "An SWA page was given back while its request still needs it, by the eviction of another request's window: that "
     "named a page that is not its own."
+)
+_ROW_OR_FREE = (
+    "An SWA page was given back as another request's than the one that needs it now: that call named a page of this "
+    "request, or the row of this one has a page of that. Which of them is not known."
 )
 _GIVEN = (
     "The sliding-window pool handed out its null page, and the map has what it gave: page 0 was on that pool's free "
@@ -63,16 +67,18 @@ def find(incident: Incident) -> Finding | None:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row"),)
     wrong = where_wrong(dump)
     of_map, scalars = wrong.structure is Structure.SWA_MAPPING, dump.manifest.scalars
+    of_map |= wrong.unsure and offences[0].table == "swa_page_table"
     freed, given = of_map and scalars.get("peer_given_back") is True, of_map and scalars.get("null_page_given") is True
-    structure = freed_by(dump) if freed else None if given else wrong.structure
+    by_other = freed and may_be_the_row(dump)
+    structure = None if by_other else freed_by(dump) if freed else None if given else wrong.structure
     defect = wrong.defect if structure else Defect.ZERO
-    if freed:
+    if freed and not by_other:
         defect = None if is_anothers(dump) else Defect.EARLY
     return Finding(
         rule=ID,
         structure=structure,
         defect=defect,
-        cause=_OF_ANOTHER if freed and defect is None else _cause(wrong, freed, given),
+        cause=_ROW_OR_FREE if by_other else _OF_ANOTHER if freed and defect is None else _cause(wrong, freed, given),
         confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),

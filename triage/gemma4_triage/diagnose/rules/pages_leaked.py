@@ -5,9 +5,10 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import GIVEN, NOWHERE, keeps_prefixes
+from gemma4_triage.diagnose.census import GIVEN, NOWHERE, keeps_prefixes, lost_pages
 from gemma4_triage.diagnose.evidence import cell, readable_events, said
 from gemma4_triage.diagnose.freed_pages import (
+    are_made_up_for,
     cache_has_the_full_page,
     lost_by_a_count,
     lost_request_slots,
@@ -59,6 +60,7 @@ def find(incident: Incident) -> Finding | None:
         and first is not None
         and first.owner is not None
         and first.last_event in ("owned", "handed_out")
+        and not are_made_up_for(dump)
     )
     given = _given_to_cache(dump)
     evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))
@@ -86,10 +88,7 @@ def find(incident: Incident) -> Finding | None:
 
 def _given_to_cache(dump: Dump) -> bool:
     """Return whether the cache was given all that is lost of the full pool, and nobody asked for any of it back."""
-    try:
-        lost = [one for one in suspects(dump) if one.fault == "nowhere" and one.pool == "full"]
-    except DumpError:
-        return False
+    lost = [one for one in lost_pages(dump) if one.fault == "nowhere" and one.pool == "full"]
     return bool(lost) and all(one.last_event == GIVEN for one in lost)
 
 
