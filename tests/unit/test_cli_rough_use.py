@@ -419,3 +419,9 @@ def test_an_interrupt_before_the_command_began_says_so_too(cli, monkeypatch, int
     code, out, err = cli("doctor", *["--json"] * as_json)
     assert (code, err) == (130, "error: interrupted\n")
     assert (json.loads(out)["message"] if as_json else out) == ("interrupted" if as_json else "")
+
+
+@pytest.mark.parametrize("value", ["x", "a'b", "trap, contain"])
+def test_a_value_that_is_no_choice_is_said_plainly_with_the_choices(cli, value):
+    code, _, err = cli("repro", "mutations", "--probes", value)
+    assert (code, err) == (2, f"error: --probes {value!r} is no choice\nhint: choices: trap, contain\n")

@@ -49,6 +49,12 @@ CASES = {
     "held-twice-after-a-hand-out": ("free-list-entry-wrong", None, D.FOREIGN, C.POSSIBLE),
     "group-freed-another-swa-page": ("freed-while-held", None, None, C.POSSIBLE),
     "page-0-freed-for-a-lost-page": ("pages-leaked", None, D.LOST, C.POSSIBLE),
+    "row-index-negative-and-the-next-batch": ("index-outside-buffer", None, D.PAST_END, C.POSSIBLE),
+    "prompt-page-lost-by-a-length": ("pages-leaked", None, D.LOST, C.POSSIBLE),
+    "eviction-twice-seen-at-idle": ("page-freed-twice", None, D.DUPLICATE, C.POSSIBLE),
+    "mapping-foreign-seen-at-idle": ("page-freed-twice", None, D.DUPLICATE, C.POSSIBLE),
+    "length-shorter-than-its-row": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
+    "freed-in-a-later-life": ("freed-while-held", None, None, C.POSSIBLE),
     "a-length-one-too-many": ("null-page-in-live-column", None, None, C.POSSIBLE),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -671,6 +677,10 @@ def test_a_hand_out_behind_an_audit_of_its_step_follows_from_what_that_saw():
         ("held-twice-after-a-hand-out", 1, (S.FULL_FREE_LIST, C.LIKELY)),
         ("group-freed-another-swa-page", 1, (S.FREE_CALL, C.LIKELY)),
         ("page-0-freed-for-a-lost-page", 1, (S.FREE_CALL, C.LIKELY)),
+        ("prompt-page-lost-by-a-length", 1, (S.TREE_NODE, C.LIKELY)),
+        ("eviction-twice-seen-at-idle", 1, (S.FREE_CALL, C.CERTAIN)),
+        ("mapping-foreign-seen-at-idle", 1, (S.FREE_CALL, C.CERTAIN)),
+        ("freed-in-a-later-life", 1, (S.FREE_CALL, C.LIKELY)),
     ],
 )
 def test_what_may_have_come_out_of_a_call_since_the_audit_before_is_not_accused(tmp_path, name, steps, told):
@@ -707,3 +717,30 @@ def test_a_page_that_was_another_requests_is_one_freed_early_where_a_probe_looks
     watched = Dump(dump.path, dump.manifest.model_copy(update={"guards": guards}))
     first = named_of(watched)[0]
     assert (first.structure, first.defect) == (S.FREE_CALL, D.EARLY)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"), [(9, (S.ROW_INDICES, D.PAST_END, C.LIKELY)), (10, (None, D.ZERO, C.POSSIBLE))]
+)
+def test_a_request_slot_past_the_rows_that_there_are_is_what_is_wrong(tmp_path, rows, told):
+    (dump,) = dumps_of("page-0-of-a-hand-out")[:1]
+    slots = dump.tensor("request_slots").copy()
+    slots[dump.manifest.offences[0].row] = 9
+    extents = {**dump.manifest.extents, "rows_of_requests": rows}
+    dump = Dump(dump.path, dump.manifest.model_copy(update={"extents": extents}))
+    first = named_of(changed(tmp_path, dump, request_slots=slots))[0]
+    assert (first.structure, first.defect, first.confidence) == told
+
+
+@pytest.mark.parametrize("page", [None, 77])
+def test_what_an_audit_says_again_of_other_pages_is_no_repetition(tmp_path, page):
+    dumps = dumps_of("free-lost")
+    leak = next(dump for dump in dumps if dump.manifest.verdict == "pool_leak")
+    later = {"dump_id": f"{leak.manifest.dump_id}9", "step": leak.manifest.step + 9}
+    table = leak.tensor("suspects").copy()
+    table[:, COLUMNS.index("page")] = table[:, COLUMNS.index("page")] if page is None else page
+    again = changed(tmp_path, Dump(leak.path, leak.manifest.model_copy(update=later)), suspects=table)
+    first, *others = named_of(*dumps, again)
+    assert not others
+    told = [piece.value for piece in first.evidence if piece.source == later["dump_id"]]
+    assert told == ([] if page is None else [page])

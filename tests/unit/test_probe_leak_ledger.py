@@ -421,6 +421,29 @@ def test_dump_mode_writes_one_dump_and_goes_on(swa, guard):
     assert [event["kind"] for event in dump.events()][:1] == ["handed_out"]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("freed", "are on the list of free request slots while a request or a session has them"),
+        ("twice", "are on the list of free request slots more than once"),
+        ("lost", "belong to no request and are not on the list of free ones"),
+        ("beyond", "are on the list of free request slots and no rows of req_to_token for requests"),
+    ],
+)
+def test_of_request_slots_no_list_of_pages_is_spoken(swa, guard, change, said):
+    running = held(swa.start(prompt(1, 40))).req_pool_idx
+    free = swa.rows.free_slots
+    if change == "lost":
+        free.pop()
+    else:
+        free.append({"freed": running, "twice": free[-1], "beyond": 99}[change])
+    found = swa.audit()
+    report(found, [one for one in found.findings if one.pool == "requests"], "idle", Leak.DUMP, guard)
+    summaries = [entry.manifest.summary for entry in DumpStore(guard.root).list()]
+    assert any(said in summary for summary in summaries)
+    assert not any("page" in summary.partition(".")[0] for summary in summaries)
+
+
 @pytest.mark.parametrize("page", [0, 21, -3])
 def test_a_stranger_on_the_free_list_leaves_its_evidence(swa, guard, page):
     """Page 0, or one that the pool does not have: no ledger has a history of it."""

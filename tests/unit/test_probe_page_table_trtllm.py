@@ -100,9 +100,12 @@ class TestEager:
         backend.req_to_token[1, 16] = -16
         backend._swa_kv_pool = None
         backend.kept_runner.model = torch.nn.ModuleList([attention(FULL)])
+        backend.kept_runner.req_to_token_pool = backend.req_to_token_pool
         with pytest.raises(TrappedViolation, match=r"page -1 of 161") as caught:
             build(backend, batch([33]))
-        assert read_dump(caught.value.dump).manifest.verdict == "negative"
+        manifest = read_dump(caught.value.dump).manifest
+        assert manifest.verdict == "negative"
+        assert manifest.extents["rows_of_requests"] == backend.req_to_token.shape[0]
 
     def test_prefill_is_checked_too(self, attach, backend, swa_allocator):
         attach("trap", "page-table", *STAND_INS)

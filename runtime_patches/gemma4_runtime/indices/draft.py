@@ -116,6 +116,7 @@ def _draft(
             ("pages_in_buffer" if array.paged else "slots_in_buffer"): use.bound,
             **({"table_columns": int(array.values.shape[1])} if array.paged else {}),
             **extents(build.pool, build.page_size),
+            **_rows_of_requests(build),
         },
         tensors=_tensors(build, use, held),
         scalars={
@@ -204,14 +205,23 @@ def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, An
     return found
 
 
+def _req_to_token(build: Build) -> torch.Tensor | None:
+    return getattr(getattr(runner_of(build.backend), "req_to_token_pool", None), "req_to_token", None)
+
+
+def _rows_of_requests(build: Build) -> dict[str, int]:
+    """Return how many rows req_to_token has, so that a request slot past it can be told; empty if that is not known."""
+    table = _req_to_token(build)
+    return {} if table is None else {"rows_of_requests": int(table.shape[0])}
+
+
 def _request_rows(build: Build) -> TensorPayload | None:
     """Return the pages that each row's request has by req_to_token now, int64 [rows, columns]; None if unknown.
 
     A row whose request slot is none of the table's is -1 throughout. Held against the table, this says which of the two
     is wrong.
     """
-    runner = runner_of(build.backend)
-    table = getattr(getattr(runner, "req_to_token_pool", None), "req_to_token", None)
+    table = _req_to_token(build)
     # Lists of slots have an entry for each token: their rows would be as large again.
     if table is None or not build.rows or not any(array.paged for array in build.arrays):
         return None

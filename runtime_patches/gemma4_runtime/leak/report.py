@@ -40,6 +40,15 @@ _WORDS = {
     Fault.FREED_BY_OTHER: "were given back by a request that they were not of",
     Fault.HELD_OUTSIDE: "are held by somebody and are no pages of this pool",
 }
+# Request slots are rows of req_to_token: what lists the free ones is ReqToTokenPool.free_slots.
+_WORDS_OF_SLOTS = {
+    Fault.NOWHERE: "belong to no request and are not on the list of free ones",
+    Fault.FREE_TWICE: "are on the list of free request slots more than once",
+    Fault.FREE_AND_HELD: "are on the list of free request slots while a request or a session has them",
+    Fault.HELD_TWICE: "are of two requests or sessions",
+    Fault.OUT_OF_RANGE: "are on the list of free request slots and no rows of req_to_token for requests",
+    Fault.HELD_OUTSIDE: "are of a request or a session and no rows of req_to_token for requests",
+}
 
 
 def report(audit: Audit, findings: Iterable[Finding], site: str, leak: Leak, guard: Guard) -> None:
@@ -105,18 +114,23 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
 
 
 def _sentence(finding: Finding, audit: Audit) -> str:
+    of_slots = finding.pool == REQUEST_SLOTS
     if finding.fault is Fault.UNBALANCED:
-        return f"every page of the {finding.pool} pool is in one place, and what SGLang counts of it does not add up"
+        every = "request slot" if of_slots else f"page of the {finding.pool} pool"
+        return f"every {every} is in one place, and what SGLang counts of them does not add up"
     if finding.fault is Fault.HELD_NULL:
-        return f"page 0, which is for padding, is held in {int(finding.places[0])} places of the {finding.pool} pool"
+        places = int(finding.places[0])
+        if of_slots:
+            return f"request slot 0, which is for padding, is of {places} request{'s' if places > 1 else ''}"
+        return f"page 0, which is for padding, is held in {places} places of the {finding.pool} pool"
     (row,) = suspects([Finding(finding.fault, finding.pool, finding.pages[:1], finding.places[:1])], audit.ledger)
     first = dict(zip(COLUMNS, row.tolist(), strict=True))
-    count, noun = finding.pages.size, "request slot" if finding.pool == REQUEST_SLOTS else f"{finding.pool} page"
-    words = _WORDS[finding.fault]
-    if finding.fault is Fault.NOWHERE and first["last_event"] == LastEvent.FREED:
+    count, noun = finding.pages.size, "request slot" if of_slots else f"{finding.pool} page"
+    words = _WORDS_OF_SLOTS[finding.fault] if of_slots else _WORDS[finding.fault]
+    if finding.fault is Fault.NOWHERE and not of_slots and first["last_event"] == LastEvent.FREED:
         words = "were given back, and no free list has them"
     said = f"{count} {noun}{'s' if count > 1 else ''}, first {first['page']}: {words}"
-    if finding.pool == REQUEST_SLOTS or finding.fault in (Fault.OUT_OF_RANGE, Fault.HELD_OUTSIDE):
+    if of_slots or finding.fault in (Fault.OUT_OF_RANGE, Fault.HELD_OUTSIDE):
         return said
     owner = "owner unknown"
     if first["owner_slot"] > 0:

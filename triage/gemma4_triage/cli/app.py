@@ -225,6 +225,10 @@ def _with_folder(hint: str, words: Sequence[str]) -> str:
     return re.sub(r"gemma4-triage dumps (list|verify DUMP)(?! --dir)", rf"\g<0> --dir {shlex.quote(given[-1])}", hint)
 
 
+# What typer says of a value that an option does not take, with pydantic's own words in it.
+_NO_CHOICE = re.compile(r"Invalid value for '(\S+)'.*?: (?:Value error, )?(.+) is not one of ('.*')\.", re.DOTALL)
+
+
 def _fail_usage(error: Any, words: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
     if context is not None and getattr(error, "possibilities", None):
@@ -236,6 +240,10 @@ def _fail_usage(error: Any, words: Sequence[str]) -> int:
         # Asking for nothing gets the help, and is still not a successful run.
         print_plain(message)
         return ExitCode.USAGE
+    if (no_choice := _NO_CHOICE.fullmatch(message)) is not None:
+        name, value, choices = no_choice.groups()
+        hint = "choices: " + choices.replace("'", "")
+        return _fail(f"{name} {value} is no choice", hint, ExitCode.USAGE, words)
     command = getattr(context, "command_path", None) or _command_of(words)
     meant = _meant_to_read(message, command, words) if command in _READERS else None
     return _fail(message, meant or f"{command} --help shows the usage", ExitCode.USAGE, words)

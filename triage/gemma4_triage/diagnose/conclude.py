@@ -15,7 +15,8 @@
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
    Nor is a cause certain beside one that is likely of the same page or request, was seen no later and does not follow
    from it. Both say what would tell them apart.
-9. What names the last owner of an audit's page names those before it too.
+9. What names the last owner of an audit's page names those before it too. An audit that says the same again of other
+   pages is no repetition: one of those pages is evidence too.
 10. What was violated in an earlier step comes first, and of one step what a step comes to first: see `Access`. An
     audit ends its step: what an allocator hands out behind it is of the next one. Of one access the most certain does.
     What no dump shows comes before what is less certain. How the server served comes after, and notes come last.
@@ -38,7 +39,7 @@ from gemma4_triage.diagnose.census import owners_before
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, resting_on, said
 from gemma4_triage.diagnose.incident import PROCESS_END, Access, Incident
 from gemma4_triage.diagnose.rules import injected_fault
-from gemma4_triage.diagnose.subjects import began, is_of_same, seen
+from gemma4_triage.diagnose.subjects import began, is_of_same, said_again, seen
 from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, more_certain, ranked
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
@@ -65,7 +66,9 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
     every = _account_for_faults(_join_logs(ranked(found), from_logs, incident))
     held = (_hold_against_fix(finding, incident) for finding in every)
     vouched = [_hold_against_damage(finding, incident) for finding in held]
-    named = (_with_all_owners(finding, incident) for finding in hold_against_each_other(vouched, incident))
+    named = [_with_all_owners(finding, incident) for finding in hold_against_each_other(vouched, incident)]
+    for at, piece in said_again(named, incident):
+        named[at] = named[at].model_copy(update={"evidence": (*named[at].evidence, piece)})
     return _in_order(named, incident)
 
 

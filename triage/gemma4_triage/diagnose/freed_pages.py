@@ -22,6 +22,7 @@ from gemma4_triage.diagnose.census import (
     Listed,
     first_census,
     invalid_defect,
+    keeps_prefixes,
     lost_pages,
 )
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
@@ -107,25 +108,39 @@ def lost_by_a_count(incident: Incident) -> Dump | None:
     return audit if owners == {rows.manifest.scalars.get("request_slot")} and later in (0, 1) else None
 
 
-def others_are_lost(incident: Incident, *pools: str) -> bool:
-    """Return whether an audit of calls that nobody looked at misses pages of these pools.
+def others_are_lost(incident: Incident, pool: str) -> bool:
+    """Return whether an audit of calls that nobody looked at misses pages of this pool.
 
     What it found to be free, or given back, may have been so in their place: by a free, by its group or by a row.
     """
     census = first_census(incident)
-    missing = census is not None and any(census.of(pool, NOWHERE) for pool in pools)
-    return census is not None and missing and calls_went_unseen(census.dumps[0])
+    return census is not None and bool(census.of(pool, NOWHERE)) and calls_went_unseen(census.dumps[0])
 
 
-def are_made_up_for(dump: Dump) -> bool:
-    """Return whether what an audit of calls that nobody looked at misses is made up for: its pool has all its tokens.
+def was_handed_out_before(dump: Dump, held: Sequence[Suspect]) -> bool:
+    """Return whether such a page had an owner before its last, and nobody looked at the calls in between.
 
-    Then something else is on a list in the place of what is lost, or counted twice.
+    It may have been given back twice as it was that one's: the list then has it once more since.
+    """
+    try:
+        past = lives(dump)
+    except DumpError:
+        return False
+    return calls_went_unseen(dump) and any(len(past.get((one.pool, one.page), ())) > 1 for one in held)
+
+
+def may_be_kept(dump: Dump) -> bool:
+    """Return whether what an audit of calls that nobody looked at misses need not be what an owner did not give back.
+
+    If its pool has all its tokens, something else is on a list in its place, or counted twice. What was handed out for
+    prompts a prefix cache may have, or a count of the request's does not reach it.
     """
     if not calls_went_unseen(dump):
         return False
-    scalars = dump.manifest.scalars
-    for pool in {one.pool for one in lost_pages(dump) if one.fault == NOWHERE}:
+    scalars, lost = dump.manifest.scalars, [one for one in lost_pages(dump) if one.fault == NOWHERE]
+    if keeps_prefixes(dump) and all(one.alloc_site == "alloc_for_extend" for one in lost):
+        return True
+    for pool in {one.pool for one in lost}:
         parts, total = [scalars.get(f"{pool}_{name}") for name in _COUNTS], scalars.get(f"{pool}_total")
         counted = [part for part in parts if isinstance(part, int)]
         if isinstance(total, int) and len(counted) == len(parts) and sum(counted) >= total:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose.census import FREE_AND_HELD, FREED_AGAIN, TWICE_FREE, lost_pages
-from gemma4_triage.diagnose.evidence import is_guard, resting_on, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, is_guard, resting_on, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Access, Incident, Place
-from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _PAGES = {"page_table": "full", "swa_page_table": "swa"}
 _SLOTS = {"out_cache_loc": "full", "swa_out_cache_loc": "swa", "rows": "full", "last_loc": "full"}
@@ -62,6 +63,28 @@ def subject_of(finding: Finding, incident: Incident) -> Subject:
     return Subject(
         frozenset(one for one in pages if one[1] > 0), frozenset(request for request in requests if request > 0)
     )
+
+
+def said_again(found: Sequence[Finding], incident: Incident) -> Iterator[tuple[int, Evidence]]:
+    """Yield what a later audit said again of pages that no dump of that verdict named before, and of which finding.
+
+    An audit says nothing twice of a page: such a dump is no mere repetition. The number is that of the finding.
+    """
+    resting = [resting_on([finding], incident) for finding in found]
+    of_each = [set(subject_of(finding, incident).pages) for finding in found]
+    accounted = frozenset[str]().union(*resting)
+    for dump in incident.of(rule=LEAK):
+        if dump.manifest.dump_id in accounted:
+            continue
+        at = next((at for at, names in enumerate(resting) if incident.is_again(dump, names)), None)
+        if at is None:
+            continue
+        table = [(one.pool, one.page) for one in lost_pages(dump)]
+        row = next((row for row, one in enumerate(table) if one[0] in _POOLS and one not in of_each[at]), None)
+        if row is not None:
+            meaning = f"a page of which the audit of step {dump.manifest.step} says the same, and no dump before it"
+            yield at, cell(dump, TABLE, (row, 0), meaning)
+        of_each[at] |= set(table)
 
 
 def seen(finding: Finding, incident: Incident) -> Place:

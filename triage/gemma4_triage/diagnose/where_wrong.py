@@ -26,13 +26,13 @@ from typing import Any
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_triage.diagnose.evidence import cell, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.finding import Evidence
 
 FULL, WRITES = "page_table", "out_cache_loc"
 TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
-BELIEVED = "believed_lengths"
+BELIEVED, ROWS_THERE_ARE = "believed_lengths", "rows_of_requests"
 _WRITE_LISTS = ("out_cache_loc", "swa_out_cache_loc")
 _FREE_LISTS = {"full": Structure.FULL_FREE_LIST, "swa": Structure.SWA_FREE_LIST}
 
@@ -45,13 +45,15 @@ class Wrong:
         structure: What is wrong; None where the dump does not say.
         defect: In which way.
         proof: The source that says otherwise; empty where nothing was held against the entry.
-        unsure: Whether something else may be wrong: this forward writes there, and no probe looked at what was handed
-            out, or the requests' rows were read for another batch.
+        handed_out: Whether this forward writes there, and no probe looked at what was handed out: it may be that.
+        unsure: Whether what stands beside the entry contradicts itself: the row was read for another batch, or does
+            not have the newest token where the length says.
     """
 
     structure: Structure | None
     defect: Defect | None = None
     proof: tuple[Evidence, ...] = ()
+    handed_out: bool = False
     unsure: bool = False
 
 
@@ -94,18 +96,24 @@ class _Source:
             return None
         slot = int(slots[row])
         if slot < 0:
-            said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which no table has"),)
-            return Wrong(Structure.ROW_INDICES, Defect.NEGATIVE, said)
+            proof = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which no table has"),)
+            return Wrong(Structure.ROW_INDICES, Defect.NEGATIVE, proof)
+        if slot >= self._dump.manifest.extents.get(ROWS_THERE_ARE, slot + 1):
+            proof = (
+                cell(self._dump, SLOTS, (row,), "the request slot of this row, which is past the table"),
+                said(self._dump, f"extents.{ROWS_THERE_ARE}", "rows that req_to_token has"),
+            )
+            return Wrong(Structure.ROW_INDICES, Defect.PAST_END, proof)
         if self._rows_of_another_batch():
             return Wrong(None, self._defect(), unsure=True)
         live = slots[slots > 0]
         if self._dump.manifest.role == "target" and slot > 0 and int((live == slot).sum()) > 1:
-            said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which another row has too"),)
-            return Wrong(Structure.ROW_INDICES, Defect.FOREIGN, said)
+            proof = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which another row has too"),)
+            return Wrong(Structure.ROW_INDICES, Defect.FOREIGN, proof)
         held = self._at(ROWS, whole_row=True)
         if held is not None and held.size and not held.any():
-            said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, whose row holds nothing at all"),)
-            return Wrong(Structure.ROW_INDICES, Defect.STALE, said)
+            proof = (cell(self._dump, SLOTS, (row,), "the request slot of this row, whose row holds nothing at all"),)
+            return Wrong(Structure.ROW_INDICES, Defect.STALE, proof)
         return None
 
     def _rows_of_another_batch(self) -> bool:
@@ -121,7 +129,10 @@ class _Source:
         return bool(telling) and not any(telling)
 
     def _telling(self, table: Any, rows: Any, which: Iterable[int]) -> list[bool]:
-        """Return where both have a page in live columns of these rows, and whether it is the same one."""
+        """Return of the live columns where these requests' rows have a page whether the table has the same one.
+
+        The bad entry is left out.
+        """
         pairs = [
             (int(table[row, at]), int(rows[row, at]))
             for row in which
@@ -129,8 +140,7 @@ class _Source:
             for at in range(self._live(table.shape[1], row))
             if (row, at) != (self._bad.row, self._bad.column)
         ]
-        pages = range(1, self._dump.manifest.extents.get("pages_full_pool", 1 << 31))
-        return [one == other for one, other in pairs if one in pages and other in pages]
+        return [one == other for one, other in pairs if other > 0]
 
     def _of_length(self) -> Wrong | None:
         told, believed = tensor_or_none(self._dump, LENGTHS), tensor_or_none(self._dump, BELIEVED)
@@ -144,8 +154,11 @@ class _Source:
             expected = [self._ends_at(number, one) for number, one in enumerate(given)]
             source, where = ROWS, (row, (expected[row] - 1) // self._page_size)
             meaning = f"has the page of its newest token, at which its table ends: it has {expected[row]} keys"
-        if given[row] == expected[row] or (source == ROWS and not self._built_to(expected[row])):
+        if given[row] == expected[row]:
             return None
+        if source == ROWS and not self._built_to(expected[row]):
+            # The batch's own length, or where the token is stored, may be what is wrong.
+            return Wrong(None, self._defect(), unsure=True)
         proof = (
             cell(self._dump, LENGTHS, (row,), "keys of that row, as the kernel is told"),
             cell(self._dump, source, where, meaning),
@@ -205,7 +218,7 @@ class _Source:
             return twice
         if self._is_written_now():
             # The allocator wrote the map in the call that handed the page out.
-            return Wrong(None, self._defect(full), unsure=True)
+            return Wrong(None, self._defect(full), handed_out=True)
         proof = self._said(FULL, "the full page that the map was asked for: a real one")
         return Wrong(Structure.SWA_MAPPING, self._defect(full), proof)
 
@@ -217,7 +230,7 @@ class _Source:
         if held != value:
             if self._is_written_now() and value in self._written_pages():
                 # The table has what was handed out; the row may have been written since.
-                return Wrong(None, self._defect(), unsure=True)
+                return Wrong(None, self._defect(), handed_out=True)
             proof = self._said(ROWS, "what the request's row says")
             # Neither is a page: which of them was wrong first is not known.
             return Wrong(Structure.FULL_TABLE if held > 0 else None, self._defect(), proof)
@@ -225,7 +238,7 @@ class _Source:
             # A length that reaches further than what was allocated looks alike.
             return Wrong(None, self._defect())
         if self._is_written_now():
-            return Wrong(None, self._defect(), unsure=True)
+            return Wrong(None, self._defect(), handed_out=True)
         return Wrong(
             Structure.REQUEST_ROW, self._defect(), self._said(ROWS, "the request's own row, which says so too")
         )
@@ -238,9 +251,9 @@ class _Source:
         places = [column for column, one in enumerate(held.tolist()) if one == page and column != self._bad.column]
         if not places:
             return None
-        said = cell(self._dump, ROWS, (self._bad.row, places[0]), "the same page, at another place of the row")
+        twice = cell(self._dump, ROWS, (self._bad.row, places[0]), "the same page, at another place of the row")
         return Wrong(
-            Structure.REQUEST_ROW, Defect.DUPLICATE, (*self._said(ROWS, "the page that the row has there"), said)
+            Structure.REQUEST_ROW, Defect.DUPLICATE, (*self._said(ROWS, "the page that the row has there"), twice)
         )
 
     def _of_writes(self) -> Wrong:

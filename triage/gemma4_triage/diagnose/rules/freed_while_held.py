@@ -16,6 +16,7 @@ from gemma4_triage.diagnose.freed_pages import (
     of_request_slots,
     others_are_lost,
     was_freed,
+    was_handed_out_before,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
@@ -27,7 +28,10 @@ _PAGES = (
     "Pages are free although a request or the prefix cache still reads them, so the next owner overwrites them: "
     "somebody freed more than was his"
 )
-_INSTEAD = ", or one in the place of another, which is lost: a free, its group or a row that it followed names that."
+_INSTEAD = (
+    ", or one in the place of another, or the page had been given back twice before: nobody looked at the calls, so "
+    "that a free, its group, an eviction or a row that it followed may be wrong."
+)
 _SLOTS = (
     "A request slot is on the list of free ones although its request runs, so that the next request may get the same "
     "row of req_to_token: it was given back too early or twice, or something else wrote the list."
@@ -44,7 +48,7 @@ def find(incident: Incident) -> Finding | None:
     if (again := handed_out_in_use(dump, held)) is not None:
         return given_in_use(incident, dump, again, ID)
     of_slots = of_request_slots(dump, FREE_AND_HELD)
-    instead = bool(held) and others_are_lost(incident, held[0].pool)
+    instead = bool(held) and (others_are_lost(incident, held[0].pool) or was_handed_out_before(dump, held))
     return Finding(
         rule=ID,
         structure=None if of_slots or instead else Structure.FREE_CALL,

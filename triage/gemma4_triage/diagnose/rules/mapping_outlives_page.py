@@ -5,10 +5,10 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
 from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
-from gemma4_triage.diagnose.freed_pages import missing_for_one_in_use, others_are_lost
+from gemma4_triage.diagnose.freed_pages import missing_for_one_in_use
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, calls_went_unseen, in_dump
 from gemma4_triage.diagnose.where_wrong import are_free
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -51,9 +51,12 @@ def find(incident: Incident) -> Finding | None:
             evidence=tuple(evidence),
             next_commands=(commands.serve(incident, "--debug trap"),),
         )
-    # What a step did wrong before, with pages of the same request, may have left it so; or a free of another page.
-    follows = at_free is None and at_audit is not None and _of_its_owner_before(incident, at_audit)
-    follows |= at_free is None and others_are_lost(incident, "full", "swa")
+    # What a step did wrong before, with pages of the same request, may have left it so, or a call that nobody saw.
+    follows = (
+        at_free is None
+        and at_audit is not None
+        and (_of_its_owner_before(incident, at_audit) or calls_went_unseen(at_audit))
+    )
     return Finding(
         rule=ID,
         structure=None if follows else Structure.SWA_MAPPING,

@@ -67,7 +67,7 @@ def find(incident: Incident) -> Finding | None:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row"),)
     wrong = where_wrong(dump)
     of_map, scalars = wrong.structure is Structure.SWA_MAPPING, dump.manifest.scalars
-    of_map |= wrong.unsure and offences[0].table == "swa_page_table"
+    of_map |= wrong.handed_out and offences[0].table == "swa_page_table"
     freed, given = of_map and scalars.get("peer_given_back") is True, of_map and scalars.get("null_page_given") is True
     by_other = freed and may_be_the_row(dump)
     structure = None if by_other else freed_by(dump) if freed else None if given else wrong.structure

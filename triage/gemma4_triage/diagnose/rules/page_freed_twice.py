@@ -1,15 +1,14 @@
 """Two owners of one page, or one owner that frees it on two paths."""
 
-from gemma4_dumps.audit_findings import TABLE, suspects
-from gemma4_dumps.errors import DumpError
+from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TWICE_FREE, Listed, first_census, single
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TWICE_FREE, Listed, first_census, lost_pages, single
 from gemma4_triage.diagnose.evidence import by_eviction, cell, said
 from gemma4_triage.diagnose.freed_pages import of_request_slots
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, calls_went_unseen, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "page-freed-twice"
@@ -28,12 +27,15 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     meant, of_slots = _meant(incident, dump), of_request_slots(dump, TWICE_FREE)
+    # An audit has the page alone: an eviction, a row or the mapping may have led either free to it.
+    unseen = dump.manifest.rule == LEAK and calls_went_unseen(dump)
+    freed_by = Structure.WINDOW_EVICTION if by_eviction(dump) else Structure.FREE_CALL
     return Finding(
         rule=ID,
-        structure=None if of_slots else Structure.WINDOW_EVICTION if by_eviction(dump) else Structure.FREE_CALL,
+        structure=None if of_slots or unseen else freed_by,
         defect=Defect.DUPLICATE if meant is None else Defect.OFF_BY_ONE,
         cause=_REQUEST_SLOT if of_slots else _PAGE if meant is None else _NEIGHBOUR,
-        confidence=Confidence.CERTAIN,
+        confidence=Confidence.POSSIBLE if unseen else Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the second free, or the audit that saw it"),
             *(_of_slots(dump) if of_slots else _of_pages(dump)),
@@ -88,10 +90,8 @@ def _nobody_freed(dump: Dump) -> bool | None:
         return False
     if of_request_slots(dump, TWICE_FREE):
         return None
-    try:
-        return all(one.free_step is None for one in suspects(dump))
-    except DumpError:
-        return False
+    listed = lost_pages(dump)
+    return bool(listed) and all(one.free_step is None for one in listed)
 
 
 def _is_still_held(seen: Seen) -> bool | None:

@@ -8,10 +8,10 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN, NOWHERE, keeps_prefixes, lost_pages
 from gemma4_triage.diagnose.evidence import cell, readable_events, said
 from gemma4_triage.diagnose.freed_pages import (
-    are_made_up_for,
     cache_has_the_full_page,
     lost_by_a_count,
     lost_request_slots,
+    may_be_kept,
     of_request_slots,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -60,7 +60,7 @@ def find(incident: Incident) -> Finding | None:
         and first is not None
         and first.owner is not None
         and first.last_event in ("owned", "handed_out")
-        and not are_made_up_for(dump)
+        and not may_be_kept(dump)
     )
     given = _given_to_cache(dump)
     evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))

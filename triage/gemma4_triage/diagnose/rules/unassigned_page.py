@@ -33,7 +33,7 @@ def find(incident: Incident) -> Finding | None:
             "An index that was never assigned reached a kernel: -1 marks a place that is still to be filled, and here "
             "it stands where a request reads or writes."
         ),
-        confidence=Confidence.POSSIBLE if wrong.unsure else Confidence.CERTAIN,
+        confidence=Confidence.POSSIBLE if wrong.handed_out or wrong.unsure else Confidence.CERTAIN,
         evidence=(
             said(dump, "offences.0.value", "the mark of an unassigned index"),
             said(dump, "offences.0.table", "in which table"),
