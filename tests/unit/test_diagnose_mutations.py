@@ -744,3 +744,12 @@ def test_what_an_audit_says_again_of_other_pages_is_no_repetition(tmp_path, page
     assert not others
     told = [piece.value for piece in first.evidence if piece.source == later["dump_id"]]
     assert told == ([] if page is None else [page])
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("name", ["page-0-of-a-hand-out", "mapping-of-a-bad-hand-out", "freed-in-a-later-life"])
+def test_who_only_meets_what_a_call_left_is_no_owner(tmp_path, name, steps):
+    kept = tmp_path / "kept"
+    shutil.copytree(KEPT / name, kept)
+    named = [piece.field for piece in audited_every(kept, steps).evidence if piece.field.endswith(".request_slot")]
+    assert bool(named) is bool(steps)

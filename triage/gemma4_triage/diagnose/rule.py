@@ -18,9 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Structure
+from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.finding import Confidence, Finding, at_most
+from gemma4_triage.finding import Confidence, Evidence, Finding, at_most
 
 # Rules over logs, by what a cause does to the server.
 LEAVES_BUFFERS = ("illegal-access", "index-outside-tensor")
@@ -83,6 +85,13 @@ def calls_went_unseen(dump: Dump) -> bool:
     guards = Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards)
     watched = any(guards.attached(probe) for probe in ("swa-allocator", "request-rows"))
     return guards.setting("mode") == "contain" and not guards.setting("leak_every") and not watched
+
+
+def met_by(dump: Dump, structure: Structure | None) -> Evidence:
+    """Return the request in whose row a bad entry is; the row alone where a call of another's may be the cause."""
+    if structure is None and calls_went_unseen(dump):
+        return said(dump, "offences.0.row", "the row of the batch that meets it; whose call led there is not known")
+    return said(dump, "offences.0.request_slot", "the request whose row it is")
 
 
 def in_dump(says: Callable[[Dump], bool | None]) -> Callable[[Seen], bool | None]:

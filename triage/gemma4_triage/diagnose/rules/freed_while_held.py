@@ -1,11 +1,11 @@
 """A page on the free list that a request or the prefix cache still holds: freed too early, or never freed at all."""
 
-from gemma4_dumps.audit_findings import Suspect
+from gemma4_dumps.audit_findings import TABLE, Suspect
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import (
     free_and_held,
     freed_beside_eviction,
@@ -55,7 +55,7 @@ def find(incident: Incident) -> Finding | None:
         defect=None if of_slots or instead else Defect.EARLY,
         cause=_SLOTS if of_slots else _PAGES + (_INSTEAD if instead else "."),
         confidence=Confidence.POSSIBLE if instead else Confidence.CERTAIN,
-        evidence=_evidence(dump, "request slots" if of_slots else "pages"),
+        evidence=_evidence(dump, "request slots" if of_slots else "pages", names_owner=not instead),
         advice=(
             "The ledger keeps no history of request slots: look at who calls ReqToTokenPool.free, and how often."
             if of_slots
@@ -95,11 +95,13 @@ def _was_given_now(incident: Incident, page: Suspect) -> bool:
     return any(census.given_instead(one, other) for one in held for other in missing)
 
 
-def _evidence(dump: Dump, what: str = "pages") -> tuple[Evidence, ...]:
+def _evidence(dump: Dump, what: str = "pages", names_owner: bool = True) -> tuple[Evidence, ...]:
+    # Where an earlier life of the page may have gone wrong, its last owner is innocent.
+    owner = said(dump, "offences.0.request_slot", "its last owner's request slot")
     return (
         said(dump, "offence_count", f"{what} that are free and held"),
         said(dump, "offences.0.value", "in how many places the first one is"),
-        said(dump, "offences.0.request_slot", "its last owner's request slot"),
+        owner if names_owner else cell(dump, TABLE, (0, 0), "the page"),
         said(dump, "step", "the step of the audit"),
     )
 

@@ -6,7 +6,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers, may_be_the_row
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump, met_by
 from gemma4_triage.diagnose.where_wrong import Wrong, where_wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -86,11 +86,7 @@ def find(incident: Incident) -> Finding | None:
             *length,
             said(dump, "scalars.window_left", "keys before its own that the layer needs; -1: all"),
             # Where the slot itself is wrong it names no request.
-            *(
-                ()
-                if wrong.structure is Structure.ROW_INDICES
-                else (said(dump, "offences.0.request_slot", "the request"),)
-            ),
+            *(() if wrong.structure is Structure.ROW_INDICES else (met_by(dump, structure),)),
             *wrong.proof,
             *(given_back(dump) if freed else ()),
             *(

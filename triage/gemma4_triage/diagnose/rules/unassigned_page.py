@@ -5,7 +5,7 @@ from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, met_by
 from gemma4_triage.diagnose.where_wrong import ROWS, where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
@@ -39,7 +39,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.table", "in which table"),
             said(dump, "offences.0.column", "in which column"),
             *length,
-            said(dump, "offences.0.request_slot", "the request whose row it is"),
+            met_by(dump, wrong.structure),
             *wrong.proof,
         ),
         advice=(

@@ -4,7 +4,7 @@ from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, met_by
 from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
@@ -29,7 +29,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.value", "the slot"),
             said(dump, "offences.0.upper", "the first slot that the buffer does not have"),
             said(dump, "offences.0.table", "the list that it is in"),
-            said(dump, "offences.0.request_slot", "the request"),
+            met_by(dump, wrong.structure),
             *wrong.proof,
         ),
         advice=(
