@@ -55,6 +55,8 @@ CASES = {
     "mapping-foreign-seen-at-idle": ("page-freed-twice", None, D.DUPLICATE, C.POSSIBLE),
     "length-shorter-than-its-row": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
     "freed-in-a-later-life": ("freed-while-held", None, None, C.POSSIBLE),
+    "goes-on-in-a-page-of-a-stale-mapping": ("mapping-differs", S.SWA_MAPPING, D.STALE, C.CERTAIN),
+    "goes-on-in-a-page-of-another-entry": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.FOREIGN, C.CERTAIN),
     "a-length-one-too-many": ("null-page-in-live-column", None, None, C.POSSIBLE),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),

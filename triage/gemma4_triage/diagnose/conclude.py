@@ -2,8 +2,9 @@
 
 1. Every rule that is no fallback sees the whole incident, and speaks if nothing rules its cause out; see rule.py.
 2. A finding is dropped if one that is at least as certain, and began no later, explains its rule and is of the same
-   page or request. Its dumps become evidence of that one: as a consequence, or, where one of the two names neither, as
-   what may follow. One of other pages and requests is a cause of its own.
+   page or request. One that is possible and names no structure gives way to what is certain of its page or request in
+   the same step, too. Its dumps become evidence of that one: as a consequence, or, where one of the two names neither,
+   as what may follow. One of other pages and requests is a cause of its own.
    The exception that ended the server is evidence of the first cause that was seen before it.
 3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
    explained, repetitions left out. After them every dump is in a finding.
@@ -189,8 +190,20 @@ def _explains(cause: Finding, finding: Finding, incident: Incident) -> bool:
     return (
         finding.rule in _BY_ID[cause.rule].explains
         and _CERTAINTY.index(cause.confidence) <= _CERTAINTY.index(finding.confidence)
-        and seen(cause, incident) <= seen(finding, incident)
+        and (seen(cause, incident) <= seen(finding, incident) or _settles(cause, finding, incident))
         and is_of_same(cause, finding, incident) is not False
+    )
+
+
+def _settles(cause: Finding, finding: Finding, incident: Incident) -> bool:
+    """Return whether a certain cause, seen later in the same step, says which of several things the finding may be."""
+    open_still = finding.confidence is Confidence.POSSIBLE and finding.structure is None
+    at_once = seen(cause, incident)[0] == seen(finding, incident)[0]
+    return (
+        open_still
+        and at_once
+        and cause.confidence is Confidence.CERTAIN
+        and is_of_same(cause, finding, incident) is True
     )
 
 
