@@ -172,6 +172,13 @@ class TestWhatTheFindingsSay:
         assert finding.rule == "probe-stopped"
         assert finding.cause.endswith("null_page_live, value 0 in swa_page_table")
 
+    def test_a_server_that_ended_for_one_request_names_the_probe_by_its_dump(self):
+        name = "20261128T072203.821055Z_a_host_r0_p30149_page-table-bounds_0001"
+        error = TrappedViolation("null_page_live, value 0; a request cannot be ended", f"/dumps/{name}")
+        (finding,) = found_in([decode(1), death(2, f"gemma4_runtime.errors.TrappedViolation: {error}")])
+        assert finding.cause.startswith("The probe page-table-bounds trapped a violation: null_page_live")
+        assert name in [piece.value for piece in finding.evidence]
+
     def test_the_exception_of_this_release_is_understood(self):
         error = TrappedViolation("geometry: draft pool differs", "/dumps/with space")
         (finding,) = found_in([decode(1), death(2, f"gemma4_runtime.errors.TrappedViolation: {error}")])

@@ -33,6 +33,8 @@ from gemma4_triage.finding import Evidence
 FULL, WRITES = "page_table", "out_cache_loc"
 TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
 BELIEVED, ROWS_THERE_ARE = "believed_lengths", "rows_of_requests"
+_ENOUGH = 3
+"""Of how many pages a row tells whose it is."""
 _WRITE_LISTS = ("out_cache_loc", "swa_out_cache_loc")
 _FREE_LISTS = {"full": Structure.FULL_FREE_LIST, "swa": Structure.SWA_FREE_LIST}
 
@@ -46,8 +48,8 @@ class Wrong:
         defect: In which way.
         proof: The source that says otherwise; empty where nothing was held against the entry.
         handed_out: Whether this forward writes there, and no probe looked at what was handed out: it may be that.
-        unsure: Whether what stands beside the entry contradicts itself: the row was read for another batch, or does
-            not have the newest token where the length says.
+        unsure: Whether what stands beside the entry contradicts itself: the row was read for another batch, is
+            another's than the keys that are stored, or does not have the newest token where the length says.
     """
 
     structure: Structure | None
@@ -72,7 +74,7 @@ class _Source:
 
     def find(self) -> Wrong:
         of_slot = self._of_request_slot()
-        if of_slot is not None:
+        if of_slot is not None and not (of_slot.unsure and self._is_not_as_translated()):
             return of_slot
         of_length = self._of_length()
         if of_length is not None:
@@ -89,6 +91,11 @@ class _Source:
             case _:
                 return Wrong(None)
 
+    def _is_not_as_translated(self) -> bool:
+        """Return whether the map makes another page of the full table's entry, whosever row that is of."""
+        to = self._at(TRANSLATED) if self._bad.table == "swa_page_table" else None
+        return to is not None and 0 < to != self._bad.value
+
     def _of_request_slot(self) -> Wrong | None:
         slots = tensor_or_none(self._dump, SLOTS)
         row = self._bad.row
@@ -104,10 +111,12 @@ class _Source:
                 said(self._dump, f"extents.{ROWS_THERE_ARE}", "rows that req_to_token has"),
             )
             return Wrong(Structure.ROW_INDICES, Defect.PAST_END, proof)
-        if self._rows_of_another_batch():
+        if self._rows_of_another_batch(row) or self._stores_elsewhere():
             return Wrong(None, self._defect(), unsure=True)
-        live = slots[slots > 0]
-        if self._dump.manifest.role == "target" and slot > 0 and int((live == slot).sum()) > 1:
+        twice = [number for number, one in enumerate(slots.tolist()) if one == slot > 0]
+        if self._dump.manifest.role == "target" and len(twice) > 1:
+            if any(self._rows_of_another_batch(number) for number in twice):
+                return Wrong(None, self._defect(), unsure=True)
             proof = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which another row has too"),)
             return Wrong(Structure.ROW_INDICES, Defect.FOREIGN, proof)
         held = self._at(ROWS, whole_row=True)
@@ -116,17 +125,25 @@ class _Source:
             return Wrong(Structure.ROW_INDICES, Defect.STALE, proof)
         return None
 
-    def _rows_of_another_batch(self) -> bool:
-        """Return whether the full table and the request's row have no page in common at the same place.
+    def _rows_of_another_batch(self, row: int) -> bool:
+        """Return whether the full table and a request's row begin with no page in common at the same place.
 
-        Where neither has any to tell, the whole batch's are asked. With overlap the next batch may have its request
+        Where a row has none to tell, the whole batch's are asked. With overlap the next batch may have its request
         slots where this one had them, when a dump is written.
         """
         table, rows = tensor_or_none(self._dump, FULL), tensor_or_none(self._dump, ROWS)
         if table is None or rows is None or table.ndim != 2 or table.shape != rows.shape:
             return False
-        telling = self._telling(table, rows, [self._bad.row]) or self._telling(table, rows, range(table.shape[0]))
-        return bool(telling) and not any(telling)
+        telling = self._telling(table, rows, [row]) or self._telling(table, rows, range(table.shape[0]))
+        # Behind its end a row has what an earlier request left there, and may agree by chance.
+        return bool(telling) and not any(telling[:_ENOUGH])
+
+    def _stores_elsewhere(self) -> bool:
+        """Return whether this forward stores the row's keys in several pages of which the row has none."""
+        rows, stored = tensor_or_none(self._dump, ROWS), {page for page in self._written_pages() if page > 0}
+        if rows is None or rows.ndim != 2 or not 0 <= self._bad.row < rows.shape[0]:
+            return False
+        return len(stored) > 1 and not stored & set(rows[self._bad.row].tolist())
 
     def _telling(self, table: Any, rows: Any, which: Iterable[int]) -> list[bool]:
         """Return of the live columns where these requests' rows have a page whether the table has the same one.

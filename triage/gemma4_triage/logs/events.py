@@ -76,7 +76,10 @@ _OLD_LEAK = "memory leak detected!"
 # Releases of 2024 print it above "KV cache pool leak detected!", and go on.
 _OLDEST = re.compile(r"Warning: available_size=(\d{1,18}), max_total_num_tokens?=(\d{1,18})")
 _GUARD = re.compile(r"([\w-]{1,60}): (.*) \[(trapped|contained|logged); seen \d+ times; dump: (.*)\]")
-_TRAPPED = re.compile(r"([\w-]{1,60}): (.*) \[(?:dump: (.*)|no dump was written: (.*))\]")
+_OF_DUMP = re.compile(r".*_([a-z0-9-]{1,60})_\d+")
+"""The name of a dump, and in it the probe's rule."""
+# What ends a server because a request alone cannot be ended names the verdict and no probe, but its dump does.
+_TRAPPED = re.compile(r"(?:([\w-]{1,60}): )?(.*) \[(?:dump: (.*)|no dump was written: (.*))\]")
 _SCHEDULER_ID = re.compile(
     rb"Subprocess scheduler_\d+ \(pid=(\d{1,10})\)|\bProcess (\d{1,10}) gpu_id \d|"
     rb"Pyspy dump for PID (\d{1,10}) \(sglang::scheduler|:(\d{1,10}):\d{1,10} \[\d{1,3}\] NCCL INFO "
@@ -205,7 +208,9 @@ def trapped(death: Death) -> GuardLine | None:
     match = _TRAPPED.fullmatch(death.message)
     if match is None:
         return GuardLine(death.place, "", "trapped", death.message, "")
-    return GuardLine(death.place, match[1], "trapped", match[2], match[3] or "", match[4] or "")
+    dump = match[3] or ""
+    rule = match[1] or _OF_DUMP.sub(r"\1", dump.rstrip("/").rpartition("/")[2])
+    return GuardLine(death.place, rule, "trapped", match[2], dump, match[4] or "")
 
 
 def death_message(line: bytes) -> str:

@@ -80,7 +80,8 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
     # Handed out since the audit before, the stranger may also be what a hand-out was turned into.
     given_now = strange is not None and census.given_instead(strange, missing)
     lost_in = f"{pool}_lost_in"
-    told = missing.dump.manifest.scalars.get(lost_in) if given_now else None
+    # Of a call that is longer ago the lists are not known.
+    told = missing.dump.manifest.scalars.get(lost_in) if strange is not None and census.given_now(strange) else None
     now, by_call, was_twice = given_now and told is None, told == "hand-out", told == "listed twice"
     other = () if strange is None else (cell(strange.dump, TABLE, (strange.row, _PAGE), "what the list has instead"),)
     return Finding(
