@@ -1,7 +1,7 @@
 """The calls of a full and sliding-window allocator pair as a dump of the probe `swa-allocator` holds them.
 
-A line of events.jsonl is one call, an `AllocatorCall`. The tensors START_LISTS and START_MAPPING hold the state before
-the first call; the scalar FIRST_CALL has that call's number, so that a history whose beginning was cut is recognised.
+A line of events.jsonl is one call, an `AllocatorCall`. START_LISTS and START_MAPPING hold the state before the first
+call; FIRST_CALL is its number, which tells a cut history.
 
 Many slots are few runs: [start, count] stands for start, start + 1, ..., and [value, count, 0] for one value repeated.
 """
@@ -19,17 +19,17 @@ from .schema import Record
 FIRST_CALL = "first_call"
 NEED_SORT = "need_sort"
 START_LISTS = ("start_free_full", "start_released_full", "start_free_swa", "start_released_swa")
-"""int64 [runs, 3] each: page ids in the order of the allocator's own lists, as runs."""
+"""int64 [runs, 3] each: page ids in the order of the lists."""
 START_MAPPING = "start_mapping"
-"""int64 [entries, 2]: full slot and SWA slot, where the mapping leads somewhere."""
+"""int64 [entries, 2]: full slot and SWA slot, where it leads somewhere."""
 FREES = ("free", "free_segment", "free_full", "free_full_segment")
-"""What gives back full slots, and with them the SWA slots that the mapping has for them; 0.5.23 has four of it."""
+"""What gives back full slots, and the SWA slots that the mapping has for them."""
 SWA_FREES = ("free_swa", "free_swa_segment")
 """What gives back SWA slots alone."""
 SEGMENTS = ("free_segment", "free_full_segment", "free_swa_segment")
 """Those of both that name a run of a row, whose pages are listed in the row's order."""
 GIVE_EACH_PAGE = ("free_segment", "free_swa_segment")
-"""Those that give an SWA page back for each page that they name, whatever the mapping has for it."""
+"""Those that give an SWA page back for each page that they name."""
 MAX_CALLS = 4096
 
 _FARTHEST = 2**62

@@ -60,6 +60,8 @@ CASES = {
     "listed-twice-by-an-old-hand-out": ("free-list-entry-wrong", None, D.FOREIGN, C.POSSIBLE),
     "swa-table-and-the-next-batch": ("page-past-pool-end", S.SWA_TABLE, D.PAST_END, C.LIKELY),
     "row-of-another-prefill": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
+    "write-of-a-bad-hand-out": ("write-past-buffer", None, D.NEGATIVE, C.POSSIBLE),
+    "pages-of-counters-past-the-end": ("pages-leaked", None, D.LOST, C.POSSIBLE),
     "a-length-one-too-many": ("null-page-in-live-column", None, None, C.POSSIBLE),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),

@@ -142,20 +142,18 @@ class Census:
         return page > 0 and (pages is None or page <= pages)
 
     def given_now(self, one: Listed, before: int = 0) -> bool:
-        """Return whether the page was handed out in the very step of the audit, or in one of so many before it.
+        """Return whether it was handed out in the audit's step, or in so many before it.
 
-        What is handed out before a step begins has the number of the one before.
+        What is handed out before a step has the number before.
         """
         inside = one.suspect.alloc_site in OF_VERIFIES
         return one.suspect.alloc_step is not None and one.suspect.alloc_step >= self.step - before - (not inside)
 
     def given_instead(self, one: Listed, missing: Listed) -> bool:
-        """Return whether a hand-out since the audit before may have given this page in the place of the missing one.
-
-        With an audit after every step that is one of this step, at idle alone any since the missing page was freed.
-        """
-        manifest, given, freed = self.dumps[0].manifest, one.suspect.alloc_step, missing.suspect.free_step
-        every = Guards(manifest.dump_id, "guards.", manifest.guards).setting("leak_every")
+        """Return whether a hand-out since the audit before may have given this for the missing one."""
+        given, freed = one.suspect.alloc_step, missing.suspect.free_step
+        every = Guards("", "guards.", self.dumps[0].manifest.guards).setting("leak_every")
+        # At idle alone any may.
         if given is None or (freed is not None and freed > given):
             return False
         return every == 0 or self.given_now(one, every - 1 if isinstance(every, int) else 0)
@@ -167,7 +165,7 @@ def keeps_prefixes(dump: Dump) -> bool:
 
 
 def first_census(incident: Incident) -> Census | None:
-    """Return the first audit that found something; None if there is none, or its tables cannot be read."""
+    """Return the first audit that found something; None if there is none that can be read."""
     audits = list(incident.of(rule=LEAK))
     if not audits:
         return None

@@ -1,9 +1,9 @@
 """From an incident to its findings: every rule asked, consequences dropped, the rest ranked.
 
-1. Every rule that is no fallback sees the whole incident, and speaks if nothing rules its cause out; see rule.py.
+1. Every rule but fallbacks sees the whole incident, and speaks if nothing rules its cause out; see rule.py.
 2. A finding is dropped if one that is at least as certain, and began no later, explains its rule and is of the same
-   page or request. One that is possible and names no structure gives way to what is certain of its page or request in
-   the same step, too. Its dumps become evidence of that one: as a consequence, or, where one of the two names neither,
+   page or request. One that is possible, without a structure, gives way to what is certain in that step, too.
+   Its dumps become evidence of that one, as a consequence or, where one of the two names neither,
    as what may follow. One of other pages and requests is a cause of its own.
    The exception that ended the server is evidence of the first cause that was seen before it.
 3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
@@ -16,8 +16,7 @@
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
    Nor is a cause certain beside one that is likely of the same page or request, was seen no later and does not follow
    from it. Both say what would tell them apart.
-9. What names the last owner of an audit's page names those before it too. An audit that says the same again of other
-   pages is no repetition: one of those pages is evidence too.
+9. What names the last owner of an audit's page names those before it, and other pages of which it is said again.
 10. What was violated in an earlier step comes first, and of one step what a step comes to first: see `Access`. An
     audit ends its step: what an allocator hands out behind it is of the next one. Of one access the most certain does.
     What no dump shows comes before what is less certain. How the server served comes after, and notes come last.
@@ -196,15 +195,11 @@ def _explains(cause: Finding, finding: Finding, incident: Incident) -> bool:
 
 
 def _settles(cause: Finding, finding: Finding, incident: Incident) -> bool:
-    """Return whether a certain cause, seen later in the same step, says which of several things the finding may be."""
-    open_still = finding.confidence is Confidence.POSSIBLE and finding.structure is None
+    """Return whether what is certain of the same step says what this is."""
+    is_open = finding.confidence is Confidence.POSSIBLE and finding.structure is None
     at_once = seen(cause, incident)[0] == seen(finding, incident)[0]
-    return (
-        open_still
-        and at_once
-        and cause.confidence is Confidence.CERTAIN
-        and is_of_same(cause, finding, incident) is True
-    )
+    is_sure = cause.confidence is Confidence.CERTAIN and is_of_same(cause, finding, incident) is True
+    return is_open and at_once and is_sure
 
 
 def _account_for_faults(found: Sequence[Finding]) -> Iterator[Finding]:
@@ -241,7 +236,7 @@ def _hold_against_fix(finding: Finding, incident: Incident) -> Finding:
 
 
 def _hold_against_damage(finding: Finding, incident: Incident) -> Finding:
-    """Return nothing vouches for a manifest whose files are not what it says, and still less for such a file."""
+    """Hold that nothing vouches for a manifest whose files are not what it says, and less for such a file."""
     damaged = [piece for piece in finding.evidence if rests_on_damage(piece, incident)]
     if not damaged and not (incident.beside_unread and not finding.is_note):
         return finding

@@ -22,8 +22,6 @@ from gemma4_triage.diagnose.census import (
     Listed,
     first_census,
     invalid_defect,
-    keeps_prefixes,
-    lost_pages,
 )
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.guards import Guards
@@ -35,8 +33,6 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _EVICTION = "evict_tree"
 _EDGES = "edges"
-_COUNTS = ("available", "evictable", "protected", "session_held", "uncached")
-"""Of the tokens of a pool: what an audit adds up."""
 _GOES_ON = (
     "A request goes on in a page that had been given back since it got its newest slot there: a free came too early."
 )
@@ -109,43 +105,18 @@ def lost_by_a_count(incident: Incident) -> Dump | None:
 
 
 def others_are_lost(incident: Incident, pool: str) -> bool:
-    """Return whether an audit of calls that nobody looked at misses pages of this pool.
-
-    What it found to be free, or given back, may have been so in their place: by a free, by its group or by a row.
-    """
+    """Return whether an audit misses pages of this pool, and nobody looked at calls."""
     census = first_census(incident)
     return census is not None and bool(census.of(pool, NOWHERE)) and calls_went_unseen(census.dumps[0])
 
 
 def was_handed_out_before(dump: Dump, held: Sequence[Suspect]) -> bool:
-    """Return whether such a page had an owner before its last, and nobody looked at the calls in between.
-
-    It may have been given back twice as it was that one's: the list then has it once more since.
-    """
+    """Return whether such a page had an owner before, and may have been given back twice then."""
     try:
         past = lives(dump)
     except DumpError:
         return False
     return calls_went_unseen(dump) and any(len(past.get((one.pool, one.page), ())) > 1 for one in held)
-
-
-def may_be_kept(dump: Dump) -> bool:
-    """Return whether what an audit of calls that nobody looked at misses need not be what an owner did not give back.
-
-    If its pool has all its tokens, something else is on a list in its place, or counted twice. What was handed out for
-    prompts a prefix cache may have, or a count of the request's does not reach it.
-    """
-    if not calls_went_unseen(dump):
-        return False
-    scalars, lost = dump.manifest.scalars, [one for one in lost_pages(dump) if one.fault == NOWHERE]
-    if keeps_prefixes(dump) and all(one.alloc_site == "alloc_for_extend" for one in lost):
-        return True
-    for pool in {one.pool for one in lost}:
-        parts, total = [scalars.get(f"{pool}_{name}") for name in _COUNTS], scalars.get(f"{pool}_total")
-        counted = [part for part in parts if isinstance(part, int)]
-        if isinstance(total, int) and len(counted) == len(parts) and sum(counted) >= total:
-            return True
-    return False
 
 
 def nothing_happened(census: Census) -> bool:
@@ -487,7 +458,7 @@ def is_anothers(dump: Dump) -> bool:
 
 
 def may_be_the_row(dump: Dump) -> bool:
-    """Return whether a page table's page was given back as another request's, and no probe looked at the row."""
+    """Return whether another request gave it back, and no probe looked at rows."""
     by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
     guards = Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards)
     return None not in (by, of) and by != of and guards.attached("request-rows") is None

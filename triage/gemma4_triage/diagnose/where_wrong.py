@@ -286,6 +286,9 @@ class _Source:
         if held * page + at % page == self._bad.value or held < 1:
             # The row was written from the same hand-out.
             return Wrong(None, self._defect())
+        if self._bad.value % page == at % page and not self._hand_outs_are_watched():
+            # Right within its page, as what hands out whole pages leaves it; the row has the page since before.
+            return Wrong(None, self._defect(), handed_out=True)
         proof = (cell(self._dump, rows, (row, at // page), "the page that the row has for that token"),)
         return Wrong(Structure.WRITE_LOCATIONS, self._defect(), proof)
 
@@ -344,14 +347,18 @@ class _Source:
 
         With `swa-allocator` attached a hand-out of what is no page has a dump of its own.
         """
-        manifest, row = self._dump.manifest, self._bad.row
-        if Guards(manifest.dump_id, "guards.", manifest.guards).attached("swa-allocator"):
+        row = self._bad.row
+        if self._hand_outs_are_watched():
             return False
         lengths, tokens = tensor_or_none(self._dump, LENGTHS), self._stored(row)
         if lengths is None or not 0 <= row < len(lengths):
             return False
         length = int(lengths[row])
         return (length - tokens) // self._page_size <= self._bad.column <= (length - 1) // self._page_size
+
+    def _hand_outs_are_watched(self) -> bool:
+        manifest = self._dump.manifest
+        return Guards(manifest.dump_id, "guards.", manifest.guards).attached("swa-allocator") is not None
 
     def _written_pages(self) -> set[int]:
         """Return the full pages in which this forward stores keys of the bad entry's row."""

@@ -1,4 +1,4 @@
-"""Nodes of the prefix cache stay locked although no request is left."""
+"""Nodes of the prefix cache stay locked, and no request is left."""
 
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
@@ -13,7 +13,7 @@ ID = "lock-left-over"
 
 
 def find(incident: Incident) -> Finding | None:
-    """Return a finding where an audit found locks at idle and nothing else."""
+    """Return a finding where an audit found locks alone."""
     census = first_census(incident)
     locked = () if census is None else tuple(one for one in census.listed if one.suspect.fault == LOCKED)
     if not locked:
@@ -31,15 +31,14 @@ def find(incident: Incident) -> Finding | None:
         ),
         confidence=Confidence.CERTAIN,
         evidence=(
-            said(first.dump, "offence_count", "pages of such nodes"),
+            said(first.dump, "offence_count", "their pages"),
             cell(first.dump, TABLE, (first.row, 0), "the first of them"),
-            said(first.dump, f"scalars.{pool}_protected", "tokens locked in the prefix cache, with no request left"),
-            said(first.dump, "site", "when the audit ran"),
+            said(first.dump, f"scalars.{pool}_protected", "tokens locked in the cache, with no request left"),
+            said(first.dump, "site", "when it ran"),
         ),
         advice=(
-            "Compare inc_lock_ref and dec_lock_ref on the way of the last owner: each hold has to end on the node that "
-            "it began on.",
-            "These pages are never evicted: the pool stays smaller until a flush_cache or a restart.",
+            "Compare inc_lock_ref and dec_lock_ref of the last owner: each hold has to end on the node it began on.",
+            "They are never evicted until a flush_cache or a restart.",
         ),
         next_commands=(commands.audit(first.dump),),
     )

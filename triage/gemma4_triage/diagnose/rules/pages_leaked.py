@@ -11,11 +11,10 @@ from gemma4_triage.diagnose.freed_pages import (
     cache_has_the_full_page,
     lost_by_a_count,
     lost_request_slots,
-    may_be_kept,
     of_request_slots,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, in_dump
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, calls_went_unseen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
@@ -60,7 +59,8 @@ def find(incident: Incident) -> Finding | None:
         and first is not None
         and first.owner is not None
         and first.last_event in ("owned", "handed_out")
-        and not may_be_kept(dump)
+        # A row, a count or a free in its place may be wrong as well.
+        and not calls_went_unseen(dump)
     )
     given = _given_to_cache(dump)
     evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))

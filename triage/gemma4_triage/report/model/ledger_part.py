@@ -1,4 +1,4 @@
-"""A dump of the leak audit as a picture: each pool's equation, the pages by owner and site, and what led there."""
+"""A dump of the leak audit as a picture: each pool's equation, pages by owner and site, what led there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_PAGES = 16
 
 
 def ledger_part(dump: Dump) -> Ledger:
-    """Raises DumpError if the audit's table cannot be read."""
+    """Raises DumpError if the table cannot be read."""
     found = audit_findings.suspects(dump)
     suspects, left = first([_suspect(one) for one in found], MAX_SUSPECTS, "page")
     owners, sites = _count(map(_owner, found)), _count(one.alloc_site for one in found)
@@ -40,7 +40,7 @@ def ledger_part(dump: Dump) -> Ledger:
 
 
 def _lives(dump: Dump) -> list[str]:
-    """Return a line per life of each of the first pages whose lives say more than the table, oldest first."""
+    """Return a line per life of pages that the table says less of."""
     found = [(key, of_page) for key, of_page in audit_findings.lives(dump).items() if audit_findings.says_more(of_page)]
     return [f"{pool} page {page}: {life.text()}" for (pool, page), of_page in found[:MAX_PAGES] for life in of_page]
 
@@ -80,7 +80,7 @@ def _pool(equation: audit_findings.PoolEquation) -> PoolBar:
 
 
 def _history(dump: Dump) -> Timeline | None:
-    """Say what the ledger remembers, a lane per pool and kind of event, over scheduler steps."""
+    """Say what the ledger remembers, by pool and kind of event."""
     try:
         events = [event for event in islice(dump.events(), MAX_EVENTS) if _is_event(event)]
     except DumpError:
