@@ -58,7 +58,9 @@ ROW = {"WIDTH": 2816, "BLOCK": 4096, "EAGER": False}
 TILE = {"WIDTH": 256, "BLOCK": 256, "TILE": 16, "EAGER": True}
 CROSS = ROW | {"GATHERS": True, "HAS_HIDDEN": True, "HAS_NEXT": True, "EARLY": False}
 PRODUCT = {"BLOCK_N": 16, "BLOCK_K": 128, "STAGES": 4, "AHEAD": True, "WHOLE_BLOCKS": True}
-ATTENTION = {"GROUP": 4, "ROWS": 16, "BLOCK": 32, "STAGES": 5, "LEAST": 32, "MAX_PARTS": 64}
+ATTENTION = {"GROUP": 4, "ROWS": 16, "BLOCK": 32, "STAGES": 5, "LEAST": 32, "MAX_PARTS": 64, "FRONT": False,
+             "OWN_KEYS": False}
+FRONT = ATTENTION | {"FRONT": True, "OWN_KEYS": True}
 HEADS = {"Q_HEADS": 8, "KV_HEADS": 2, "HALF": 128}
 KERNELS = [
     ("rmsnorm_add", ROW),
@@ -77,13 +79,16 @@ KERNELS = [
     ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True, "GATE": "factor"}),
     ("decode_attention", ATTENTION | {"HEAD_DIM": 256}),
     ("decode_attention", ATTENTION | {"HEAD_DIM": 512}),
+    ("decode_attention", FRONT | {"HEAD_DIM": 256}),
+    ("decode_attention", FRONT | {"HEAD_DIM": 512, "OWN_KEYS": False}),
+    ("decode_attention", FRONT | {"HEAD_DIM": 512}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
 ]
 TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
          "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32", "positions": "*i64",
          "cos_sin_cache": "*fp32", "partial": "*fp32", "counters": "*i32", "columns": "i32", "depth": "i32",
          "splits": "i32", "kv_heads": "i32", "scaling": "fp32", "extremes": "*fp32", "starts": "*i32",
-         "slots": "*i64"}
+         "slots": "*i64", "angles": "*fp32", "places": "*i64"}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]
@@ -116,7 +121,7 @@ for op, constants in KERNELS:
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 34
+    assert len(lines) == 40
     for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
         # Weights and lists only, of which gelu_tanh_mul has none.
