@@ -1,4 +1,4 @@
-"""The calls of a full and sliding-window allocator pair as a dump of the probe `swa-allocator` holds them.
+"""The calls of a full and SWA allocator pair as a dump of the probe `swa-allocator` holds them.
 
 A line of events.jsonl is one call, an `AllocatorCall`. START_LISTS and START_MAPPING hold the state before the first
 call; FIRST_CALL is its number, which tells a cut history.

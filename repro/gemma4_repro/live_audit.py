@@ -1,4 +1,4 @@
-"""A leak audit of the live engine: one arm with a mixed load, MTP and GEMMA4_TRIAGE_LEAK=dump, and what it counted."""
+"""A leak audit of the live engine: a mixed load, MTP and GEMMA4_TRIAGE_LEAK=dump, and what it counted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LiveAudit:
 
 
 def live_scenario(faults: tuple[str, ...], requests: int) -> Scenario:
-    """Raises UnknownName for a fault that the catalog does not have."""
+    """Raises UnknownName for an unknown fault."""
     known = [patch.id for patch in CATALOG if patch.kind is Kind.FAULT]
     for fault in faults:
         if fault not in known:
@@ -88,7 +88,7 @@ def live_scenario(faults: tuple[str, ...], requests: int) -> Scenario:
 
 
 def run_live_audit(scenario: Scenario, requests: int, listener: Listener) -> LiveAudit:
-    """Run the scenario, of so many requests, to its end. Raises like `run_scenario`."""
+    """Run the scenario to its end. Raises like `run_scenario`."""
     (arm,) = scenario.arms
     faults = tuple(filter(None, arm.environment.get("GEMMA4_TRIAGE_FAULTS", "").split(",")))
     words = [word for fault in faults for word in ("--fault", fault)]
@@ -103,7 +103,7 @@ def run_live_audit(scenario: Scenario, requests: int, listener: Listener) -> Liv
 
 
 def _tally(folder: Path) -> Tally:
-    """Return the scheduler's: the process that counted most. Others that attached the probe have no pools."""
+    """Return the scheduler's, which counted most: other processes have no pools."""
     found = [Tally()]
     for path in folder.glob("*.json"):
         try:

@@ -25,7 +25,7 @@ class _Record(BaseModel):
 
 
 class Answer(_Record):
-    """One prompt's continuation. verify_rounds: how often the target verified drafts for it."""
+    """One prompt's continuation. verify_rounds: how often drafts were verified for it."""
 
     prompt: int = Field(ge=0)
     output_ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class IdleCheck(_Record):
 
 
 class ArmResult(_Record):
-    """What an arm's own process wrote at its very end: result.json.
+    """What an arm's process wrote at its end: result.json.
 
     Attributes:
         paths: per patch that counts which path its calls took, calls by path; recorded for comparisons.
@@ -74,7 +74,7 @@ class ArmResult(_Record):
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception in the log, in the order of its appearance. type_name: without its module."""
+    """An exception in the log. type_name: without its module."""
 
     type_name: str
     message: str
@@ -82,7 +82,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Outcome:
-    """exit_code: of the arm's process, None if a signal ended it; then signal_name says which."""
+    """exit_code: None if a signal ended the arm's process; then signal_name says which."""
 
     arm: str
     ending: Ending
@@ -111,7 +111,7 @@ class Outcome:
         return next((raised for raised in self.raised if raised.type_name == type_name), None)
 
     def how_it_ended(self) -> dict[str, Any]:
-        """Say it for reports: ending, exit code or signal, and what was raised, each message once."""
+        """Say for reports: ending, exit code or signal, and what was raised, each once."""
         seen = dict.fromkeys(self.raised)
         return {
             "ending": self.ending.value,

@@ -1,4 +1,4 @@
-"""Whether this installation can run a scenario, found out without importing torch or sglang."""
+"""Whether this installation can run a scenario, without importing torch or sglang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gemma4_runtime.releases import HOW_TO_INSTALL, RUNNABLE, nearest
 
 
 def check_sglang() -> str:
-    """Return the release of SGLang that is installed. Raises EnvironmentLacks if it is absent or not known."""
+    """Return SGLang's installed release. Raises EnvironmentLacks if it is absent or not known."""
     try:
         installed = version("sglang")
     except PackageNotFoundError:
@@ -28,7 +28,7 @@ def check_sglang() -> str:
 
 
 def model_arguments(toys: tuple[str, ...]) -> dict[str, Any]:
-    """Engine arguments that name the toys: target first, then the assistant if any. Raises EnvironmentLacks."""
+    """Engine arguments that name the toys: target, then assistant. Raises EnvironmentLacks."""
     try:
         paths = [str(toy_path(name)) for name in toys]
     except FileNotFoundError as error:

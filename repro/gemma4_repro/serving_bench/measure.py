@@ -1,4 +1,4 @@
-"""Runs a plan, model by model: servers up, weights drawn, answers compared, then round by round."""
+"""Runs a plan, model by model: servers up, answers compared, then round by round."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME, toy_path
 
 _BURST_LIMIT_S = 120
 _START_SHARE = 0.75
-"""Of a model's time. The first start on a machine compiles kernels, each server for itself."""
+"""Of a model's time. The first start on a machine compiles kernels."""
 _ASKED, _ASKED_AT_ONCE = 4, 16
 """Requests of a shape whose answers are compared: of their first tokens, or of decode steps with as many rows."""
 _HOST_VOCABULARY = 512
@@ -89,7 +89,7 @@ def run_plan(plan: ServingPlan, folder: Path, tell: Callable[[str], None]) -> Me
 
 
 def _checkpoint(plan: ServingPlan, model: str, folder: Path) -> Path:
-    """Return the model's, and beside it its assistant's if the servers draft."""
+    """Return the model's, and its assistant's if servers draft."""
     try:
         if plan.host_engine:
             return toy_path(TARGET_NAME)
@@ -208,7 +208,7 @@ class _Model:
         }
 
     def _everywhere(self, call: Callable[[BenchServer], None]) -> None:
-        """Call it on all servers at once; those that do not get through it are lost."""
+        """Call it on all servers at once; those that fail are lost."""
 
         def one(server: BenchServer) -> ServerLost | None:
             try:
@@ -236,7 +236,7 @@ class _Model:
 
 
 def device_memory_of(processes: Iterable[int]) -> int | None:
-    """Return the bytes of GPUs that these processes hold, graphs too; None if the driver does not say."""
+    """Return the bytes of GPUs that these processes hold; None if the driver does not say."""
     try:
         import pynvml
     except ImportError:

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and what each server is started with."""
+"""What is measured, in which order, with which servers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ServingPlan:
     gpus: int = 1
 
     def layers_of(self, model: str) -> int:
-        """Return how many layers of a model are measured: where servers share one GPU, not all of the largest's."""
+        """Return how many layers of a model are measured: on a shared GPU, not all of the largest's."""
         return SIZES[model].layers if self.gpus > 1 else self.load.layers.get(model, SIZES[model].layers)
 
     @property
@@ -71,7 +71,7 @@ class ServingPlan:
         return (*(arm for arm in self.load.arms if arm.smoke or not self.host_engine), *self.also)
 
     def arms_of(self, model: str) -> tuple[BenchArm, ...]:
-        """Return the arms with what each has of its own: its pools' tokens, where they are to have equal bytes."""
+        """Return the arms, each with its own pools' tokens where they are to have equal bytes."""
         if self.load.pictures:
             times = {ENCODER_FILE: f"{{folder}}/{ENCODER_LINES}"}
             return tuple(replace(arm, environment={**arm.environment, **times}) for arm in self.arms)
@@ -155,7 +155,7 @@ def make_plan(
 
 
 def _with_arms(load: Load, arms: tuple[str, ...]) -> Load:
-    """Return the load with these arms and the reference alone; all of them if none is named."""
+    """Return the load with these arms and the reference; all if none is named."""
     own = [arm.id for arm in load.arms]
     strangers = [arm for arm in arms if arm not in own]
     if strangers:

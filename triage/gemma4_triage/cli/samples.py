@@ -1,4 +1,4 @@
-"""`gemma4-triage samples`: something to try, with the command that reads it."""
+"""`gemma4-triage samples`: something to try."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gemma4_triage.terminal import MANNER, emit_json, print_line, print_plain, s
 
 
 def register(app: typer.Typer) -> None:
-    """Add the `samples` verb to the application."""
+    """Add the `samples` verb."""
     app.command("samples")(samples)
 
 

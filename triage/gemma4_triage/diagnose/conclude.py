@@ -1,18 +1,18 @@
-"""From an incident to its findings: every rule asked, consequences dropped, the rest ranked.
+"""From an incident to findings: every rule asked, consequences dropped, the rest ranked.
 
 1. Every rule but fallbacks sees the whole incident, and speaks if nothing rules its cause out; see rule.py.
 2. A finding is dropped if one that is at least as certain, and began no later, explains its rule and is of the same
-   page or request. One that is possible, without a structure, gives way to what is certain in that step, too.
-   Its dumps become evidence of that one, as a consequence or, where one of the two names neither,
-   as what may follow. One of other pages and requests is a cause of its own.
+   page or request. A possible one without a structure gives way to what is certain in that step, too.
+   Its dumps become evidence of that one, as a consequence or, where one names neither, as what may follow.
+   One of other pages and requests is a cause of its own.
    The exception that ended the server is evidence of the first cause that was seen before it.
 3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
    explained, repetitions left out. After them every dump is in a finding.
-4. What logs say joins the cause that it is about, as the table says.
-5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
+4. What logs say joins its cause, as the table says.
+5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding.
 6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
-7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold. Beside
-   what cannot be read nothing is certain: that may show an earlier cause.
+7. A finding that rests on a damaged dump is likely at most, and possible if it rests on its files. Beside what
+   cannot be read nothing is certain: that may be earlier.
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
    Nor is a cause certain beside one that is likely of the same page or request, was seen no later and does not follow
    from it. Both say what would tell them apart.

@@ -22,7 +22,7 @@ _IN_GRAPH = {b"True": 1, b"False": 0}
 
 
 class BatchLine(NamedTuple):
-    """What one batch line says; None stands where it does not say, 0 in a count.
+    """What one batch line says; None where it does not say, 0 in a count.
 
     Attributes:
         prefill: whether the line is of a prefill, and not of decode steps.

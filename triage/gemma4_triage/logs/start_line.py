@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[()\[\]{},]")
 
 
 def arguments(line: bytes) -> dict[str, str]:
-    """Return each argument by name as printed, a text without its quotes; a secret's value is REDACTED."""
+    """Return each argument by name as printed, text without quotes; a secret's value is REDACTED."""
     begin = next((at + len(mark) for mark in SERVER_ARGS if (at := line.find(mark)) >= 0), None)
     if begin is None:
         return {}

@@ -18,7 +18,7 @@ def percent(value: float, begin: float, end: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a width that can be seen."""
+    """Return a visible width."""
     return percent(max(part, whole / 200) if part > 0 else 0.0, 0.0, whole)
 
 
@@ -39,7 +39,7 @@ def lines(series: Series, top: float) -> list[str]:
 
 
 def gaps(columns: Sequence[int]) -> list[bool]:
-    """Say of ascending numbers which have some left out before them."""
+    """Say of ascending numbers which have a gap before them."""
     return [at > 0 and number != columns[at - 1] + 1 for at, number in enumerate(columns)]
 
 
