@@ -14,18 +14,17 @@ from gemma4_repro.mutations.draw import draw
 from gemma4_repro.mutations.load import Probes
 from gemma4_repro.mutations.matrix import Counts, Matrix, matrix
 from gemma4_repro.mutations.rows_file import RowsFile
-from gemma4_repro.mutations.score import Row, State
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "mutations"
 """A folder for each run, named by its seed."""
 PAGE = ROOT / "docs" / "mutations.md"
-RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60}
-RUNS |= {2701: 40, 2702: 60, 2801: 40, 2802: 40, 2803: 25, 2900: 500, 3000: 25, 3104: 24, 3201: 60, 3301: 500}
-RUNS |= {3407: 500, 3511: 500, 3607: 100, 3701: 500, 4001: 100, 4003: 80, 4007: 80, 4009: 60, 4011: 60, 4013: 60}
-"""How many mutations each seed's run has."""
-BY_ROW, BY_KIND = {2411}, {2411, 2900, 3301, 3407, 3511, 3607, 3701, 4001, 4003, 4007, 4013}
-"""The seeds whose mutations are shown one by one, and by structure, defect and phase; of others what they came to."""
+RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60, 2803: 25, 2900: 500}
+RUNS |= {2701: 40, 2702: 60, 2801: 40, 2802: 40, 3000: 25, 3104: 24, 3201: 60, 3301: 500, 3407: 500, 3511: 500}
+RUNS |= {3607: 100, 3701: 500, 3801: 500, 4001: 100, 4003: 80, 4007: 80, 4009: 60, 4011: 60, 4013: 60}
+"""How many mutations each seed's run has, by release and in the order in which they were run."""
+SHOWN = (2900, 3801, 4013)
+"""The seeds whose runs are shown by server, structure, defect and phase; of the others what they came to."""
 MACHINES = {2900: "on 16 cores, 15 engines side by side, the last 15 mutations on 2 cores"}
 """Where a run was not on this project's usual machine."""
 _COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", "tokens_changed")
@@ -44,13 +43,51 @@ def measured(seed: int) -> Matrix:
 
 
 def page(text: str) -> str:
-    """Return the page with its measured parts made anew, one for each run."""
-    for seed in RUNS:
-        begin, end = f"<!-- measured: seed {seed}, docs/make_mutation_page.py -->\n", f"<!-- end of seed {seed} -->\n"
+    """Return the page with its measured parts made anew: a line of each run, and the whole of those in SHOWN."""
+    parts: dict[str, Iterator[str]] = {"all draws": _overview()}
+    parts |= {f"seed {seed}": _lines(measured(seed)) for seed in SHOWN}
+    for name, lines in parts.items():
+        begin, end = f"<!-- measured: {name}, docs/make_mutation_page.py -->\n", f"<!-- end of {name} -->\n"
         before, _, rest = text.partition(begin)
-        lines = _lines(measured(seed))
         text = "".join((before, begin, *(f"{line}\n" for line in lines), end, rest.partition(end)[2]))
     return text
+
+
+def _overview() -> Iterator[str]:
+    heads = (
+        "seed",
+        "SGLang",
+        "probes",
+        "judged",
+        "unseen",
+        "right",
+        "wrong",
+        "certain, wrong",
+        "owner",
+        "likely",
+        "met",
+    )
+    yield from _table(heads, (_line(measured(seed)) for seed in RUNS))
+
+
+def _line(whole: Matrix) -> tuple[str, ...]:
+    total = whole.total
+    owners = total.owner_right + total.owner_wrong
+    likely = next((one for one in whole.reliability if one.confidence == "likely"), None)
+    judged = [aim.met for aim in whole.aims if aim.met is not None]
+    return (
+        f"[{whole.seed}](mutations/{whole.seed}/mutations.jsonl)",
+        whole.sglang_version,
+        whole.probes.value,
+        str(total.judged),
+        str(total.judged - total.seen),
+        f"{total.right / total.judged:.0%}",
+        f"{total.wrong / total.judged:.1%}",
+        str(total.certain_and_wrong),
+        f"{total.owner_right} of {owners}" if owners else "",
+        f"{likely.right} of {likely.named}" if likely is not None and likely.named else "",
+        "all" if all(judged) else f"{sum(judged)} of {len(judged)}",
+    )
 
 
 def _lines(whole: Matrix) -> Iterator[str]:
@@ -80,8 +117,6 @@ def _lines(whole: Matrix) -> Iterator[str]:
     if len({row.mutation.server for row in whole.rows}) > 1:
         yield ""
         yield from _table(("server", *heads), (_counted(one, known) for one in (*whole.by_server, total)))
-    if whole.seed not in BY_KIND:
-        return
     for title, counts in (("structure", whole.by_structure), ("defect", whole.by_defect), ("phase", whole.by_phase)):
         yield ""
         yield from _table((title, *heads), (_counted(one, known) for one in (*counts, total)))
@@ -91,13 +126,6 @@ def _lines(whole: Matrix) -> Iterator[str]:
         for one in whole.reliability
     )
     yield from _table(("said to be", "named", "right", "partly", "unknown", "wrong"), reliability)
-    if whole.seed not in BY_ROW:
-        return
-    yield ""
-    yield from _table(
-        ("no", "corrupted", "how", "when", "score", "first cause named", "steps late", "without probes"),
-        (_row(row) for row in whole.rows),
-    )
 
 
 def _met(met: bool | None) -> str:
@@ -106,23 +134,6 @@ def _met(met: bool | None) -> str:
 
 def _counted(counts: Counts, known: int) -> tuple[str, ...]:
     return (counts.name, *(str(getattr(counts, name) or "") for name in _COLUMNS[:known]))
-
-
-def _row(row: Row) -> tuple[str, ...]:
-    mutation, named = row.mutation, row.sight.named
-    effect = "" if row.effect is None else row.effect.noticed.value
-    if row.effect is not None and row.effect.tokens_changed:
-        effect += ", other tokens"
-    return (
-        str(mutation.number),
-        mutation.structure.value,
-        mutation.defect.value,
-        mutation.when,
-        row.cause.value if row.state is State.ACTED else row.state.value,
-        f"{named[0].confidence} `{named[0].rule}`" if named else "",
-        "" if row.steps_late is None else str(row.steps_late),
-        effect,
-    )
 
 
 def _table(heads: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemma4_repro.mutations.rows_file import RowsFile
-from gemma4_repro.mutations.score import Cause
+from gemma4_repro.mutations.score import Cause, State
 from gemma4_repro.mutations.truth import read_truth
 from gemma4_runtime.releases import BASE, installed_or_base
 
@@ -90,6 +90,24 @@ def test_nothing_that_a_diagnosis_reads_tells_what_was_corrupted(folder, documen
         text = path.read_text(encoding="utf-8", errors="replace")
         assert "gemma4_repro/mutations" not in text
         assert "entry_seed" not in text
+
+
+@pytest.mark.releases("0.5.23")
+def test_the_lengths_of_a_batch_whose_request_goes_on_in_another_are_read_by_nobody(tmp_path):
+    """With overlapped drafts a batch that takes another in has the lengths that its forwards settled."""
+    seed, number = 3701, 422
+    known = rows_of(ROOT / "docs" / "mutations" / str(seed), seed)
+    begun = RowsFile(tmp_path, seed)
+    begun.begin(known.sglang_version)
+    for clean in known.clean.values():
+        begun.add_clean(clean)
+    for other, row in known.rows.items():
+        if other < number:
+            begun.add(row)
+    run(seed, "--count", number, "--no-bare", "--resume", "--output", tmp_path)
+    row = rows_of(tmp_path, seed).rows[number]
+    assert row.truth.where == known.rows[number].truth.where
+    assert (row.state, row.truth.read) == (State.INERT, None)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ import torch
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_repro.mutations import forward_state, standing_state
-from gemma4_repro.mutations.entry import Entry, corrupt
+from gemma4_repro.mutations.entry import Change, Entry, corrupt
 from gemma4_repro.mutations.live_state import LiveState
 from gemma4_repro.request_ids import request_id
-from gemma4_runtime.release.requests import swa_evicted
+from gemma4_runtime.release.requests import held, set_swa_evicted, swa_evicted, swa_kept_until
+from gemma4_runtime.releases import BASE, installed_or_base
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -181,6 +182,22 @@ def test_lengths_and_counters_are_of_the_request(live: LiveState) -> None:
     )
     counter.write(1)
     assert swa_evicted(live.batch.reqs[0]) == PAGE
+
+
+def test_below_what_the_cache_keeps_sglang_takes_one_count_of_evicted_pages_for_another(live: LiveState) -> None:
+    request = live.batch.reqs[0]
+    if installed_or_base() != BASE:
+        from sglang.srt.managers.schedule_batch import ReqKvInfo
+
+        request.kv = ReqKvInfo(**{name: getattr(request, name) for name in ("req_pool_idx", "kv_allocated_len")})
+    held(request).cache_protected_len = 2 * PAGE
+    set_swa_evicted(request, PAGE)
+    entry = next(
+        one for one in standing_state.entries(Structure.REQUEST_COUNTERS, live) if one.where.startswith("swa_evicted")
+    )
+    none = [after for after in (-1, 0, 1, 2, 3) if Change(entry, after).is_none_to_sglang]
+    # Before 0.5.23 a count is what SGLang takes it for.
+    assert none == ([0, 2] if swa_kept_until(request, PAGE) else [])
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ class Entry:
         stale: What was right once.
         other_space: What the other pool has for it.
         drop: Takes the entry away; None where that is no cell.
+        taken: What SGLang takes a value for: two that it takes for the same are no two states.
     """
 
     where: str
@@ -43,6 +44,7 @@ class Entry:
     stale: Sequence[int] = ()
     other_space: Sequence[int] = ()
     drop: Callable[[], None] | None = None
+    taken: Callable[[int], int] = int
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,15 @@ class Change:
     entry: Entry
     after: int | None
     partner: Entry | None = None
+
+    @property
+    def is_none_to_sglang(self) -> bool:
+        """Whether SGLang takes the value that is there now for another one, which was right."""
+        entry, after = self.entry, self.after
+        # A call that is made once more names the same page.
+        if self.partner is not None or after is None or after == entry.value:
+            return False
+        return entry.taken(after) == entry.taken(entry.value)
 
 
 def corrupt(defect: Defect, entries: Sequence[Entry], chance: random.Random) -> Change | None:

@@ -73,6 +73,7 @@ class Mutator(Recorder):
         self._step, self._now = 0, Phase.START
         self._aged = False
         self._change: Change | None = None
+        self._changed_batch: Any = None
         self._lengths: dict[int, int] = {}
         self._written: list[int] = []
         self._again: Any = None
@@ -166,7 +167,8 @@ class Mutator(Recorder):
             self._try("scheduler.init_model_worker", lambda: self._corrupt(standing_state.scale_entries(target.model)))
 
     def _after_forward_batch(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        self._follow("forward_batch.init_new")
+        if self._follows_lengths(result):
+            self._follow("forward_batch.init_new")
         if self._scheduler is None or self._batch is None or self._now is Phase.DRAFT:
             return
         if (now := self._of_target(result)) is None:
@@ -348,6 +350,7 @@ class Mutator(Recorder):
         except Exception as error:  # noqa: BLE001
             self._truth = self._truth.model_copy(update={"problem": f"{type(error).__name__}: {error}"})
         if self._change is not None:
+            self._changed_batch = self._batch
             entry = self._change.entry
             self._truth = self._truth.model_copy(
                 update={
@@ -358,9 +361,32 @@ class Mutator(Recorder):
                     "prompt": entry.prompt,
                     "row": entry.row,
                     "partner_row": None if self._change.partner is None else self._change.partner.row,
+                    "overwritten": Moment(site=site, step=self._step) if self._change.is_none_to_sglang else None,
                 }
             )
         self._truth.write(self._folder)
+
+    def _follows_lengths(self, forward_batch: Any) -> bool:
+        """Return whether a forward may have the lengths of the batch that was changed; True for what is no length."""
+        mutation, change = self._mutation, self._change
+        if mutation is None or change is None or mutation.structure is not Structure.BATCH_LENGTHS:
+            return True
+        lengths = dict(zip(forward_batch.req_pool_indices.tolist(), forward_batch.seq_lens.tolist(), strict=False))
+        length = None if change.entry.row is None else lengths.get(change.entry.row)
+        if length is None:
+            return False
+        # A request's next chunk is a batch of its own, and with overlapped drafts one that takes another in has the
+        # lengths that its forwards settled: then those of the batch that was changed are dropped.
+        dropped = (
+            self._batch is not self._changed_batch
+            and change.after is not None
+            and abs(length - change.entry.value) < abs(length - change.after)
+        )
+        if dropped and not (self._truth.read or self._truth.overwritten):
+            overwritten = Moment(site="forward_batch.init_new", step=self._step)
+            self._truth = self._truth.model_copy(update={"overwritten": overwritten})
+            self._truth.write(self._folder)
+        return not dropped
 
     def _follow(self, site: str) -> None:
         """Watch the changed entry until it is read, or has another value again."""

@@ -16,7 +16,7 @@ from gemma4_repro.mutations.entry import Entry
 from gemma4_repro.mutations.forward_state import list_entries
 from gemma4_repro.mutations.live_state import LiveState
 from gemma4_repro.request_ids import prompt_of
-from gemma4_runtime.release.requests import held, set_swa_evicted, swa_evicted
+from gemma4_runtime.release.requests import held, set_swa_evicted, swa_evicted, swa_kept_until
 
 _NO_END = 1 << 30
 _EVICTED = "swa_evicted_seqlen"
@@ -82,7 +82,13 @@ def _counter_entries(live: LiveState) -> Iterator[Entry]:
                 prompt=prompt_of(request.rid),
                 row=int(held(request).req_pool_idx),
                 foreign=[_count(other, name) // unit for other in requests if other is not request],
+                taken=partial(_taken, live.page_size, request) if name == _EVICTED else int,
             )
+
+
+def _taken(page_size: int, request: Any, pages: int) -> int:
+    """Return for how many pages gone from the window SGLang takes a count: for those that the cache keeps at least."""
+    return pages if pages < 0 else max(pages, swa_kept_until(request, page_size) // page_size)
 
 
 def _count(request: Any, name: str) -> int:

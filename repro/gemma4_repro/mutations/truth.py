@@ -35,7 +35,8 @@ class Truth(BaseModel):
         row: The owner's row of req_to_token.
         partner_row: That of the entry that it was exchanged with.
         read: The first call afterwards that may have read the entry.
-        overwritten: The call before which the entry had another value again, and nothing had read it until then.
+        overwritten: The call before which the entry had another value again, or none, and nothing had read it until
+            then; the change itself where SGLang takes the new value for the old one.
         problem: What went wrong in the mutator; such a run shows nothing.
     """
 
