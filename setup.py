@@ -1,7 +1,7 @@
 """Wheels are built in a folder of their own: setuptools packs whatever an earlier build left in build/.
 
 They carry the records of known issues as one file, since a hundred small ones take a block of a disk each, and as
-JSON, which is sooner read than TOML; and the table of SGLang's arguments packed, to a tenth of its size. Files that
+JSON, which is sooner read than TOML; and the public incidents and the table of SGLang's arguments packed. Files that
 only say what a package is for are left out of them too: each takes a block, and what is compiled of it another.
 """
 
@@ -32,6 +32,9 @@ class PackRecords(build_py):
             packed = lzma.compress(json.dumps(said, ensure_ascii=False).encode())
             folder.with_suffix(".json.xz").write_bytes(packed)
             shutil.rmtree(folder)
+            incidents = package / "known_issues" / "incidents.json"
+            incidents.with_suffix(".json.xz").write_bytes(lzma.compress(incidents.read_bytes(), preset=9))
+            incidents.unlink()
             table.with_suffix(".json.gz").write_bytes(gzip.compress(table.read_bytes(), mtime=0))
             table.unlink()
             for said_alone in Path(self.build_lib).glob("*/**/__init__.py"):

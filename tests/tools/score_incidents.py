@@ -28,7 +28,7 @@ MOST = 2
 
 
 def incidents() -> list[dict[str, Any]]:
-    """Return every incident: set, thread, truth, first, rule, word, log."""
+    """Return every incident: set, thread, cause, next, first, rule, word, log."""
     return json.loads(INCIDENTS.read_text(encoding="utf-8"))
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     for incident in incidents() if arguments.show else ():
         finding = leading(incident)
         if points(incident, finding) < MOST:
-            print(f"{incident['thread']}: {incident['truth']}: {finding.cause if finding else 'no finding'}")
+            print(f"{incident['thread']}: {incident['cause']}: {finding.cause if finding else 'no finding'}")
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ class TestLog:
         code, out, _ = cli("diagnose", "--dir", tmp_path, "--log", LOGS / "pool-leak.log")
         assert code == 1
         assert "RUN WITHOUT DUMPS" in out
-        assert out.index("1. CERTAIN  pool-leak") < out.index("2. POSSIBLE  crash-without-dump")
+        assert out.index("1. CERTAIN  pool-leak") < out.index("POSSIBLE  crash-without-dump")
         code, out, _ = cli(
             "diagnose", "--dir", tmp_path, "--log", LOGS / "healthy.log", "--log", LOGS / "accept-drop.log"
         )

@@ -82,7 +82,8 @@ def test_every_rule_fires_somewhere_and_has_a_file_that_is_listed():
     worded = {"expert_transport", "host_limits", "lora_refused", "start_refused", "weights_missing"}
     # These share the file of a rule that is about the same thing.
     beside = {"requests_held_back", "kv_transfer_waits"}
-    assert {id.replace("-", "_") for id in ids} - worded - beside == files
+    # What is like a failure is told beside what a rule says of it: see test_log_likeness.py.
+    assert {id.replace("-", "_") for id in ids} - worded - beside == files - {"like_incidents"}
     assert {name.lower() for name, rule in vars(told_by_words).items() if isinstance(rule, Rule)} == worded | {
         "rule",
         "_of_failures",

@@ -50,12 +50,12 @@ def logs(
     from gemma4_triage.diagnose.plan import completed
     from gemma4_triage.diagnose.unread import in_part, refuse_torn
     from gemma4_triage.finding import causes
-    from gemma4_triage.logs.catalog import findings
+    from gemma4_triage.logs.catalog import with_those_alike
     from gemma4_triage.report.logs_document import logs_document
     from gemma4_triage.report.logs_view import print_logs
 
     read = read_logs(files, points)
-    found = [one for facts in read for one in completed(findings(facts), Incident(logs=(facts,)))]
+    found = [one for facts in read for one in completed(with_those_alike(facts), Incident(logs=(facts,)))]
     if not found:
         refuse_torn(read)
         _need_one_understood(read)

@@ -88,9 +88,9 @@ def _from_logs(incident: Incident) -> list[Finding]:
     if not incident.logs:
         return []
     # The rules over logs are many modules, loaded where there is a log.
-    from gemma4_triage.logs.catalog import findings
+    from gemma4_triage.logs.catalog import with_those_alike
 
-    return [one for facts in incident.logs for one in findings(_of_release(facts, incident))]
+    return [one for facts in incident.logs for one in with_those_alike(_of_release(facts, incident))]
 
 
 def _of_release(facts: LogFacts, incident: Incident) -> LogFacts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -17,6 +18,25 @@ from gemma4_triage.known_issues.record import KnownIssue
 
 class RecordMistake(ValueError):
     """A record that cannot be read. Its text names the file and every mistake in it."""
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A public incident that somebody has read to its end.
+
+    Attributes:
+        thread: Its thread, as "sgl-project/sglang 9600".
+        cause: What was wrong, as a sentence without its full stop.
+        next: What helped, or is to be looked at; "" where the thread names nothing.
+        signs: What its log says of the failure, see logs/likeness.py.
+        arguments: What its server was started with, likewise.
+    """
+
+    thread: str
+    cause: str
+    next: str
+    signs: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 def records_folder() -> Traversable:
@@ -39,6 +59,17 @@ def known_issues() -> tuple[KnownIssue, ...]:
         return tuple(_record(name, said) for name, said in sorted(packed.items()) if "/" not in name)
     files_of_records = [file for file in records_folder().iterdir() if file.name.endswith(".toml")]
     return tuple(map(read_record, sorted(files_of_records, key=lambda file: file.name)))
+
+
+@cache
+def incidents() -> tuple[Incident, ...]:
+    """Return every public incident that tests/tools/index_incidents.py has listed."""
+    file = files("gemma4_triage.known_issues") / "incidents.json"
+    packed = files("gemma4_triage.known_issues") / "incidents.json.xz"
+    said = json.loads(lzma.decompress(packed.read_bytes()) if packed.is_file() else file.read_bytes())
+    return tuple(
+        Incident(one["thread"], one["cause"], one["next"], tuple(one["signs"]), tuple(one["arguments"])) for one in said
+    )
 
 
 def words(file: str) -> list[dict[str, Any]]:

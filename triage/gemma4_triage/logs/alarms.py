@@ -115,7 +115,8 @@ OF_REQUESTS = frozenset(
 _SOFT = {
     # SGLang tries optional libraries, and goes on without them.
     "library": rb"cannot open shared object file",
-    "error": rb"^(?:[\w.]+\.)?(?!CancelledError)(?:\w*(?:Error|Exception|Violation|Failure|OutOfResources)|"
+    # Behind a dash in a list of what was tried.
+    "error": rb"^(?:- )?(?:[\w.]+\.)?(?!CancelledError)(?:\w*(?:Error|Exception|Violation|Failure|OutOfResources)|"
     rb"\w+(?:Timeout|Disconnected)|TimeoutExpired|IncompleteRead)(?:: |:?\s*$|\(\)?\s*$)|"
     rb"^(?:\[[^\]]{0,60}\] )?Unsupported [\w /-]{3,60}(?:[:.,(=]|$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
@@ -140,7 +141,8 @@ def _alternatives(kinds: dict[str, bytes]) -> re.Pattern[bytes]:
 _HARD_LINE, _SOFT_LINE = _alternatives(_HARD), _alternatives(_SOFT)
 # Whoever says this goes on; "leaked semaphore" is what Python's resource tracker says at any end.
 _SURVIVED = re.compile(
-    rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip|\boptional|\bwarn|not fatal|non-fatal|harmless|"
+    rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip(?:s\b|p)|\boptional|\bwarn|"
+    rb"not fatal|non-fatal|harmless|"
     rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b|using (?:the )?default|"
     rb"\bkeep(?:ing|s)?\b|\bdefaulting\b|\bpreserving\b|\bleaving\b|\boverriding\b|\bstays?\b|\bdisabl(?:ed|ing)\b|"
     rb"[;,] using\b|import failed|\bderegister|\bunlink|clean(?:er| ?up)\b|peer gone|"
@@ -265,7 +267,7 @@ _CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
 _RIGHT_BELOW = 3  # lines
 _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
 _GROUP = re.compile(rb" {2,}\| ?")  # of a traceback within a group of exceptions
-_LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:\(\))?(?:: (.*)|:)?")
+_LAST_LINE = re.compile(r"(?:- )?(?:\w+\.)*(\w+)(?:\(\))?(?:: (.*)|:)?")
 _RAISED = re.compile(rb"(?:[\w.]+\.)?\w*(?:Error|Exception): ")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters

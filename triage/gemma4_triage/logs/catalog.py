@@ -38,6 +38,7 @@ from gemma4_triage.logs.rules import (
     known_issue,
     kv_transfer,
     library_kernel,
+    like_incidents,
     media_unreadable,
     never_admitted,
     no_fp8,
@@ -232,10 +233,21 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     if not endings and not facts.deaths:
         endings += refused_by_check.refusals(facts)
         accounted |= SURVIVABLE if endings else set()
-    floor = unexplained_line.find(facts, accounted)
+    floor = list(unexplained_line.find(facts, accounted))
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
     return (*ranked([*endings, *floor], leads=known_issue.ID), *behind, *ranked(loads))
+
+
+_SAYING_LITTLE = frozenset({other_crash.ID, refused_by_check.ID, unexplained_line.ID})
+
+
+def with_those_alike(facts: LogFacts) -> tuple[Finding, ...]:
+    """Return the findings, and which public incidents the failure is like: ahead of what knows little more than it."""
+    found = findings(facts)
+    behind = (is_load(one) or (one.rule in _SAYING_LITTLE and one.confidence is Confidence.POSSIBLE) for one in found)
+    at = next((place for place, is_behind in enumerate(behind) if is_behind), len(found))
+    return (*found[:at], *like_incidents.find(facts, found), *found[at:])
 
 
 def _what_ended_nothing(found: list[Finding], facts: LogFacts) -> tuple[list[Finding], list[Finding]]:

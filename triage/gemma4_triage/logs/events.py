@@ -7,6 +7,7 @@ model_executor/pool_configurator.py (pool sizes), server_args.py; gemma4_runtime
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gemma4_dumps.directory_name import time_key
 from gemma4_triage.logs.facts import Death, GuardLine, LeakLine, Place, Pool, Process
@@ -115,6 +116,12 @@ def retracted_requests(line: bytes) -> int:
 def pool_tokens(line: bytes) -> dict[Pool, int]:
     """Return the tokens of each pool that a line with POOL_SIZES names."""
     return {("full" if name == b"full" else "swa"): int(count) for name, count in _POOL_TOKENS.findall(line)}
+
+
+def asked_for(arguments: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the arguments that rules ask for, and the switches that are on."""
+    switched = (name for name, value in arguments.items() if name.startswith("enable_") and value == "True")
+    return {name: arguments[name] for name in (*filter(arguments.__contains__, _SETTINGS), *switched)}
 
 
 def settings(line: bytes) -> dict[str, str]:

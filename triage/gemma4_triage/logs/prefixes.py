@@ -1,7 +1,7 @@
 """What stands before a line that SGLang wrote: known forms of containers and log collectors, and forms learnt.
 
-A form of somebody's own is learnt from the frames of tracebacks, which look the same in every log. Exactly
-the prefix is taken off: the indentation behind it says what a line of a traceback is.
+A form of somebody's own is learnt from the frames of tracebacks and from SGLang's stamps, which look the same in every
+log. Exactly the prefix is taken off: the indentation behind it says what a line of a traceback is.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _TIMES = re.compile(
     + rb"\b"
 )
 _FILE = b'  File "'
-_FRAME = re.compile(rb'  File "[^"]{1,400}", line \d+')
+_FRAME = re.compile(rb'  File "[^"]{1,400}", (?:line \d+|in \w)')
+_STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[\] ]")
+_MOST_STAMPED = 32  # lines of a block whose prefix is looked at for its stamp alone
 # SGLang indents no line with a stamp; whoever pastes a log does.
 _INDENTED = re.compile(rb"([ \t]{1,40})\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _WORD = re.compile(rb"[0-9a-f]{6,}|\d+|[A-Za-z]+|\s+|.", re.DOTALL)
@@ -73,12 +75,17 @@ class Prefixes:
         self._writers: dict[bytes, bytes] = {}
 
     def learn(self, lines: Iterable[bytes]) -> None:
-        """Learn the form of what stands before frames of tracebacks, where at least two frames have the same."""
+        """Learn the form of what stands before frames of tracebacks, or SGLang's stamps, where two have the same."""
         forms: dict[bytes, list[bytes]] = {}
+        stamped = 0
         for line in lines:
             if line[:1] in b" \t" and (indented := _INDENTED.match(line)):
                 forms.setdefault(re.escape(indented[1]), []).append(b"")
             frame = _FRAME.search(line, 0, _LONGEST + 500) if _FILE in line else None
+            if frame is None and stamped < _MOST_STAMPED and (at := line.find(b"[20", 0, _LONGEST)) > 0:
+                stamped += 1
+                # Behind a quote it is a string, in an object or a pair, which is read as such.
+                frame = None if b'"' in line[:at] or b"'" in line[:at] else _STAMP.match(line, at)
             if frame is None or not frame.start() or frame.start() > _LONGEST:
                 continue
             begin = line[self.split(line)[0] : frame.start()]

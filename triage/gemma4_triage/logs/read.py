@@ -35,6 +35,7 @@ _MARKS = (
     *((mark, "leak") for mark in events.LEAK_MARKS),
     *((mark, "death") for mark in events.DEATH_MARKS),
     *((mark, "start") for mark in events.SERVER_ARGS),
+    *((mark, "command") for mark in start_line.COMMANDS),
     *((mark, "named_file") for mark in events.NAMES_A_FILE),
     (events.POOL_SIZES, "pool_sizes"),
     (events.FAULT_MARK, "fault"),
@@ -346,6 +347,11 @@ class LogReading:
             self._arguments = start_line.arguments(line)
             for name in remarks.FIRST_TOO:
                 self._remarks.pop(f"first_{name}", None)
+        elif kind == "command":
+            # What the server itself prints of its arguments says more, and what they came to.
+            if not self._starts and (typed := start_line.typed(line)):
+                self._arguments, self._settings = typed, events.asked_for(typed)
+            return False
         elif kind == "named_file":
             if (named := events.named_file(line)) and len(self._named_files) < MAX_NAMED:
                 self._named_files[named] = None
@@ -444,11 +450,14 @@ class LogReading:
             deaths.add(self._with_usage(death))
         alarms = self._alarms.alarms()
         told = sum(alarm.count for alarm in alarms)
+        of_a_start = 0 if self._understood else len(remarks.OF_A_START.intersection(self._remarks))
         return LogFacts(
             name=self._name,
             size_bytes=self._size,
             lines=self._lines,
-            understood=self._understood | ({"alarm": told} if told else {}),
+            understood=self._understood
+            | ({"alarm": told} if told else {})
+            | ({"remark": of_a_start} if of_a_start else {}),
             device=self._device,
             torn_last_line=self._torn,
             long_lines=self._long,

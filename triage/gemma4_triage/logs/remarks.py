@@ -42,6 +42,12 @@ MARKS = (
     (b"onnection timed out", "transport_timed_out"),
     (b"data transfer timeout", "transport_slow"),
     (b"Failed to complete transfers after", "transport_slow"),
+    (b"SpecDecoding metrics: ", "vllm_drafts"),
+    (b"sglang.bench_latency", "benchmark"),
+    (b"sglang.bench_one_batch", "benchmark"),
+    (b"sglang.bench_offline", "benchmark"),
+    (b"Service discovery enabled", "discovery"),
+    (b"Policy: CacheAware", "cache_aware"),
     (b"fp8e4nv not supported", "no_fp8_e4m3"),
     (b"NIXL_ERR_", "transport_nixl"),
     # SGLang's router on what a worker answered to a client's mistake.
@@ -118,6 +124,11 @@ MARKS = (
     (b"driver on your system is too old", "old_driver"),
     (b"Driver was not detected or is too old", "old_driver"),
 )
+OF_A_START = frozenset(
+    {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}
+    | {"groups_begin", "groups_end", "deep_gemm", "vllm_drafts"}
+)
+"""What a server alone writes, most of it as it starts: a log that has nothing else is a server's all the same."""
 ORPHANS = re.compile(rb"output for (?:self\.)?rid=(\S+)")
 """What names a request whose outputs nobody waits for."""
 FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch")

@@ -37,6 +37,34 @@ def arguments(line: bytes) -> dict[str, str]:
     return found
 
 
+COMMANDS = (b"sglang.launch_server ", b"sglang serve ", b"vllm serve ")
+"""How a server is started at a shell, which people paste above its log."""
+_FLAG = re.compile(r"--([a-z][a-z0-9-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
+_SHORT = {
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp": "dp_size",
+    "pp": "pp_size",
+    "ep": "ep_size",
+    "model": "model_path",
+    "mem_frac": "mem_fraction_static",
+}
+
+
+def typed(line: bytes) -> dict[str, str]:
+    """Return the arguments of a command that starts a server, by their names in ServerArgs; a switch is "True"."""
+    begin = next((at + len(mark) for mark in COMMANDS if (at := line.find(mark)) >= 0), None)
+    if begin is None:
+        return {}
+    text = line[begin : begin + LONGEST_VALUE * 4].decode(errors="replace")
+    found = {}
+    for name, value in _FLAG.findall(text)[:MAX_ARGUMENTS]:
+        plain: str = name.replace("-", "_")
+        said = _SHORT.get(plain, plain)
+        found[said] = REDACTED if names_a_secret(said) and value else _plain(value) or "True"
+    return found
+
+
 def _end_of_value(text: str, at: int) -> int | None:
     """Return where a value ends: at its comma, or at the bracket that closes the arguments."""
     depth = 0

@@ -16,7 +16,7 @@ from gemma4_triage.logs.facts import Death, Place
 
 TRACEBACK = b"Traceback (most recent call last):"
 TORN = "the log ends inside its traceback"
-FRAME = b'  File "'
+FRAME = b'File "'
 _NATIVE = b'File "<unknown>"'
 CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
 INTRODUCTIONS = (b"Process ", b"Exception in thread")
@@ -74,7 +74,9 @@ _FOLDERS = {
 FOLDER_OF = {f"{name}.py": folder for folder, names in _FOLDERS.items() for name in names.split()}
 """Which folder of SGLang has a file of this name, of those that one alone has."""
 _OF_PACKAGE = re.compile(rb'\s*File "[^"]*/(?:site|dist)-packages/(\w+)')
-_FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
+# Whoever shortens a traceback by hand may leave the numbers out.
+_FRAME = re.compile(r'\s*File "([^"]*)"(?:, line (\d+|[?.…]+))?, in (.*)')
+_ELISIONS = frozenset({b"...", "…".encode(), b"[...]", b"(...)"})
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
 _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
 # What the kernels that SGLang compiles itself refuse: the next line says of which tensor, in which dimension.
@@ -117,7 +119,7 @@ class TracebackReader:
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self._statement: list[bytes] = []
         self._left = self._foreign = 0
-        self._first_frame = False
+        self._first_frame = self._flush = False
         self._group = False
         self._details = 0
         self._last: Death | None = None
@@ -160,7 +162,7 @@ class TracebackReader:
         self._begin = place
         self._frames.clear()
         self._statement = []
-        self._first_frame = False
+        self._first_frame = self._flush = False
 
     def torn(self, at_end: bool) -> Death | None:
         """Return what the log ends inside of: a process died, of what is cut off; None if no traceback is open.
@@ -228,14 +230,19 @@ class TracebackReader:
         if self._left < 0:
             self.inside = self._fatal = False
             return None
-        if not line or line[:1].isspace():
-            if line.startswith(FRAME):
+        if not line or line[:1].isspace() or self._is_a_frame(line):
+            if line.lstrip(b" \t").startswith(FRAME):
                 self._frame(line)
+            elif line.strip() in _ELISIONS:
+                pass
             elif len(self._statement) < _LONGEST_STATEMENT and not _MARKERS.fullmatch(line[:_LONGEST_MESSAGE]):
                 self._statement.append(line[:_LONGEST_MESSAGE].strip())
             return None
         match = _LAST_LINE.fullmatch(line[: 4 * _LONGEST_MESSAGE].decode(errors="replace").rstrip("\r"))
         if match is None or _WORDS.fullmatch(match[1]):
+            if self._flush and len(self._statement) < _LONGEST_STATEMENT:
+                self._statement.append(line[:_LONGEST_MESSAGE].strip())
+                return None
             self._foreign -= 1
             self.inside = self._foreign > 0
             return None
@@ -256,7 +263,12 @@ class TracebackReader:
         self._details = _MOST_DETAILS if begins_below and b":" in line else 0
         return self._last
 
+    def _is_a_frame(self, line: bytes) -> bool:
+        """Return whether a line at the margin is a frame, as of a traceback that lost its indentation on its way."""
+        return line.startswith(FRAME) and _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace")) is not None
+
     def _frame(self, line: bytes) -> None:
+        self._flush = line.startswith(FRAME)
         self._frames.append(line)
         self._statement = []
         if (self._first_frame and _OUTERMOST.match(line)) or _LOOP.search(line):
@@ -303,4 +315,4 @@ def _unfolded(frame: bytes) -> str:
 
 def _frame_text(line: bytes) -> str:
     match = _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace"))
-    return "" if match is None else f"{match[1].rsplit('/', 1)[-1]}:{match[2]} {match[3].strip()}"
+    return "" if match is None else f"{match[1].rsplit('/', 1)[-1]}:{match[2] or '?'} {match[3].strip()}"

@@ -6,13 +6,31 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import Rule, of_settings, on_rank, over
+from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, pattern
 
 _NONE = 1.02  # tokens per request and verify step; the target's own token is one of them
 _LINES = 5
 
 
+_OF_VLLM = pattern(r"\bAccepted: 0 tokens, Drafted: (\d+) tokens")
+_MANY = 100  # drafted tokens
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
+    if (told := facts.remarks.get("vllm_drafts")) and (found := _OF_VLLM.search(told.text)) and int(found[1]) >= _MANY:
+        yield Finding(
+            rule=RULE.id,
+            cause="No draft token is accepted by vLLM: draft and target do not fit, or the draft's own weights are not "
+            "what they were trained to be, as in a copy that quantises the layers of the draft (MTP) too.",
+            confidence=Confidence.LIKELY,
+            evidence=(at(facts, told.place, told.text, "its last count"),),
+            ruled_out_if=("the same pair of checkpoints is accepted in another release or on another backend",),
+            advice=(
+                "a copy of the target whose draft layers (mtp.*) are not quantised, such as the publisher's, or that "
+                "draft beside it",
+                "check that the draft was made for this target",
+            ),
+        )
     for rank in facts.schedulers:
         length = rank.accept_length
         seen = sum(value is not None for value in rank.series.get("accept_length", ()))

@@ -12,7 +12,10 @@ from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of
 from gemma4_triage.logs.rules import draft_bookkeeping
 from gemma4_triage.logs.suspects import of_files, switched_on
 
-_MESSAGE = pattern(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size (?!0\b)\d+")
+_MESSAGE = pattern(
+    r"device-side assert triggered|Assertion .{0,60}(?:sizes\[i\] <= index|srcIndex < srcSelectDimSize)|"
+    r"Assertion .{0,90}index out of bounds|index -?\d+ is out of bounds for dimension \d+ with size (?!0\b)\d+"
+)
 
 
 _INNER = 4  # frames

@@ -209,7 +209,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif (gone := _GONE.search(said)) is not None:
         why, confidence = _peer_gone(facts, gone[1]), Confidence.LIKELY
         advice = (
-            f"begin with the {gone[1]} server: its log says what it died of",
+            f"begin with the {gone[1]} server: its log says what it died of; if it serves on, what kept its health check "
+            "from an answer: long prefills, scrapes of /metrics (fewer of them)",
             "this server's requests of it wait until they time out: SGLANG_DISAGGREGATION_WAITING_TIMEOUT bounds that",
             "until then /health instead of /health_generate, or a probe that allows more failures, on this server",
         )
@@ -273,7 +274,8 @@ def _idle_before(facts: LogFacts, death: Death, said: str) -> float | None:
 
 
 def _peer_gone(facts: LogFacts, role: str) -> str:
-    why = f"the {role} server went away, and requests that it began wait here for what never comes"
+    why = f"the {role} server went away, or answered its health check no more, and requests that it began wait here"
+    why += " for what never comes"
     failed = any(alarm.kind in ("health", "unhealthy") for alarm in facts.alarms)
     return why + ("; the health check of this server, which is sound, failed with them" if failed else "")
 

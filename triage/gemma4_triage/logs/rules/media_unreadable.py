@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule, at, exception_text, pattern
 
 _FRAME = pattern(
@@ -26,12 +26,22 @@ _NOT_FETCHED = "fetched: the server loads a URL itself, and could not reach this
 _FFMPEG = "apt install ffmpeg (4 to 7) in the server's image, and the torchcodec that this torch asks for"
 
 
+_OF_A_DECODER = pattern(
+    r"torchcodec|FFmpeg is not|outside of the buffer|cannot identify image file|moov atom not found|"
+    r"Invalid data found when processing input"
+)
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    error = next((error for error in facts.errors if any(map(_FRAME.match, error.frames))), None)
+    # A server that tells of no traceback still says of what a request failed.
+    answered = (one for one in facts.alarms if one.kind == "answered-500")
+    said = (Death(one.place, one.rank, "", text) for one in answered for text in (one.text, *one.more))
+    told = next((one for one in said if _OF_A_DECODER.search(one.message)), None)
+    error = next((error for error in facts.errors if any(map(_FRAME.match, error.frames))), told)
     if error is None or not any(alarm.kind == "answered-500" for alarm in facts.alarms):
         return
     audio = any("audio" in frame.lower() for frame in error.frames)
-    kind = "audio" if audio else "image or video"
+    kind = "audio" if audio else "image or video" if error.frame else "image, audio or video"
     fetched = _FETCHES.search(f"{error.type_name}: {error.message}") is not None
     lacks = "torchcodec" in error.message or "FFmpeg is not" in error.message
     yield Finding(
@@ -39,7 +49,14 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         cause=f"The {kind} of a request could not be {_NOT_FETCHED if fetched else f'decoded{_LACKS * lacks}'}. Only "
         "such requests fail; the server goes on.",
         confidence=Confidence.LIKELY,
-        evidence=(at(facts, error.place, exception_text(error), f"what the decoder said, in {error.frame}"),),
+        evidence=(
+            at(
+                facts,
+                error.place,
+                exception_text(error),
+                f"what the decoder said{f', in {error.frame}' if error.frame else ''}",
+            ),
+        ),
         ruled_out_if=("the same file loads in the server's own environment",),
         advice=_REACH
         if fetched
@@ -55,6 +72,8 @@ RULE = Rule(
     "media-unreadable",
     "a file of a request cannot be decoded",
     _find,
-    lambda death: any(map(_FRAME.match, death.frames)),
+    lambda death: (
+        any(map(_FRAME.match, death.frames)) or bool(not death.frames and _OF_A_DECODER.search(death.message))
+    ),
     frozenset({"answered-500"}),
 )

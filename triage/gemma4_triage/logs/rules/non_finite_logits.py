@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Place
-from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank, pattern
+from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.started import Started
 
@@ -22,6 +22,11 @@ _SUSPECTS = (
     "attention_backend",
     "enable_hierarchical_cache",
     "speculative_algorithm",
+)
+
+_OF_A_BENCHMARK = (
+    "A benchmark without a server asked for them, which feeds token ids that are no text: what a model makes of those "
+    "says nothing of its answers, and may be harmless."
 )
 
 
@@ -51,13 +56,23 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
     failed, looks = _kernel_before(facts, place)
     masked = "probability tensor" in death.message and _may_mask(facts)
+    made_up = remarked(facts, "benchmark", "what asked for them")
     return Finding(
         rule=_OF_DEATH.id,
         cause=f"Logits{' (or what a grammar left of them)' * masked} were NaN or infinite, first in line "
-        f"{place.line}{on_rank(death.rank)}. The log does not say which layer made them.",
-        confidence=Confidence.LIKELY if masked or failed else Confidence.CERTAIN,
-        evidence=(*evidence, *failed, *of_settings(facts, *_SUSPECTS)),
-        advice=(*looks, *_advice(facts)),
+        f"{place.line}{on_rank(death.rank)}. "
+        + (_OF_A_BENCHMARK if made_up else "The log does not say which layer made them."),
+        confidence=Confidence.POSSIBLE if made_up else Confidence.LIKELY if masked or failed else Confidence.CERTAIN,
+        evidence=(*evidence, *made_up, *failed, *of_settings(facts, *_SUSPECTS)),
+        advice=(
+            *(
+                ("hold answers to real prompts against another engine's (--correct): if those are right, ignore it",)
+                if made_up
+                else ()
+            ),
+            *looks,
+            *_advice(facts),
+        ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     )
 

@@ -154,7 +154,10 @@ _REACH = (
 )
 _A_SCRIPT = pattern(r"(?:test|bench|run|profile)_\w+\.py:\d+ (?:<module>|main)$")
 _VLLM = pattern(r"gpu_(?:model_runner|worker)\.py:|multiproc_executor\.py:")
-_SERVED = pattern(r".* (?:\w*event_loop\w*|process_input_requests|run_batch)$")
+_SERVED = pattern(
+    r".* (?:\w*event_loop\w*|process_input_requests|run_batch|get_next_batch_to_run|prepare_for_\w+|evict\w*|"
+    r"process_batch_result\w*|cache_(?:un)?finished_req)$"
+)
 _OTHER_BUILD = (
     "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
 )

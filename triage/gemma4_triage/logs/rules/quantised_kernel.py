@@ -117,7 +117,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = f"This quantisation needs a GPU of compute capability {old[1]}, and this one has {old[2]}."
         advice = _OTHER_FORMAT
     elif unsupported and not wrong_flag:
-        what = (death.caller.rpartition("/")[2] or death.frame).partition(".py")[0]
+        what = (death.caller.rpartition("/")[2] or death.frame).partition(".py")[0] or "its code"
         cause = "This release does not serve the model's layers in this quantisation: "
         other = _OTHER_METHOD.search(death.message)
         cause += (

@@ -294,9 +294,10 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     later = tuple(flag for flag in asks if said.startswith("assert not ") and _is_off(facts, flag))
     handled = handling(death)
     says = f"{said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}{_DEFECT * bool(condition)}"
+    where = f", in {death.frame.partition(':')[0]}," if death.frame else ""
     return Finding(
         rule=ID,
-        cause=f"A check of SGLang's own, in {death.frame.partition(':')[0]}, {what}. It concerns {part.what}, and "
+        cause=f"A check of SGLang's own{where} {what}. It concerns {part.what}, and "
         f"says: {says.rstrip('.') + '.' + handled.what if handled else says}",
         confidence=Confidence.LIKELY if _TELLING.search(said) and not condition else Confidence.POSSIBLE,
         evidence=(*evidence, *of_settings(facts, *named)),

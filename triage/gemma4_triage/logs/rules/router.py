@@ -104,8 +104,19 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
             "The router has no prefill or no decode server to send requests to: none was registered, or none of them "
         )
         cause += "is healthy."
-        confidence = Confidence.LIKELY
+        # By its policy's tree, which servers that discovery found are not put into by some releases.
+        unlisted = "discovery" in facts.remarks and "cache_aware" in facts.remarks
+        cause += " Or its policy cache_aware does not know those that service discovery found." * unlisted
+        confidence = Confidence.POSSIBLE if unlisted else Confidence.LIKELY
         advice = (
+            *(
+                (
+                    "once with --policy random (or round_robin), --prefill-policy and --decode-policy too; then a "
+                    "later release of the router",
+                )
+                if unlisted
+                else ()
+            ),
             "its start line shows prefill_urls and decode_urls: give --prefill and --decode, or with service discovery "
             "labels that --prefill-selector and --decode-selector match, and rights to list pods",
             "GET /workers of the router; /health of each server from its host",

@@ -16,7 +16,7 @@ from gemma4_triage.diagnose.incident import LogLink
 from gemma4_triage.diagnose.plan import completed
 from gemma4_triage.diagnose.unread import Unread, in_part, refuse_torn, refuse_unread
 from gemma4_triage.errors import NothingChecked
-from gemma4_triage.logs.catalog import findings as log_findings
+from gemma4_triage.logs.catalog import with_those_alike as log_findings
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_source
 from gemma4_triage.logs.source import Source as LogSource

@@ -1,0 +1,117 @@
+"""What ended a server is told to be like public incidents: by what is rare in both, whatever else a log holds."""
+
+from pathlib import Path
+
+import pytest
+
+from gemma4_triage.finding import Confidence
+from gemma4_triage.known_issues.catalog import incidents
+from gemma4_triage.logs.catalog import with_those_alike
+from gemma4_triage.logs.likeness import ALIKE, alike, signs_of
+from gemma4_triage.logs.read import read_log
+from gemma4_triage.threads import thread_name
+from index_incidents import LIST, listed
+from log_wrappers import WRAPPERS
+from made_logs import MADE
+
+ID = "like-incidents"
+LOGS = Path(__file__).parents[1] / "data" / "logs"
+DEEPGEMM = (
+    "[2026-05-14 09:12:44 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+    '  File "/sgl-workspace/sglang/python/sglang/srt/model_executor/cuda_graph_runner.py", line 12, in capture\n'
+    "    x = call(y)\n"
+    "Exception: Capture cuda graph failed: CUDA driver error "
+    "(/deepgemm/csrc/apis/../jit_kernels/impls/runtime_utils.hpp:143): 700 (CUDA_ERROR_ILLEGAL_ADDRESS)\n"
+)
+THREAD = "SGLang 25551"
+
+
+def facts_of(text):
+    return read_log("server.log", [text.encode()])
+
+
+def told(text):
+    return [finding for finding in with_those_alike(facts_of(text)) if finding.rule == ID]
+
+
+def test_the_list_is_that_of_the_incidents_and_records():
+    assert LIST.read_text(encoding="utf-8") == listed()
+
+
+def test_every_incident_has_a_thread_a_cause_and_a_sign():
+    for one in incidents():
+        repository, _, number = one.thread.rpartition(" ")
+        assert "/" in repository
+        assert number.isdigit()
+        assert one.cause[0] != " "
+        assert not one.cause.endswith(".")
+        assert one.signs
+
+
+def test_a_failure_that_somebody_had_names_the_thread_its_cause_and_what_helped():
+    (found,) = told(DEEPGEMM)
+    incident = next(one for one in incidents() if thread_name(one.thread) == THREAD)
+    assert found.upstream[0] == THREAD
+    assert incident.cause in found.cause
+    assert incident.next in found.advice
+    assert found.confidence is Confidence.POSSIBLE
+    assert "deepgemm" in found.evidence[0].meaning
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("other numbers", DEEPGEMM.replace(":143", ":151").replace("TP0", "TP5").replace("line 12", "line 977")),
+        ("another path", DEEPGEMM.replace("/sgl-workspace/sglang/python/", "/opt/venv/lib/python3.12/site-packages/")),
+        ("no frame", "\n".join(line for line in DEEPGEMM.split("\n") if "  " not in line[:2])),
+        ("a frame without its line", DEEPGEMM.replace(", line 12,", ",")),
+        ("an elision", DEEPGEMM.replace("    x = call(y)\n", "  ...\n")),
+    ],
+)
+def test_what_differs_from_server_to_server_does_not_count(name, changed):
+    assert changed != DEEPGEMM
+    (found,) = told(changed)
+    assert found.upstream[0] == THREAD
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_what_tools_put_around_lines_does_not_count(wrapper):
+    bare, wrapped = facts_of(DEEPGEMM), facts_of(WRAPPERS[wrapper](DEEPGEMM))
+    assert [(one.incident, round(one.share, 1)) for one in alike(wrapped)] == [
+        (one.incident, round(one.share, 1)) for one in alike(bare)
+    ]
+
+
+def test_words_that_any_failure_has_are_no_likeness():
+    usual = (
+        "[2026-05-14 09:12:44 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/srv/own.py", line 3, in serve\n'
+        "AttributeError: 'Thing' object has no attribute 'other'\n"
+    )
+    assert not told(usual)
+    assert not told(
+        usual.replace("AttributeError: 'Thing' object has no attribute 'other'", "RuntimeError: CUDA error")
+    )
+
+
+def test_a_log_without_a_failure_has_no_signs():
+    healthy = "[2026-05-14 09:12:44] server_args=ServerArgs(enable_lora=True)\n[2026-05-14 09:12:49] fired up\n"
+    assert signs_of(facts_of(healthy)) == (frozenset(), frozenset())
+    assert not alike(facts_of(healthy))
+
+
+def test_what_a_probe_stopped_or_a_record_fits_needs_no_likeness():
+    assert not told((LOGS / "trapped.log").read_text(encoding="utf-8"))
+    assert not told("".join(MADE["known-issue"]))
+
+
+def test_the_share_grows_with_what_is_in_common():
+    best = alike(facts_of(DEEPGEMM))[0]
+    less = alike(facts_of(DEEPGEMM.replace("Exception: Capture", "Exception: While it sang of cheese, capture")))[0]
+    assert ALIKE <= less.share < best.share <= 1
+
+
+def test_a_thread_that_another_finding_names_is_left_out():
+    facts = facts_of("".join(MADE["no-slot"]))
+    named = [thread for finding in with_those_alike(facts) for thread in finding.upstream]
+    assert len(named) == len(set(named)) > 0

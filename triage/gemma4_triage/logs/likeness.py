@@ -1,0 +1,138 @@
+"""How much alike what ended two servers is: in exceptions, words of messages and frames, weighed by how rare they are.
+
+A signature of a known issue holds letter by letter or not at all. Most failures have none, and still come in families:
+what a few hundred public incidents came to is the best guess at a new one that has their words and frames.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import log, sqrt
+
+from gemma4_triage.known_issues.catalog import Incident, incidents
+from gemma4_triage.logs.facts import Death, LogFacts
+
+ALIKE = 0.45
+"""The least likeness that is told of, of 1: of those below, most were another cause."""
+_LEAST_WEIGHT, _LEAST_RARE, _RARE = 13.0, 2, 4.3
+"""What two failures need in common: a sum of weights, and so many signs that few incidents have."""
+_UNKNOWN, _OF_ARGUMENTS = 2.5, 0.3
+_LONGEST = 600  # characters of a message
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
+_RANK = re.compile(r"(?:tp|dp|pp|ep|t|pid)\d*")
+_NUMBER = re.compile(r"\d+|0x[0-9a-f]+")
+_FRAME = re.compile(r"([\w.<>-]+)(?::[\d?]+)? (\S+)")
+_ITS_OWN = frozenset(
+    {"model_path", "tokenizer_path", "served_model_name", "host", "port", "device", "random_seed", "chat_template"}
+)
+_UNSET = frozenset({"None", "False", "", "auto"})
+_OF_ENDS = frozenset({"sigquit", "child", "killed", "exception", "answered-500", "health"})
+"""Alarms that say that something ended, and not why."""
+_COMMON_WORDS = """
+the and for not are was with this that from you can may see have has but its into only use set any all one two than
+then when where which while been will would should could did does got get try trying tried please more most less other
+such each per via also out off over under same own cuda error kernel errors might asynchronously reported some call
+stacktrace below incorrect debugging consider passing cuda_launch_blocking compile torch_use_cuda_dsa enable device
+side assertions gpu total capacity gib mib free process memory allocated pytorch reserved unallocated large setting
+pytorch_cuda_alloc_conf expandable_segments true avoid fragmentation documentation management https org docs stable
+notes html environment variables including non private pools graphs graph keyword unexpected argument attribute object
+import name module cannot found post http info completions chat internal request requests assertion failed failure
+exception traceback occurred encountered illegal access invalid unhandled operation index bounds details run triggered
+begin end take several minutes load weight weights capture captured avail dtype type bfloat16 torch usage raise return
+self none false line file last recent available evictable protected session_held uncached pool leak detected swa full
+mem token_to_kv_pool_allocator available_size evictable_size protected_size max_total_num_tokens
+"""
+_COMMON = frozenset(_COMMON_WORDS.split())
+"""Words of how Python, torch and CUDA tell of any failure, and SGLang of any leak."""
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """A public incident, how much alike it is (0 to 1), and in what, the rarest first."""
+
+    incident: Incident
+    share: float
+    signs: tuple[str, ...]
+
+
+def signs_of(facts: LogFacts) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what a log says of failures, as words, "file.py:function" and "!Type", and its server's arguments."""
+    found: set[str] = set()
+    for death in (*facts.deaths, *facts.errors):
+        found |= _of_death(death)
+    for alarm in facts.alarms:
+        if alarm.kind not in _OF_ENDS:
+            for text in (alarm.text, *alarm.more):
+                found |= _words(text)
+    given = {
+        f"--{name}={value}" if not value[0].isdigit() and len(value) < 30 else f"--{name}"
+        for name, value in facts.arguments.items()
+        if value not in _UNSET and name not in _ITS_OWN
+    }
+    return frozenset(found), frozenset(given) if found else frozenset()
+
+
+def _of_death(death: Death) -> set[str]:
+    found = _words(death.message)
+    whole = " ".join(_NUMBER.sub("", death.message.lower()).split())
+    # The whole of a short message is rarer than its words.
+    if 2 <= len(whole.split()) <= 12 and "leak detected" not in whole:
+        found.add(f"={whole[:120]}")
+    if death.type_name:
+        found.add(f"!{death.type_name.rpartition('.')[2]}")
+    if death.package:
+        found.add(f"@{death.package}")
+    found |= {word for word in _words(death.statement) if "_" in word}
+    for frame in death.frames:
+        if match := _FRAME.match(frame):
+            found |= {match[1], f"{match[1]}:{match[2]}"}
+    return found
+
+
+def _words(text: str) -> set[str]:
+    words = (word.lower() for word in _WORD.findall(text[:_LONGEST]))
+    return {word for word in words if word not in _COMMON and not _RANK.fullmatch(word)}
+
+
+def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
+    """Return the public incidents whose failures are most alike, the most alike first; none if none is enough."""
+    signs, arguments = signs_of(facts)
+    if not signs:
+        return []
+    weights = _weights()
+    size = sqrt(sum(weights.get(sign, sqrt(_UNKNOWN)) ** 2 for sign in signs))
+    found = []
+    for incident in incidents():
+        both = signs.intersection(incident.signs)
+        shared = {sign: weights[sign] for sign in both}
+        if sum(shared.values()) < _LEAST_WEIGHT or sum(one >= _RARE for one in shared.values()) < _LEAST_RARE:
+            continue
+        product = _squares(both) + _OF_ARGUMENTS * _squares(arguments.intersection(incident.arguments))
+        share = min(product / (size * _size(incident)), 1.0)
+        if share >= ALIKE:
+            found.append(Likeness(incident, share, tuple(sorted(shared, key=lambda sign: (-shared[sign], sign)))))
+    found.sort(key=lambda one: (-one.share, one.incident.thread))
+    # A thread may be listed with several logs.
+    each = {one.incident.thread: one for one in reversed(found)}
+    return [one for one in found if each[one.incident.thread] is one][:most]
+
+
+def _squares(signs: Iterable[str]) -> float:
+    return sum(_weights()[sign] ** 2 for sign in signs)
+
+
+@cache
+def _size(incident: Incident) -> float:
+    return sqrt(_squares(incident.signs) + _OF_ARGUMENTS * _squares(incident.arguments))
+
+
+@cache
+def _weights() -> dict[str, float]:
+    """Return how rare each sign is among the incidents, as the logarithm of how many there are for one that has it."""
+    listed = incidents()
+    counted = Counter(sign for one in listed for sign in (*one.signs, *one.arguments))
+    return {sign: log((len(listed) + 1) / (count + 0.5)) for sign, count in counted.items()}
