@@ -75,6 +75,7 @@ _HARD = {
     rb"(?:bootstrap|handshake) (?:failed(?!.*Aborted by AbortReq)|timed out)|failed to register to bootstrap|"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
     rb"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
+    rb"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed",
     # Of SGLang's router, which is another program.
@@ -141,7 +142,7 @@ def _alternatives(kinds: dict[str, bytes]) -> re.Pattern[bytes]:
 _HARD_LINE, _SOFT_LINE = _alternatives(_HARD), _alternatives(_SOFT)
 # Whoever says this goes on; "leaked semaphore" is what Python's resource tracker says at any end.
 _SURVIVED = re.compile(
-    rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip(?:s\b|p)|\boptional|\bwarn|"
+    rb"(?i)\bretry|\bretries\b(?! exceeded)|\bignor|fall(?:ing|s)?[ -]?back|\bskip(?:s\b|p)|\boptional|\bwarn|"
     rb"not fatal|non-fatal|harmless|"
     rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b|using (?:the )?default|"
     rb"\bkeep(?:ing|s)?\b|\bdefaulting\b|\bpreserving\b|\bleaving\b|\boverriding\b|\bstays?\b|\bdisabl(?:ed|ing)\b|"

@@ -33,6 +33,8 @@ _KNOWN = (
     rb"(?:<\d{1,3}>)?(?:" + _WEEKDAY + rb" )?" + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: \d{4})? "
     rb"(?:[\w.-]{1,80} " + _UNIT + rb")?",  # journald, syslog, ts
     rb"\((?:[\w.:<>\[\]-]{1,80} )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",  # Ray
+    # vLLM, below a first line that names its file too
+    _LEVEL + rb" \d\d-\d\d " + _CLOCK + rb"(?= (?:  File |    |Traceback |[\w.]+(?:Error|Exception): )) ?",
     rb"\[rank\d+\]:(?: |$)",  # torch's excepthook
     rb"\[default\d+\]:",  # torchrun --tee
     rb"\[\d+,\d+\]<std(?:out|err)>: ?",  # mpirun --tag-output

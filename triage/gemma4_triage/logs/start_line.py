@@ -37,7 +37,7 @@ def arguments(line: bytes) -> dict[str, str]:
     return found
 
 
-COMMANDS = (b"sglang.launch_server ", b"sglang serve ", b"vllm serve ")
+COMMANDS = (b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"--model-path ")
 """How a server is started at a shell, which people paste above its log."""
 _FLAG = re.compile(r"--([a-z][a-z0-9-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
 _SHORT = {
@@ -53,7 +53,7 @@ _SHORT = {
 
 def typed(line: bytes) -> dict[str, str]:
     """Return the arguments of a command that starts a server, by their names in ServerArgs; a switch is "True"."""
-    begin = next((at + len(mark) for mark in COMMANDS if (at := line.find(mark)) >= 0), None)
+    begin = next((at for mark in COMMANDS if (at := line.find(mark)) >= 0), None)
     if begin is None:
         return {}
     text = line[begin : begin + LONGEST_VALUE * 4].decode(errors="replace")

@@ -18,7 +18,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     ran = [(rank, rank.eager) for rank in facts.schedulers if rank.eager is not None]
     without = [eager for _, eager in ran if eager is not None]
     if without and not any(eager.graph_lines for eager in without):
-        if _asked_for_graphs(facts, without):
+        if _unpadded(facts) and sum(eager.lines for eager in without) > 1:
+            yield _of_no_captured_size(facts, without)
+        elif _asked_for_graphs(facts, without):
             yield _never(facts, without)
         return
     yield from islice((_beyond(facts, rank, eager) for rank, eager in ran if eager and _is_too_large(eager)), 1)
@@ -48,6 +50,31 @@ def _beyond(facts: LogFacts, rank: RankFacts, eager: Eager) -> Finding:
             "raise --cuda-graph-max-bs to the requests that run at once; it takes memory, so lower "
             "--mem-fraction-static a little if the capture then fails",
             f"or bound the batch: --max-running-requests {eager.largest_in_graph} and more servers",
+        ),
+    )
+
+
+def _unpadded(facts: LogFacts) -> bool:
+    """Say whether batches are not filled up to the size of a graph, so that others than those have none."""
+    return facts.arguments.get("disable_cuda_graph_padding") == "True"
+
+
+def _of_no_captured_size(facts: LogFacts, eager: list[Eager]) -> Finding:
+    least = min(eager, key=lambda one: one.smallest)
+    return Finding(
+        rule=RULE.id,
+        cause="No decode step ran within a CUDA graph. With --disable-cuda-graph-padding a batch is not filled up to "
+        "the size of a graph, so that only those of a captured size have one, and in some releases none.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            at(facts, least.first, least.smallest, "the fewest requests in a decode line with cuda graph: False"),
+            over(facts, "decode lines", sum(one.lines for one in eager), "without a graph, and none with one"),
+            *remarked(facts, "graph_sizes", "the sizes that were captured"),
+        ),
+        ruled_out_if=("it is as fast without --disable-cuda-graph-padding",),
+        advice=(
+            "leave out --disable-cuda-graph-padding; or capture the sizes that run (--cuda-graph-bs); then a later "
+            "release",
         ),
     )
 

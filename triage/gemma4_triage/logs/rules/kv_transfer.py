@@ -30,6 +30,7 @@ _WORDS = pattern(
     r"[Uu]nexpected transfer worker error|[Tt]ransfer thread failed|"
     r"(?:bootstrap|handshake) (?:failed|timed out)|"
     r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
+    r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
     r"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
     r"Failed to register memory\b|(?i:mooncake (?:\w+ ){1,3}(?:registration|initialization) failed)"
 )
@@ -149,12 +150,23 @@ _REFUSED = (
     "a request whose transfer failed so may wait for ever: bound it in the client or router",
 )
 _NO_BOOTSTRAP = pattern(
-    r"(?:[Cc]ould not|[Ff]ailed to) fetch prefill [\w ]*info from (?:bootstrap_addr: )?([\d.:\w-]+)?"
+    r"(?:(?:[Cc]ould not|[Ff]ailed to) fetch prefill [\w ]*info from (?:bootstrap_addr: )?|"
+    r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap: (?:\w+\(host=')?)([\d.:\w-]+)?"
+)
+_NO_PORT = pattern(r"from bootstrap: .{0,300}Cannot assign requested address")
+_NO_PORT_SO = (
+    "the decode server has no port left to ask the prefill server's bootstrap service from: it opens connections "
+)
+_NO_PORT_SO += "faster than the host gives their ports free"
+_NO_PORT_LOOK = (
+    "a later release of SGLang on both servers: it is a defect to ask anew at each step",
+    "ss -s on the decode server's host counts them; until then net.ipv4.tcp_tw_reuse=1 and a wider "
+    "net.ipv4.ip_local_port_range",
 )
 _BOOTSTRAP = "the decode server could not ask the prefill server's bootstrap service ({}) how it is set up"
 _REACH = (
-    "that address from the decode server's host (curl http://ADDRESS/route): the port of "
-    "--disaggregation-bootstrap-port open, and not through a proxy (no_proxy)",
+    "that address from the decode server's host (curl http://ADDRESS/route): it has to be the prefill server's own "
+    "--disaggregation-bootstrap-port, as the router names it too, open, and not through a proxy (no_proxy)",
     "of a prefill server over several nodes it is the first one's (--node-rank 0); the router has to name that",
     "that the prefill server runs, and of the same release: its log at that time",
 )
@@ -199,18 +211,20 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     advice, confidence, shown = (*_OTHER, *((_NIXL_ONCE,) if mooncake else ())), Confidence.POSSIBLE, []
     if started and transport is None:
         why, confidence, advice = _REGISTERS, Confidence.LIKELY, _REGISTER
+    elif _NO_PORT.search(said) is not None:
+        why, confidence, advice = _NO_PORT_SO, Confidence.LIKELY, _NO_PORT_LOOK
+    elif (address := _NO_BOOTSTRAP.search(said)) is not None:
+        why, confidence, advice = _BOOTSTRAP.format(address[1] or "its address"), Confidence.LIKELY, _REACH
     elif transport is not None:
         (name, why, advice), confidence = transport, Confidence.LIKELY
         shown = remarked(facts, name, "what the transport said")
-    elif (address := _NO_BOOTSTRAP.search(said)) is not None:
-        why, confidence, advice = _BOOTSTRAP.format(address[1] or "its address"), Confidence.LIKELY, _REACH
     elif _MARKED.search(said) is not None:
         why, advice = _MARKED_SO, (*_MARKED_LOOK, *advice)
     elif (gone := _GONE.search(said)) is not None:
         why, confidence = _peer_gone(facts, gone[1]), Confidence.LIKELY
         advice = (
-            f"begin with the {gone[1]} server: its log says what it died of; if it serves on, what kept its health check "
-            "from an answer: long prefills, scrapes of /metrics (fewer of them)",
+            f"begin with the {gone[1]} server: its log says what it died of; if it serves on, what kept its health "
+            "check from an answer: long prefills, scrapes of /metrics (fewer of them)",
             "this server's requests of it wait until they time out: SGLANG_DISAGGREGATION_WAITING_TIMEOUT bounds that",
             "until then /health instead of /health_generate, or a probe that allows more failures, on this server",
         )
