@@ -3,11 +3,12 @@
 Usage: python tests/tools/score_incidents.py [--show].
 
 The logs are minimal examples, written by us after the threads that tests/data/public_incidents.json names, in sets,
-each of threads that nobody had looked at before. `first` is what a set scored as it was read for the first time, before
-anything was changed for it: that says what to expect of an incident that is new. `now` is held by
-tests/unit/test_public_incidents.py: a point if the finding that leads is of the rule that was judged right, two if it
-also has the word of the right step. A `word` of null was not reached yet. Of a log that ought to have no finding, since
-only its answers are wrong or slow, `suspect` is what is to be tried, `shown` how many points its place among them is.
+each of threads that nobody had looked at before, but for those of BLIND. `first` is what a set scored as it was read
+for the first time, before anything was changed for it: that says what to expect of an incident that is new. `now` is
+held by tests/unit/test_public_incidents.py: a point if the finding that leads is of the rule that was judged right, two
+if it also has the word of the right step. A `word` of null was not reached yet. Of a log that ought to have no finding,
+since only its answers are wrong or slow, `suspect` is what is to be tried, `shown` how many points its place among them
+is.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_triage.finding import Finding
+from gemma4_triage.known_issues.catalog import known_issues
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.suspects import suspects
 
 INCIDENTS = Path(__file__).parents[1] / "data" / "public_incidents.json"
 MOST = 2
+BLIND = (41, 42, 43, 44)
+"""Sets that were drawn by somebody who did not know which threads had been met, and judged by somebody else."""
 
 
 def incidents() -> list[dict[str, Any]]:
@@ -70,12 +74,27 @@ def table() -> list[str]:
     return rows
 
 
+def blind_table() -> list[str]:
+    """Return a row of Markdown for each of BLIND: how its threads fared that had been met before, and the others."""
+    met = {f"sgl-project/sglang {thread}" for issue in known_issues() for thread in issue.threads}
+    met |= {incident["thread"] for incident in incidents() if incident["set"] < min(BLIND)}
+    rows = []
+    for number in BLIND:
+        of_set = [incident for incident in incidents() if incident["set"] == number]
+        parts = [[one["first"] for one in of_set if (one["thread"] in met) is known] for known in (True, False)]
+        shares = (f"{len(part)} | {sum(part) / (MOST * len(part)):.0%}" for part in parts)
+        rows.append(f"| {number} | {' | '.join(shares)} |")
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--show", action="store_true", help="list what has less than two points now")
     arguments = parser.parse_args()
     print("| set | incidents | at first sight | now | without a finding |\n|---|---|---|---|---|")
     print("\n".join(table()))
+    print("\n| set | met before | at first sight | not met | at first sight |\n|---|---|---|---|---|")
+    print("\n".join(blind_table()))
     for incident in incidents() if arguments.show else ():
         finding = leading(incident)
         if points(incident, finding) < MOST:

@@ -347,3 +347,71 @@ class TestAgainstSglang:
 def test_a_document_of_simple_facts_is_finite():
     facts = read(decode(1, rate=0.0))
     assert SimpleNamespace(**logs_document([facts], (), 0)).clean is True
+
+
+class TestWhatPeopleShorten:
+    """Tracebacks and commands as they are pasted by hand."""
+
+    WHOLE = (
+        "[2026-05-14 09:12:44 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/opt/sglang/srt/managers/scheduler.py", line 12, in run_batch\n'
+        "    x = call(y)\n"
+        '  File "/opt/sglang/srt/mem_cache/radix_cache.py", line 7, in evict\n'
+        "    assert node.value is not None\n"
+        "AssertionError: a leaf\n"
+    )
+
+    @pytest.mark.parametrize(
+        ("name", "text", "frames"),
+        [
+            ("no numbers", re.sub(r", line \d+", "", WHOLE), ("scheduler.py:? run_batch", "radix_cache.py:? evict")),
+            (
+                "dots",
+                WHOLE.replace("    x = call(y)\n", "  ...\n"),
+                ("scheduler.py:12 run_batch", "radix_cache.py:7 evict"),
+            ),
+            (
+                "at the margin",
+                re.sub("^ +", "", WHOLE, flags=re.MULTILINE),
+                ("scheduler.py:12 run_batch", "radix_cache.py:7 evict"),
+            ),
+        ],
+    )
+    def test_frames_are_still_frames(self, name, text, frames):
+        (death,) = read_log(name, [text.encode()]).deaths
+        assert (death.type_name, death.message, death.frames) == ("AssertionError", "a leaf", frames)
+
+    def test_dots_are_no_statement(self):
+        text = self.WHOLE.replace("    assert node.value is not None\n", "    ...\n")
+        assert read_log("x", [text.encode()]).deaths[0].statement == ""
+
+    def test_a_prefix_is_learnt_from_stamps_too(self):
+        lines = [f"gpu-pod-0 sglang {line}" for line in self.WHOLE.splitlines()]
+        lines = [line for line in lines if 'File "' not in line]
+        lines.insert(0, "gpu-pod-0 sglang [2026-05-14 09:12:40] The server is fired up and ready to roll!")
+        (death,) = read_log("x", ["\n".join(lines).encode() + b"\n"]).deaths
+        assert (death.type_name, death.message) == ("AssertionError", "a leaf")
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "$ python -m sglang.launch_server --model org/m --tp 2 --enable-lora --api-key hush",
+            "command: sglang serve --model-path=org/m --tp-size '2' --enable-lora --api-key hush",
+            "# launched: --model-path org/m --tensor-parallel-size 2 --enable-lora --api-key hush",
+        ],
+    )
+    def test_a_command_stands_for_arguments_that_the_log_lacks(self, line):
+        facts = read_log("x", [f"{line}\n{self.WHOLE}".encode()])
+        assert facts.settings == {"model_path": "org/m", "tp_size": "2", "enable_lora": "True"}
+        assert "hush" not in str(facts.arguments)
+
+    def test_what_the_server_prints_itself_counts(self):
+        start = "[2026-05-14 09:12:40] server_args=ServerArgs(model_path='org/n', tp_size=4)\n"
+        for text in (f"sglang serve --model-path org/m\n{start}", f"{start}sglang serve --model-path org/m\n"):
+            facts = read_log("x", [text.encode()])
+            assert (facts.settings["model_path"], facts.settings["tp_size"]) == ("org/n", "4")
+
+    def test_lines_of_a_start_alone_are_a_servers(self):
+        facts = read_log("x", [b"[2026-05-14 09:12:40] Load weight begin. avail mem=78.56 GB\n"])
+        assert facts.understood_lines == 1
+        assert read_log("x", [b"hello\n"]).understood_lines == 0
