@@ -459,3 +459,13 @@ def test_a_row_without_pages_is_no_row_that_was_never_translated():
     rules = {finding.rule: finding for finding in named_of(*dumps_of("row-index-past-the-table"))}
     assert "row-not-translated" not in rules
     assert not any(finding.structure for finding in rules.values())
+
+
+@pytest.mark.parametrize("tensor", ["cache_seqlens", "request_rows", "write_slots"])
+@pytest.mark.parametrize("shape", [(-1, 1, 1), (-1,)])
+def test_a_tensor_of_other_dimensions_tells_nothing_and_stops_nothing(tmp_path, tensor, shape):
+    for name in ("kernel-lengths-past-the-row", "length-shorter-than-its-row", "row-index-past-the-table"):
+        for dump in dumps_of(name):
+            if tensor in dump.manifest.tensors:
+                made = changed(tmp_path / name, dump, **{tensor: dump.tensor(tensor).reshape(shape)})
+                assert named_of(made)

@@ -82,14 +82,21 @@ def lies_inside(dump: Dump) -> bool | None:
     return all(bad.lower <= bad.value < bad.upper for bad in listed) if listed else None
 
 
+_DIMENSIONS = dict.fromkeys(
+    ("cache_seqlens", "believed_lengths", "request_slots", "free_before_full", "free_before_swa", "swa_before"), 1
+) | dict.fromkeys(("page_table", "swa_page_table", "translated_page_table", "request_rows"), 2)
+"""Of tensors that a probe writes in one form alone: in another one they are not what a rule takes them for."""
+
+
 def tensor_or_none(dump: Dump, name: str) -> Any:
-    """Return a tensor's array; None if the dump has none so named, or its file cannot be read."""
+    """Return a tensor's array; None if the dump has none so named, its file cannot be read, or it has another form."""
     if name not in dump.manifest.tensors:
         return None
     try:
-        return dump.tensor(name)
+        found = dump.tensor(name)
     except DumpError:
         return None
+    return found if found.ndim == _DIMENSIONS.get(name, found.ndim) else None
 
 
 def readable_events(dump: Dump) -> list[Mapping[str, Any]]:

@@ -197,7 +197,14 @@ class _Source:
     def _ends_at(self, row: int, told: int) -> int:
         """Return how many keys a request has by where its row has the page of its newest token; `told` if not known."""
         writes, rows = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, ROWS)
-        if writes is None or rows is None or writes.ndim != 2 or self._dump.manifest.role != "target":
+        if (
+            writes is None
+            or rows is None
+            or writes.ndim != 2
+            or rows.ndim != 2
+            or not writes.size
+            or self._dump.manifest.role != "target"
+        ):
             return told
         if not row < min(writes.shape[0], rows.shape[0]):
             return told
