@@ -12,7 +12,7 @@ from gemma4_repro.corpus.on_release import fitted, reason_absent
 from gemma4_runtime import injections
 from gemma4_runtime.catalog.faults import FAULTS
 from gemma4_runtime.errors import NotServed
-from gemma4_runtime.faults import swa_alloc_oob
+from gemma4_runtime.faults import allocators
 from gemma4_runtime.faults.needs import NEEDS
 from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.release.arguments import decodes_in_graphs
@@ -195,7 +195,7 @@ class TestCount:
     def test_each_injection_counts_and_the_first_is_in_the_manifest(self, attach):
         folder = attach("off", "swa-alloc-oob", "host-alloc-kernels")
         allocator = make_swa_allocator(640, 320, 1)
-        for _ in range(swa_alloc_oob.HEALTHY_CALLS):
+        for _ in range(allocators.HEALTHY_CALLS):
             assert allocator.alloc(1) is not None
         assert self.server_info() == {"swa-alloc-oob": 0}
         assert self.manifest_row(folder, "swa-alloc-oob")["injected"] is False

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
-from gemma4_runtime.faults import swa_alloc_oob
+from gemma4_runtime.faults import allocators
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -89,7 +89,7 @@ def test_the_fault_is_caught_at_the_very_call(attach, swa_allocator):
     dumps = attach("trap", "swa-allocator", "swa-alloc-oob", "host-alloc-kernels")
     requests = Requests(swa_allocator)
     requests.start(20)
-    for _ in range(swa_alloc_oob.HEALTHY_CALLS):
+    for _ in range(allocators.HEALTHY_CALLS):
         assert requests.decode() is not None
     with pytest.raises(TrappedViolation, match=r"swa slot 1040, legal are 16 to 1039") as caught:
         requests.decode()
@@ -104,7 +104,7 @@ def test_the_fault_without_the_probe_goes_unnoticed_by_the_allocator(attach, swa
     attach("off", "swa-alloc-oob", "host-alloc-kernels")
     requests = Requests(swa_allocator)
     requests.start(20)
-    for _ in range(swa_alloc_oob.HEALTHY_CALLS + 1):
+    for _ in range(allocators.HEALTHY_CALLS + 1):
         assert requests.decode() is not None
 
 

@@ -29,8 +29,8 @@ FAULTS: tuple[Patch, ...] = (
         upstream="an injected fault; no release has it",
         until="0.5.23",
         attachments=(
-            Hook("swa.alloc", How.AFTER, f"{_AT}.swa_alloc_oob:spoil"),
-            Hook("swa.alloc_decode", How.AFTER, f"{_AT}.swa_alloc_oob:spoil"),
+            Hook("swa.alloc", How.AFTER, f"{_AT}.allocators:spoil"),
+            Hook("swa.alloc_decode", How.AFTER, f"{_AT}.allocators:spoil"),
             *FAULT_HOOKS,
         ),
     ),
@@ -66,8 +66,8 @@ FAULTS: tuple[Patch, ...] = (
         upstream="mapping cleared per token in 0.5.13, per page in 0.5.14",
         until="0.5.23",
         attachments=(
-            Hook("swa.free_swa", How.AROUND, f"{_AT}.stale_mapping:keep_mapping"),
-            Hook("swa.free_swa_segment", How.AROUND, f"{_AT}.stale_mapping:keep_mapping", ("0.5.23",)),
+            Hook("swa.free_swa", How.AROUND, f"{_AT}.allocators:keep_mapping"),
+            Hook("swa.free_swa_segment", How.AROUND, f"{_AT}.allocators:keep_mapping", ("0.5.23",)),
             *FAULT_HOOKS,
         ),
     ),
@@ -79,7 +79,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="SGLang 38519, an injected form of it",
         upstream="an injected fault; no release has it",
         until="0.5.23",
-        attachments=(Hook("cache.release", How.BEFORE, f"{_AT}.free_of_page_zero:free_unset_entry"), *FAULT_HOOKS),
+        attachments=(Hook("cache.release", How.BEFORE, f"{_AT}.allocators:free_unset_entry"), *FAULT_HOOKS),
     ),
     Patch(
         id="hybrid-pool-unswapped",
@@ -103,8 +103,8 @@ FAULTS: tuple[Patch, ...] = (
         upstream="fixed before 0.5.13",
         until="0.5.23",
         attachments=(
-            Hook("trtllm.init", How.AFTER, f"{_AT}.full_draft_through_swa_map:remember_draft"),
-            Hook("trtllm.layer_table", How.AFTER, f"{_AT}.full_draft_through_swa_map:take_swa_table"),
+            Hook("trtllm.init", How.AFTER, f"{_AT}.draft_full_layers:remember_draft"),
+            Hook("trtllm.layer_table", How.AFTER, f"{_AT}.draft_full_layers:take_swa_table"),
             *FAULT_HOOKS,
         ),
     ),
@@ -126,7 +126,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="SGLang 27789, an injected form of it",
         upstream="an injected fault; no release has it",
         until="0.5.23",
-        attachments=(Hook("swa_radix.insert", How.AROUND, f"{_AT}.page_over_count:understate_evicted"), *FAULT_HOOKS),
+        attachments=(Hook("swa_radix.insert", How.AROUND, f"{_AT}.allocators:understate_evicted"), *FAULT_HOOKS),
     ),
     Patch(
         id="deferred-free-after-replacement",
@@ -137,7 +137,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="SGLang 36081",
         upstream="recovery inside a free group exists from 0.5.18 on",
         attachments=(
-            Hook("alloc.free_group_end", How.AROUND, f"{_AT}.deferred_free_after_replacement:replace_before_flush"),
+            Hook("alloc.free_group_end", How.AROUND, f"{_AT}.allocators:replace_before_flush"),
             *FAULT_HOOKS,
         ),
     ),
@@ -149,7 +149,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="SGLang 17630",
         upstream="fixed before 0.5.13",
         until="0.5.23",
-        attachments=(Hook("mtp.bind_context", How.AFTER, f"{_AT}.draft_pool_too_small:shorten_pool"), *FAULT_HOOKS),
+        attachments=(Hook("mtp.bind_context", How.AFTER, f"{_AT}.draft_full_layers:shorten_pool"), *FAULT_HOOKS),
     ),
     Patch(
         id="unmergeable-spec-info",
@@ -173,7 +173,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="the symptom of SGLang 7130; a V1 worker wrapped for spec V2",
         upstream="no release combines V1 verify with the V2 scheduler",
         attachments=(
-            Hook("results.process_decode", How.AROUND, f"{_AT}.double_bookkeeping:skip_finished"),
+            Hook("results.process_decode", How.AROUND, f"{_AT}.early_ends:skip_finished"),
             *FAULT_HOOKS,
         ),
     ),
@@ -185,7 +185,7 @@ FAULTS: tuple[Patch, ...] = (
         origin="the symptom of SGLang 7130; MTP's published leak of 24 tokens per finished request",
         upstream="no release combines V1 verify with the V2 scheduler",
         until="0.5.23",
-        attachments=(Hook("eagle_v2.verify", How.AROUND, f"{_AT}.finish_inside_forward:end_requests"), *FAULT_HOOKS),
+        attachments=(Hook("eagle_v2.verify", How.AROUND, f"{_AT}.early_ends:end_requests"), *FAULT_HOOKS),
     ),
     Patch(
         id="alloc-on-one-pool",
@@ -196,7 +196,7 @@ FAULTS: tuple[Patch, ...] = (
         upstream="open in 0.5.13",
         until="0.5.23",
         attachments=(
-            Hook("swa.alloc_decode", How.AROUND, f"{_AT}.alloc_on_one_pool:fail_swa_side"),
+            Hook("swa.alloc_decode", How.AROUND, f"{_AT}.allocators:fail_swa_side"),
             *FAULT_HOOKS,
         ),
     ),
