@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from gemma4_dumps.rate import RateLimit
+from gemma4_dumps.caps import RateLimit
 from gemma4_runtime.steps import Concerned
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gemma4_dumps.caps import DEFAULT_CAPS, StoreCaps
+from gemma4_dumps.caps import DEFAULT_CAPS, RateLimit, StoreCaps
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.drop_counters import count_dropped
-from gemma4_dumps.rate import RateLimit
 from gemma4_dumps.writer import WriteOutcome, write_dump
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation

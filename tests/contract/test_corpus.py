@@ -9,9 +9,8 @@ import pytest
 from gemma4_dumps.schema import VERDICTS, Manifest
 from gemma4_repro.corpus.catalog import CASES, choose_cases
 from gemma4_repro.corpus.clean import CLEAN
-from gemma4_repro.corpus.faults import FAULTS
-from gemma4_repro.corpus.logit import LOGIT_FAULTS
-from gemma4_repro.corpus.rules import NOT_OF_THE_CORPUS, PROBE_OF_RULE
+from gemma4_repro.corpus.faults import FAULTS, LOGIT_FAULTS
+from gemma4_repro.corpus.matrix import NOT_OF_THE_CORPUS, PROBE_OF_RULE
 from gemma4_repro.errors import UnknownName
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind

@@ -8,8 +8,7 @@ import pytest
 import gemma4_triage.diagnose.rules as package
 from command_line import parse_command
 from gemma4_dumps.store import DumpStore
-from gemma4_repro.corpus.faults import FAULTS
-from gemma4_repro.corpus.logit import LOGIT_FAULTS
+from gemma4_repro.corpus.faults import FAULTS, LOGIT_FAULTS
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_triage.diagnose.catalog import RULES

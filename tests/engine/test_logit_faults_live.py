@@ -3,7 +3,7 @@
 import pytest
 from test_diff_live import Silent
 
-from gemma4_repro.corpus.logit import LOGIT_FAULTS
+from gemma4_repro.corpus.faults import LOGIT_FAULTS
 from gemma4_repro.parity.compare_tracks import Tolerances
 from gemma4_repro.parity.exercise import differing, exercises, nothing_exercised, watched
 from gemma4_repro.parity.judge import against_base, exit_code

@@ -9,7 +9,7 @@ import pytest
 import sglang
 
 from gemma4_repro.corpus.catalog import choose_cases
-from gemma4_repro.corpus.rules import NOT_OF_THE_CORPUS
+from gemma4_repro.corpus.matrix import NOT_OF_THE_CORPUS
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.releases import BASE
 

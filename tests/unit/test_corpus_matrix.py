@@ -9,10 +9,9 @@ from gemma4_dumps.schema import Host, Layer, Manifest, Offence, Provenance
 from gemma4_repro.corpus import proofs
 from gemma4_repro.corpus.case import CleanCase, FaultCase, Origin
 from gemma4_repro.corpus.finding import Finding
-from gemma4_repro.corpus.loads import BRIEF
 from gemma4_repro.corpus.matrix import Cause, CleanRow, Evidence, FaultRow, Matrix, Sighting
 from gemma4_repro.recorders.steps import read_step_times, step_at
-from gemma4_repro.staged_workload import at_once
+from gemma4_repro.staged_workload import BRIEF, at_once
 from gemma4_repro.workloads import OpenWorkload
 
 SEED = Finding(

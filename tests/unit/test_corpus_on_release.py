@@ -7,8 +7,8 @@ import pytest
 
 from gemma4_repro.corpus.case import FaultCase
 from gemma4_repro.corpus.catalog import CASES, absent_cases, choose_cases
-from gemma4_repro.corpus.logit import LOGIT_FAULTS
-from gemma4_repro.corpus.rules import NOT_OF_THE_CORPUS
+from gemma4_repro.corpus.faults import LOGIT_FAULTS
+from gemma4_repro.corpus.matrix import NOT_OF_THE_CORPUS
 from gemma4_repro.errors import UnknownName
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base

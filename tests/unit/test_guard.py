@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gemma4_dumps.caps import StoreCaps
+from gemma4_dumps.caps import RateLimit, StoreCaps
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.drop_counters import dropped_so_far, flush_dropped
-from gemma4_dumps.rate import RateLimit
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.schema import Graph, Layer, Provenance
 from gemma4_dumps.store import DumpStore

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma4_runtime.pools.arithmetic import TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import demand, fit
+from gemma4_runtime.pools.demand import Workload, demand, fit
 from gemma4_runtime.pools.serving import Serving
-from gemma4_runtime.pools.workload import Workload
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.model_shape import ModelShape, read_shape

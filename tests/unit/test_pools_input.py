@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemma4_runtime.pools.workload import Workload
+from gemma4_runtime.pools.demand import Workload
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.arithmetic import token_bytes
+from gemma4_triage.pools.as_written import parse_size, parse_workload
 from gemma4_triage.pools.memory import pools_memory
 from gemma4_triage.pools.model_shape import read_shape
-from gemma4_triage.pools.size import parse_size
-from gemma4_triage.pools.workload import parse_workload
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import demand, fit
+from gemma4_runtime.pools.demand import Workload, demand, fit
 from gemma4_runtime.pools.ratio_policy import SGLANG_MOST_REQUESTS, Start, choose, least_swa_tokens
 from gemma4_runtime.pools.serving import Serving
-from gemma4_runtime.pools.workload import Workload
 from gemma4_triage.pools.arithmetic import token_bytes
 from gemma4_triage.pools.model_shape import read_shape
 from gemma4_triage.pools.plan import make_plan

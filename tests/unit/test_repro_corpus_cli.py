@@ -11,8 +11,7 @@ from gemma4_repro.corpus.case import CleanCase
 from gemma4_repro.corpus.catalog import absent_cases
 from gemma4_repro.corpus.clean import CLEAN
 from gemma4_repro.corpus.evidence import gather
-from gemma4_repro.corpus.faults import FAULTS
-from gemma4_repro.corpus.logit import LOGIT_FAULTS
+from gemma4_repro.corpus.faults import FAULTS, LOGIT_FAULTS
 from gemma4_repro.corpus.matrix import CleanRow, FaultRow, Matrix
 from gemma4_repro.corpus.runner import CorpusRun
 from gemma4_repro.engine.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome

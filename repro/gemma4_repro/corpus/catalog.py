@@ -5,8 +5,7 @@ from __future__ import annotations
 from gemma4_dumps.wording import names_near
 from gemma4_repro.corpus.case import Case
 from gemma4_repro.corpus.clean import CLEAN
-from gemma4_repro.corpus.faults import FAULTS
-from gemma4_repro.corpus.logit import LOGIT_FAULTS
+from gemma4_repro.corpus.faults import FAULTS, LOGIT_FAULTS
 from gemma4_repro.corpus.on_release import fitted, reason_absent
 from gemma4_repro.errors import UnknownName
 from gemma4_runtime.releases import BASE

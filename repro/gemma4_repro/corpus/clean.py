@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gemma4_repro.corpus.case import CleanCase
-from gemma4_repro.corpus.loads import UNDER_PRESSURE
-from gemma4_repro.staged_workload import StagedWorkload, at_once
+from gemma4_repro.staged_workload import UNDER_PRESSURE, StagedWorkload, at_once
 from gemma4_repro.workloads import Workload
 from gemma4_runtime.releases import BASE, installed_or_base
 

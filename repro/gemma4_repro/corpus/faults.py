@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gemma4_repro.corpus.case import FaultCase, Origin
+from gemma4_repro.corpus.case import FaultCase, LogitFault, Origin
 from gemma4_repro.corpus.finding import Finding
-from gemma4_repro.corpus.loads import BRIEF, PAST_THE_WINDOW, UNDER_PRESSURE
 from gemma4_repro.corpus.proofs import (
     all_in_one_row,
     first_page_past_the_end,
@@ -13,7 +12,7 @@ from gemma4_repro.corpus.proofs import (
     owner_is_known,
     slot_of_page_zero,
 )
-from gemma4_repro.staged_workload import at_once
+from gemma4_repro.staged_workload import BRIEF, PAST_THE_WINDOW, UNDER_PRESSURE, at_once
 from gemma4_repro.workloads import OpenWorkload
 
 _DRAFT_SLIDING_TABLE = {
@@ -417,3 +416,16 @@ FAULTS: tuple[FaultCase, ...] = (
         ),
     ),
 )
+
+LOGIT_FAULTS: tuple[LogitFault, ...] = (
+    LogitFault(
+        id="yoco-stale-cache-loc",
+        title="a prefill cut to last rows keeps the write locations of all its tokens",
+        origin=Origin("SGLang 27183", "none yet: the pull request is open, and its tests replace attention by a mock"),
+        injected="in layers that share keys, query i reads the key of the batch's token i in the place of its own",
+        inject=("yoco-stale-cache-loc",),
+        unlike=("yoco",),
+        backend="triton",
+    ),
+)
+"""Faults that no probe can see, because they change answers alone: the logit gate catches them."""

@@ -157,7 +157,7 @@ FIXES: tuple[Patch, ...] = (
                 "tests/engine/test_diff_live.py",
             ),
         ),
-        attachments=(Hook("gemma4.attention_init", How.AFTER, f"{_AT}.swa_window_width:narrow_window"),),
+        attachments=(Hook("gemma4.attention_init", How.AFTER, f"{_AT}.window_width:narrow_window"),),
         meant_to_change="past the window",
     ),
     Patch(
@@ -182,9 +182,9 @@ FIXES: tuple[Patch, ...] = (
             ),
         ),
         attachments=(
-            Hook("triton.init_metadata", How.AROUND, f"{_AT}.triton_decode_window:around_init_metadata"),
-            Hook("triton.decode_buffers", How.AROUND, f"{_AT}.triton_decode_window:around_decode_buffers"),
-            Hook("triton.init_graph_state", How.AROUND, f"{_AT}.triton_decode_window:around_graph_state"),
+            Hook("triton.init_metadata", How.AROUND, f"{_AT}.window_width:around_init_metadata"),
+            Hook("triton.decode_buffers", How.AROUND, f"{_AT}.window_width:around_decode_buffers"),
+            Hook("triton.init_graph_state", How.AROUND, f"{_AT}.window_width:around_graph_state"),
         ),
         meant_to_change="past the window",
     ),
@@ -261,9 +261,7 @@ FIXES: tuple[Patch, ...] = (
             fallback="Steps of one token and verification without spec v2, which judges each token, are SGLang's.",
             proof=("tests/unit/test_spec_v2_windows.py", "tests/engine/test_mtp_v2_live.py"),
         ),
-        attachments=(
-            Hook("req.update_finish_state", How.AROUND, f"{_AT}.spec_v2_stop_window:around_update_finish_state"),
-        ),
+        attachments=(Hook("req.update_finish_state", How.AROUND, f"{_AT}.spec_v2_window:around_update_finish_state"),),
     ),
     Patch(
         id="spec-v2-grammar-end",

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gemma4_runtime.mtp_v2.window import judge_in_turn
+from gemma4_runtime.fixes.spec_v2_window import judge_in_turn
 
 _fed: dict[int, int] | None = None
 """Of the spec v2 batch in hand: how many of a step's tokens each request's grammar has had, by the request's id."""

@@ -18,7 +18,7 @@ from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.owner import window_is_strict
 from gemma4_runtime.indices.slot_lists import FULL_LIST, WINDOW_LIST, NewSlots, slot_list_build, swa_locations
 from gemma4_runtime.indices.uses import extends, read_use
-from gemma4_runtime.release.attention import lists_swa_slots
+from gemma4_runtime.release.allocators import lists_swa_slots
 
 BACKEND = "flashinfer"
 _SWA_ORIGIN = "FlashInferAttnBackend.forward_metadata.swa_out_cache_loc"

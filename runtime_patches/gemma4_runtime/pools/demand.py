@@ -1,4 +1,4 @@
-"""What a load needs of each pool, and how much of it two pools hold."""
+"""A load, what it needs of each pool, and how much of it two pools hold."""
 
 from __future__ import annotations
 
@@ -8,9 +8,25 @@ from typing import Literal
 
 from gemma4_runtime.pools.arithmetic import PoolSizes
 from gemma4_runtime.pools.serving import Serving
-from gemma4_runtime.pools.workload import Workload
 
 Binding = Literal["full", "swa", "both"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """requests run at once, each with prompt_tokens and, at its end, output_tokens."""
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of one request at its end."""
+        return self.prompt_tokens + self.output_tokens
+
+    def __str__(self) -> str:
+        return f"{self.requests}x{self.prompt_tokens}+{self.output_tokens}"
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gemma4_runtime.pools.arithmetic import PoolSizes, TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import Demand, Fit, demand, fit
+from gemma4_runtime.pools.demand import Demand, Fit, Workload, demand, fit
 from gemma4_runtime.pools.recommend import fits_at_each_ratio, recommend
 from gemma4_runtime.pools.serving import Serving
-from gemma4_runtime.pools.workload import Workload
 
 SGLANG_MOST_REQUESTS = 2048
 """What ModelRunner._resolve_max_num_reqs allows a server at least, if --max-running-requests is not given."""

@@ -1,4 +1,4 @@
-"""Reads an allocator's free lists and its group of frees, which later releases keep in other places."""
+"""Reads an allocator's free lists, group of frees and lists of slots, which later releases keep in other places."""
 
 from __future__ import annotations
 
@@ -83,3 +83,16 @@ def pending_swa_frees(allocator: Any) -> tuple[tuple[Sequence[torch.Tensor], int
         (getattr(allocator, "swa_free_group", None) or (), 1),
         (getattr(allocator, "swa_page_ids_group", None) or (), allocator.page_size),
     )
+
+
+def lists_swa_slots(updater: Any) -> bool:
+    """Return whether the lists that FlashInfer's sliding layers read hold slots of the SWA pool.
+
+    Args:
+        updater: Of a backend's lists for decodes, or for prefills.
+    """
+    if _STAGED:
+        return updater._swa_kv_pool is not None
+    from gemma4_runtime.release import SWATokenToKVPoolAllocator
+
+    return isinstance(updater.token_to_kv_pool_allocator, SWATokenToKVPoolAllocator)

@@ -134,10 +134,10 @@ def pools(
     """
     from gemma4_runtime.pools.serving import Serving
     from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
+    from gemma4_triage.pools.as_written import parse_workload
     from gemma4_triage.pools.at_start import AtStart, owners_only, policy_choice
     from gemma4_triage.pools.model_shape import read_shape
     from gemma4_triage.pools.plan import make_plan
-    from gemma4_triage.pools.workload import parse_workload
     from gemma4_triage.report.pools_document import pools_document
     from gemma4_triage.report.pools_view import print_plan, server_flag
 
@@ -189,8 +189,8 @@ def _check_together(workload: list[str] | None, out: Path | None, apply: bool, a
 def _memory(
     config: Path, gpu_mem: str | None, mem_fraction: float | None, weights: str | None, kv_mem: str | None, tp: int
 ) -> Memory:
+    from gemma4_triage.pools.as_written import gib_text, parse_size
     from gemma4_triage.pools.memory import ASSUMED_FRACTION, Memory, pools_memory, weights_beside
-    from gemma4_triage.pools.size import gib_text, parse_size
 
     if kv_mem is not None:
         if gpu_mem is not None or weights is not None or mem_fraction is not None:

@@ -14,8 +14,7 @@ NAME = "corpus"
 def list_cases(as_json: bool) -> None:
     """Print what `repro corpus --list` shows."""
     from gemma4_repro.corpus.clean import CLEAN
-    from gemma4_repro.corpus.faults import FAULTS
-    from gemma4_repro.corpus.logit import LOGIT_FAULTS
+    from gemma4_repro.corpus.faults import FAULTS, LOGIT_FAULTS
     from gemma4_runtime.releases import installed_or_base
     from gemma4_triage.runs.convert_corpus import case_list
     from gemma4_triage.runs.corpus_view import print_cases

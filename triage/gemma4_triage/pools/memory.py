@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemma4_triage.errors import UsageMistake
-from gemma4_triage.pools.size import gib_text
+from gemma4_triage.pools.as_written import gib_text
 
 ASSUMED_FRACTION = 0.85
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, PoolSizes, TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import Demand, Fit, demand, fit
+from gemma4_runtime.pools.demand import Demand, Fit, Workload, demand, fit
 from gemma4_runtime.pools.recommend import fits_at_each_ratio, recommend
 from gemma4_runtime.pools.serving import Serving
-from gemma4_runtime.pools.workload import Workload
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.pools.as_written import gib_text
 from gemma4_triage.pools.model_shape import ModelShape
-from gemma4_triage.pools.size import gib_text
 
 CURVE_STEPS = 100
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_runtime.pools.demand import Fit
+from gemma4_triage.pools.as_written import gib_text
 from gemma4_triage.pools.plan import Plan
-from gemma4_triage.pools.size import gib_text
 from gemma4_triage.report.svg_parts import svg_document, svg_text
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 430, 64, 24, 70, 66

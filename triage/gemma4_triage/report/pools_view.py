@@ -7,10 +7,10 @@ from rich.console import Console
 from gemma4_dumps.wording import number_of
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT
 from gemma4_runtime.pools.demand import Fit
+from gemma4_triage.pools.as_written import gib_text
 from gemma4_triage.pools.at_start import AtStart
 from gemma4_triage.pools.memory import Memory
 from gemma4_triage.pools.plan import Plan
-from gemma4_triage.pools.size import gib_text
 from gemma4_triage.terminal import add_row, plain_table, print_line
 
 _BINDING = {"full": "full", "swa": "SWA", "both": "both"}

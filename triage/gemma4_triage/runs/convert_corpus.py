@@ -9,7 +9,7 @@ from typing import Any
 from gemma4_dumps.reader import Dump
 from gemma4_repro.corpus.case import Case, CleanCase, FaultCase, LogitFault
 from gemma4_repro.corpus.catalog import absent_cases
-from gemma4_repro.corpus.logit import LOGIT_FAULTS
+from gemma4_repro.corpus.faults import LOGIT_FAULTS
 from gemma4_repro.corpus.matrix import CleanRow, FaultRow, Matrix, Row
 from gemma4_repro.corpus.on_release import reason_absent
 from gemma4_repro.corpus.runner import CorpusRun as FinishedCorpus

@@ -7,8 +7,22 @@ from collections.abc import Iterable, Sequence
 from gemma4_dumps.wording import number_of
 from gemma4_triage.report.html.markup import Child, Html, joined, tag
 from gemma4_triage.report.html.parts import cell, head, left_out, row_head, scrolled
-from gemma4_triage.report.html.shapes import HEIGHT, WIDTH, gaps, lines, percent, share
-from gemma4_triage.report.model.pictures import Cell, Chart, Grid, GridRow, Lane, Ledger, Part, PoolBar, Timeline
+from gemma4_triage.report.model.pictures import (
+    Cell,
+    Chart,
+    Grid,
+    GridRow,
+    Lane,
+    Ledger,
+    Part,
+    PoolBar,
+    Series,
+    Timeline,
+)
+
+_WIDTH, _HEIGHT = 1000, 100
+"""Of a chart's viewBox, which is stretched to the space that there is."""
+_DOT = 4
 
 
 def timeline(found: Timeline) -> Html:
@@ -41,8 +55,8 @@ def _lane(lane: Lane, found: Timeline) -> Html:
         *(
             _rect(
                 one.tone,
-                percent(one.begin, found.begin, found.end),
-                share(one.end - one.begin, found.end - found.begin),
+                _percent(one.begin, found.begin, found.end),
+                _share(one.end - one.begin, found.end - found.begin),
                 3,
                 14,
                 one.label,
@@ -55,7 +69,7 @@ def _lane(lane: Lane, found: Timeline) -> Html:
                 "circle",
                 tag("title", one.label),
                 class_=one.tone,
-                cx=percent(one.at, found.begin, found.end),
+                cx=_percent(one.at, found.begin, found.end),
                 cy=10,
                 r=5,
             )
@@ -88,7 +102,7 @@ def _rect(
 
 def grid(found: Grid, number: int) -> Html:
     """Return a window of the page table of a dump of this number, cells coloured by what they are."""
-    cuts, row_cuts = gaps(found.columns), gaps([row.row for row in found.rows])
+    cuts, row_cuts = _gaps(found.columns), _gaps([row.row for row in found.rows])
     columns = (
         tag("th", column, scope="col", class_="cut" if cut else None)
         for column, cut in zip(found.columns, cuts, strict=True)
@@ -150,7 +164,7 @@ def _bars(title: str, parts: Sequence[Part], noun: str) -> Html | None:
 
     def bar(part: Part) -> Html:
         said = f"{part.name}: {part.count} {noun}"
-        picture = _track(said, said, title, _rect("bad", "0", share(part.count, most), 2, 12, rx=2), height=16)
+        picture = _track(said, said, title, _rect("bad", "0", _share(part.count, most), 2, 12, rx=2), height=16)
         return _row(part.name, picture, part.count)
 
     return tag("figure", tag("figcaption", title), map(bar, parts), class_="bars")
@@ -195,12 +209,12 @@ def _pool(pool: PoolBar) -> Html:
     every = max(pool.total, pool.total - pool.missing)
     shapes, at = [], 0
     for number, part in enumerate(pool.parts, start=1):
-        width = percent(part.count, 0, every)
-        shapes.append(_rect(f"part{number}", percent(at, 0, every), width, 2, 16, f"{part.name}: {part.count}"))
+        width = _percent(part.count, 0, every)
+        shapes.append(_rect(f"part{number}", _percent(at, 0, every), width, 2, 16, f"{part.name}: {part.count}"))
         at += part.count
     if pool.missing > 0:
         shapes.append(
-            _rect("bad", percent(at, 0, every), share(pool.missing, every), 2, 16, f"missing: {pool.missing}")
+            _rect("bad", _percent(at, 0, every), _share(pool.missing, every), 2, 16, f"missing: {pool.missing}")
         )
     track = _track(f"{pool.pool}: {pool.text}", pool.pool, pool.text, shapes)
     return _row(pool.pool, track, pool.text, wrong=bool(pool.missing))
@@ -208,12 +222,12 @@ def _pool(pool: PoolBar) -> Html:
 
 def chart(found: Chart) -> Html:
     """Return series over time, as lines above an axis."""
-    middle = HEIGHT // 2
-    rules = (tag("line", class_="rule", x1=0, y1=y, x2=WIDTH, y2=y) for y in (0, middle, HEIGHT))
+    middle = _HEIGHT // 2
+    rules = (tag("line", class_="rule", x1=0, y1=y, x2=_WIDTH, y2=y) for y in (0, middle, _HEIGHT))
     drawn = (
         tag("polyline", class_=f"line{number}", points=points)
         for number, one in enumerate(found.series, start=1)
-        for points in lines(one, found.top)
+        for points in _lines(one, found.top)
     )
     said = [(f"line{number}", f"{one.name}: {one.summary}") for number, one in enumerate(found.series, start=1)]
     scale = (tag("span", text) for text in (f"{found.top:.3g}", f"{found.top / 2:.3g}", "0"))
@@ -229,7 +243,7 @@ def chart(found: Chart) -> Html:
                 tag("desc", (f"{text}. " for _, text in said)),
                 rules,
                 drawn,
-                viewBox=f"0 0 {WIDTH} {HEIGHT}",
+                viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
                 preserveAspectRatio="none",
                 role="img",
                 aria_label=found.title,
@@ -240,3 +254,43 @@ def chart(found: Chart) -> Html:
         _legend(said),
         class_="chart",
     )
+
+
+def _percent(value: float, begin: float, end: float) -> str:
+    """Say where `value` lies from begin to end: 0 to 100%."""
+    share = (value - begin) / (end - begin) if end > begin else 0.0
+    return f"{round(100 * min(max(share, 0.0), 1.0), 2):g}%"
+
+
+def _share(part: float, whole: float) -> str:
+    """Return a visible width."""
+    return _percent(max(part, whole / 200) if part > 0 else 0.0, 0.0, whole)
+
+
+def _lines(series: Series, top: float) -> list[str]:
+    """Return a polyline for each stretch without a gap; of a lone point a short line."""
+    found, stretch = [], []
+    for at, value in enumerate([*series.values, None]):
+        if value is not None:
+            stretch.append((_x(at, len(series.values)), _y(value, top)))
+            continue
+        if len(stretch) == 1:
+            x, y = stretch[0]
+            stretch = [(max(x - _DOT, 0.0), y), (min(x + _DOT, float(_WIDTH)), y)]
+        if stretch:
+            found.append(" ".join(f"{x:g},{y:g}" for x, y in stretch))
+        stretch = []
+    return found
+
+
+def _gaps(columns: Sequence[int]) -> list[bool]:
+    """Say of ascending numbers which have a gap before them."""
+    return [at > 0 and number != columns[at - 1] + 1 for at, number in enumerate(columns)]
+
+
+def _x(at: int, count: int) -> float:
+    return round(_WIDTH * at / max(count - 1, 1), 1)
+
+
+def _y(value: float, top: float) -> float:
+    return round(_HEIGHT * (1 - min(max(value / top, 0.0), 1.0)), 1)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_repro.parity.judge import TRANSFORMERS
-from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES
-from gemma4_triage.report.model.pairs import pairs_of
+from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES, pairs_of
 from gemma4_triage.report.model.records import Arm, Check, Run
 from gemma4_triage.report.model.run_part import facts_of
 from gemma4_triage.runs.comparison_record import ComparisonRun, DeathRecord, PromptRecord, SideRecord

@@ -10,10 +10,9 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.schema import Manifest
 from gemma4_triage.inspection.provenance_sentence import place, provenance_sentence
 from gemma4_triage.report.model.ledger_part import ledger_part
-from gemma4_triage.report.model.limits import MAX_ENTRIES
+from gemma4_triage.report.model.limits import MAX_ENTRIES, pairs_of
 from gemma4_triage.report.model.page_grid import page_grid
 from gemma4_triage.report.model.page_window import NoPicture
-from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.records import Dump, Offence
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.inspection.guard_lines import guard_lines
-from gemma4_triage.report.model.pairs import pairs_of
+from gemma4_triage.report.model.limits import pairs_of
 from gemma4_triage.report.model.records import Group, Run
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.report.model.records import Pair
 
 T = TypeVar("T")
 
@@ -36,3 +37,11 @@ def first(items: Sequence[T], limit: int, one: str, rest: str = "") -> tuple[tup
     """Return the first `limit` of them, and a line about the others if there are any. one: what one is called."""
     left = len(items) - limit
     return tuple(items[:limit]), ((number_of(left, f"more {one}") + rest,) if left > 0 else ())
+
+
+def pairs_of(found: Iterable[tuple[str, object]]) -> tuple[Pair, ...]:
+    """Return the first MAX_LINES; a last pair says how many more there are."""
+    items = list(found)
+    pairs = [Pair(name=name, value=str(value)) for name, value in items[:MAX_LINES]]
+    left = len(items) - len(pairs)
+    return (*pairs, *((Pair(name="left out", value=f"{left} more"),) if left else ()))

@@ -10,8 +10,7 @@ from gemma4_triage import finding as diagnosed
 from gemma4_triage.logs.facts import LogFacts, RankFacts
 from gemma4_triage.report.log_words import pools_text, prefill_text, problem_text, retractions_text, time_text
 from gemma4_triage.report.model.finding_part import finding_part
-from gemma4_triage.report.model.limits import MAX_LINES, MAX_RANKS, first
-from gemma4_triage.report.model.pairs import pairs_of
+from gemma4_triage.report.model.limits import MAX_LINES, MAX_RANKS, first, pairs_of
 from gemma4_triage.report.model.pictures import Chart, Series
 from gemma4_triage.report.model.records import Log, Scheduler
 from gemma4_triage.terminal import size_text

@@ -7,8 +7,7 @@ from typing import Any
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
-from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES, MAX_PROBES
-from gemma4_triage.report.model.pairs import pairs_of
+from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES, MAX_PROBES, pairs_of
 from gemma4_triage.report.model.pictures import Lane, Span, Timeline
 from gemma4_triage.report.model.records import Arm, Case, Check, Command, Run, Sighting, Status
 from gemma4_triage.runs.corpus_record import CleanRecord, CorpusRun, FaultRecord

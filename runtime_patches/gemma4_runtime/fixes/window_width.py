@@ -1,10 +1,15 @@
-"""Fix: in a Triton decode sliding layers see exactly W keys, the query's own included, as in transformers.
+"""Fixes: sliding layers see exactly W keys, the query's own included, as in transformers.
 
-`TritonAttnBackend.sliding_window_size` is the distance to the oldest visible key, W - 1. Triton's extend kernel masks
-by that distance, so the first query after a prefix finds W - 1 older keys in its list and adds its own: W. A decode has
-written its own key before the list is built, and still takes min(seq_len, W - 1): one key too few, as soon as the
-sequence holds W tokens. Target verify goes through the extend kernel and is right, so a server with MTP and one without
-answer differently. Still so in 0.5.23. Not a default: it changes what a server of this release says from there on.
+Not defaults: they change what a server of this release says once a sequence passes the window.
+
+swa-window-width: `Gemma4Attention` hands `sliding_window` (W) to the attention layer, where kernels expect the distance
+to the oldest visible key, W - 1; trtllm_mha then sees W + 1 keys. Fixed upstream in 0.5.23.
+
+triton-decode-window: `TritonAttnBackend.sliding_window_size` is the distance to the oldest visible key, W - 1. Triton's
+extend kernel masks by that distance, so the first query after a prefix finds W - 1 older keys in its list and adds its
+own: W. A decode has written its own key before the list is built, and still takes min(seq_len, W - 1): one key too few,
+as soon as the sequence holds W tokens. Target verify goes through the extend kernel and is right, so a server with MTP
+and one without answer differently. Still so in 0.5.23.
 
 | site                        | who reads `sliding_window_size`           | with this fix                              |
 |-----------------------------|-------------------------------------------|--------------------------------------------|
@@ -20,6 +25,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+
+def narrow_window(result: Any, attention: Any, *args: Any, **kwargs: Any) -> None:
+    """Run after `Gemma4Attention.__init__`: W becomes W - 1 on sliding layers; full layers have none."""
+    if attention.sliding_window is not None:
+        attention.attn.sliding_window_size = attention.sliding_window - 1
 
 
 def around_init_metadata(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:

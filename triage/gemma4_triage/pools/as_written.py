@@ -1,10 +1,14 @@
-"""Amounts of memory as people write them. GB and GiB differ by 7%, and SGLang's log says GB where it means GiB."""
+"""Amounts of memory and loads as people write them.
+
+GB and GiB differ by 7%, and SGLang's log says GB where it means GiB.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 
+from gemma4_runtime.pools.demand import Workload
 from gemma4_triage.errors import UsageMistake
 
 _UNITS = {
@@ -18,6 +22,7 @@ _UNITS = {
     "GIB": 1 << 30,
     "TIB": 1 << 40,
 }
+_WORKLOAD = re.compile(r"([0-9]{1,7})\s*[xX*]\s*([0-9]{1,9})\s*\+\s*([0-9]{1,9})")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,12})?)\s*([A-Za-z]{0,3})")
 
 
@@ -43,3 +48,20 @@ def parse_size(text: str, option: str) -> int:
 def gib_text(size_bytes: int) -> str:
     """Return both units, so that neither can be taken for the other."""
     return f"{size_bytes / (1 << 30):.3f} GiB ({size_bytes / 1e9:.3f} GB)"
+
+
+def parse_workload(text: str) -> Workload:
+    """Read a workload such as "80x8000+1000".
+
+    Raises:
+        UsageMistake: it is not written like that, or has no request or no prompt.
+    """
+    match = _WORKLOAD.fullmatch(text.strip())
+    if match is None:
+        raise UsageMistake(
+            f"--workload {text!r} is no workload", "write REQUESTSxPROMPT+OUTPUT in tokens, for example 80x8000+1000"
+        )
+    workload = Workload(int(match[1]), int(match[2]), int(match[3]))
+    if not workload.requests or not workload.prompt_tokens:
+        raise UsageMistake(f"--workload {text!r} has no request or no prompt", "both have to be 1 or more")
+    return workload
