@@ -30,11 +30,11 @@ class Suspect:
         pool: Whose it is.
         fault: What is wrong with it.
         places: In how many it is.
-        owner: Request slot and generation, None if the ledger does not know.
+        owner: Request slot and generation, None if not known.
         alloc_site: Who handed it out.
-        alloc_step: When; None if it never happened.
+        alloc_step: When; None if never.
         free_site: Who gave it back.
-        free_step: When; None if it never happened.
+        free_step: When; None if never.
         peer: Its page in the other pool.
         last_event: The latest.
     """
@@ -70,10 +70,10 @@ class Life:
     """One life of a page, from its hand-out to the next one.
 
     Attributes:
-        owner: Request slot and generation, None if the ledger does not know.
+        owner: Request slot and generation, None if not known.
         alloc_site: Who handed it out.
         alloc_step: When.
-        given_step: When the prefix cache was given it; None if it was not.
+        given_step: When the prefix cache got it; None if it did not.
         free_site: Who gave it back; empty while it is in use.
         free_step: When; None while it is in use.
         shared: The latest that took it from the prefix cache, oldest first.
@@ -127,8 +127,8 @@ class Lost:
 
     Attributes:
         pool: Whose they are.
-        owner: Request slot and generation, None if the ledger does not know.
-        handed_out: (site, scheduler step, pages), in the order in which the pages were found.
+        owner: Request slot and generation, None if not known.
+        handed_out: (site, scheduler step, pages), in the order found.
     """
 
     pool: str
@@ -175,7 +175,7 @@ def suspects(dump: Dump) -> list[Suspect]:
     """Return the rows of the table.
 
     Raises:
-        DumpUnreadable: the table or the words for its codes are not there, or do not fit.
+        DumpUnreadable: the table or the words for its codes are missing, or do not fit.
     """
     scalars = dump.manifest.scalars
     columns = _words(scalars, "columns")
@@ -192,7 +192,7 @@ def suspects(dump: Dump) -> list[Suspect]:
 
 
 def lives(dump: Dump) -> dict[tuple[str, int], list[Life]]:
-    """Return the lives of each suspect page by (pool, page), oldest first; none where a dump has none.
+    """Return the lives of each suspect page by (pool, page), oldest first; maybe none.
 
     Raises:
         DumpUnreadable: the table or the words for its codes do not fit.
@@ -204,7 +204,7 @@ def lives(dump: Dump) -> dict[tuple[str, int], list[Life]]:
     with _readable(SHARES):
         for key, row, sites in _rows(dump, SHARES, "shares_columns"):
             of_page, taken = found.get(key, []), _share(row, sites)
-            # It is of the latest life that had begun: what the cache lends it does not hand out meanwhile.
+            # Of the latest life that had begun: what the cache lends it does not hand out meanwhile.
             at = max((at for at, life in enumerate(of_page) if (life.alloc_step or 0) <= taken.step), default=None)
             if at is not None:
                 of_page[at] = replace(of_page[at], shared=(*of_page[at].shared, taken))
@@ -219,8 +219,7 @@ def says_more(of_page: Sequence[Life]) -> bool:
 def _rows(dump: Dump, name: str, columns_in: str) -> Iterator[tuple[tuple[str, int], dict[str, int], list[str]]]:
     """Yield pool and page, the named columns and the words for sites of each row of a table; none if it is not there.
 
-    Raises:
-        DumpUnreadable: the table or the words for its codes do not fit.
+    Raises DumpUnreadable where they do not fit.
     """
     if name not in dump.manifest.tensors:
         return

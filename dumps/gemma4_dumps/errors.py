@@ -1,8 +1,9 @@
-"""Exit codes, and the errors that are a person's to act on. All packages above raise and read these.
+"""Exit codes, and the errors that are a person's to act on.
 
-Nothing heavy is imported here: the error boundary of the command line needs it. What breaks an invariant of ours is a
-plain exception and no `UserError`: that is a bug.
+What breaks an invariant of ours is a plain exception and no `UserError`: that is a bug.
 """
+
+# Nothing heavy is imported here: the error boundary of the command line needs it.
 
 from __future__ import annotations
 
@@ -26,8 +27,7 @@ class ExitCode(IntEnum):
 class UserError(Exception):
     """Base of every error that a person can act on.
 
-    The command line prints it as `error: message` and `hint: hint` and ends with `exit_code`. A class says the code,
-    and the hint of those that are raised without one.
+    The command line prints it as `error: message` and `hint: hint` and ends with `exit_code`, which the class says.
 
     Args:
         message: What was found, and what was expected.

@@ -1,7 +1,7 @@
-"""Keep secrets out of dumps: the values of launch arguments whose name says that they are one.
+"""Keep secrets out of dumps: the values of launch arguments whose names say so.
 
-Unknown names fail safe: `--my-new-token X` is redacted. Known serving arguments about tokens are listed, so that the
-sizes one needs for a diagnosis stay readable; a contract test holds this list against SGLang's own arguments.
+Unknown names fail safe: `--my-new-token X` is redacted. Known serving arguments about tokens are listed, since a
+diagnosis needs their sizes; a contract test holds the list against SGLang's arguments.
 """
 
 import json
@@ -33,7 +33,7 @@ _FLAG = re.compile(r"--?[A-Za-z]")
 
 
 def names_a_secret(name: str) -> bool:
-    """Say whether an argument, variable or field of this name holds a secret: "--api-key", "HF_TOKEN"."""
+    """Say whether what has this name holds a secret: "--api-key", "HF_TOKEN"."""
     words = [word.lower() for word in _WORD_BREAK.split(name) if word]
     if "-".join(words) in _ABOUT_TOKENS_NOT_A_TOKEN:
         return False
@@ -43,7 +43,7 @@ def names_a_secret(name: str) -> bool:
 def redact_launch_args(args: Sequence[str]) -> list[str]:
     """Replace the values of secret arguments, in the forms `--api-key X`, `--api-key=X` and `API_KEY=X`.
 
-    Also inside JSON values and in the user part of URLs. Everything up to the next flag belongs to a secret flag.
+    Also inside JSON values and in the user part of URLs. All up to the next flag belongs to a secret flag.
     """
     redacted: list[str] = []
     inside_secret = False
@@ -68,11 +68,11 @@ def redact_command(command: str) -> str:
     try:
         words = shlex.split(command)
     except ValueError:
-        # Unbalanced quotes: such a line cannot be split with certainty, so nothing after a secret's name is kept.
+        # Unbalanced quotes cannot be split with certainty: nothing after a secret's name is kept.
         head = re.split(r"(?i)[^\s]*(?:key|token|password|passwd|passphrase|secret)[\s=]", command, maxsplit=1)
         return command if len(head) == 1 else f"{head[0]}{REDACTED}"
     redacted = redact_launch_args(words)
-    # An unchanged line keeps its own quoting; joining would rewrite it for nothing.
+    # An unchanged line keeps its own quoting.
     return command if redacted == words else shlex.join(redacted)
 
 

@@ -1,4 +1,4 @@
-"""The record that every analysis ends in: `diagnose`, `logs` and reports print and serialise the same one."""
+"""The record that every analysis ends in: `diagnose`, `logs` and reports print and serialise it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Evidence(_Record):
 
     Attributes:
         source: A dump id or a file name.
-        field: Where in it: a manifest field ("role", "offences.0.value"), a tensor entry ("page_table[5, 7]"), a field
-            of an event ("events.14.site") or a line ("line 1042").
-        value: As it stands there; None for a field that is not there.
+        field: Where in it: a manifest field ("offences.0.value"), a tensor entry ("page_table[5, 7]"), a field of an
+            event ("events.14.site") or a line ("line 1042").
+        value: As it stands there; None where it does not.
         meaning: What it says about the cause.
     """
 
@@ -63,16 +63,16 @@ class Finding(_Record):
     Attributes:
         rule: Id of the rule that found it.
         cause: One sentence.
-        confidence: How sure it is.
+        confidence: How sure.
         evidence: What it rests on.
         ruled_out_if: Observations that would contradict it, and that the evidence does not decide.
         advice: What to do or to look at, in words.
-        next_commands: To run, the first one first.
-        fix: Id of a patch of ours, if there is one.
+        next_commands: To run, in this order.
+        fix: Id of our patch, if there is one.
         upstream: Issues and pull requests, as "SGLang 26957".
         kind: A cause or a note.
-        structure: The one that the cause says is wrong; None where it does not say.
-        defect: In which way it is wrong; None where the cause does not say.
+        structure: What the cause says is wrong; None where it does not say.
+        defect: In which way; None where the cause does not say.
     """
 
     rule: str
@@ -90,12 +90,12 @@ class Finding(_Record):
 
     @property
     def is_note(self) -> bool:
-        """Return whether it is a known property of the release, and no incident."""
+        """Return whether it is a note, and no incident."""
         return self.kind is Kind.NOTE
 
     @property
     def label(self) -> str:
-        """Return what a reader sees beside the rule: `note`, or how certain the cause is."""
+        """Return what a reader sees beside the rule: `note`, or how sure the cause is."""
         return Kind.NOTE.value if self.is_note else self.confidence.value
 
 
@@ -115,7 +115,7 @@ def at_most(confidence: Confidence, cap: Confidence) -> Confidence:
 
 
 def ranked(findings: Iterable[Finding], leads: str = "") -> tuple[Finding, ...]:
-    """Return the most certain first, and of those the one with more evidence; otherwise in the order given.
+    """Return the most certain first, of those the one with more evidence, else in the order given.
 
     Args:
         findings: to rank.

@@ -1,4 +1,4 @@
-"""The toy pair scaled up: configuration and tokenizer only, since SGLang's load_format=dummy draws the weights.
+"""The toy pair scaled up: configuration and tokenizer; SGLang's load_format=dummy draws the weights.
 
 E4B's shape: five sliding layers to a full one, the last ones without KV of their own, per-layer embeddings, and an
 assistant that reads the target's KV. Head dims that XQA on Hopper takes. Dummy weights are uniform in +-0.001 from a
@@ -9,8 +9,7 @@ fixed seed, equal in all arms.
 | `scaled` | 1536   | 18, 6                       | 6144         | 64, 128                     |
 | `e4b`    | 2560   | 42, 18: as E4B itself       | 10240        | 128, 256: half of E4B's     |
 
-The vocabulary is the toys': what E4B's costs a step, its logits and sampling, is left out, so a probe's share of a step
-comes out larger than with E4B's own weights.
+The vocabulary is the toys': what logits and sampling of E4B's cost is left out, so a probe's share of a step is larger.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ SIZES = {"scaled": Size(1536, 3, 6, 64, 128), "e4b": Size(2560, 7, 18, 128, 256)
 
 
 def make_pair(folder: Path, size: Size) -> tuple[Path, Path]:
-    """Folders of the target and the assistant, made below `folder`. Raises FileNotFoundError without the toys."""
+    """Folders of target and assistant, made below `folder`. Raises FileNotFoundError without the toys."""
     target = write_checkpoint(TARGET_NAME, folder / "target", size.target, {})
     assistant = write_checkpoint(
         ASSISTANT_NAME, folder / "assistant", size.assistant, {"backbone_hidden_size": size.hidden}
@@ -93,10 +92,9 @@ def geometry(size: Size) -> dict[str, Any]:
 
 
 def write_checkpoint(toy: str, folder: Path, text: dict[str, Any], top: dict[str, Any]) -> Path:
-    """Write the toy's tokenizer and configuration, with `text` of its text model and `top` changed. Without weights.
+    """Write the toy's tokenizer and configuration, with `text` of its text model and `top` changed.
 
-    Raises:
-        FileNotFoundError: there are no toys.
+    Raises FileNotFoundError without the toys.
     """
     folder.mkdir(parents=True)
     source = toy_path(toy)

@@ -1,13 +1,13 @@
 """Records traces of decode steps under CUDA graphs: `python -m gemma4_repro.bench.record_trace --size e4b --out PATH`.
 
-Starts SGLang's server as the bench does (dummy weights, see checkpoint.py), sends one burst, has SGLang profile some
-decode steps in its midst, and writes what `gemma4-triage profile` needs of the trace. Several arms, each with a PATH of
-its own, have their servers up at once and are profiled one after the other. Needs CUDA. Exits 0 if every PATH is
-written, 2 for arguments, 3 if this machine cannot do it.
+Starts SGLang's server as the bench does (dummy weights, see checkpoint.py), sends one burst, has SGLang profile some of
+its decode steps, and writes what `gemma4-triage profile` needs of the trace. Several arms, each with a PATH, have their
+servers up at once and are profiled in turn. Needs CUDA. Exits 0 if every PATH is written, 2 for arguments, 3 if this
+machine cannot do it.
 
-SGLang counts: /start_profile with num_steps begins at once, and ends when that many batches later the next one begins,
-by itself. It writes `<profile id>-TP-0.trace.json.gz` to output_dir before it goes on with that batch, so the file is
-whole when the burst is answered.
+SGLang counts: /start_profile with num_steps begins at once, and ends by itself when that many batches later the next
+one begins. It writes `<profile id>-TP-0.trace.json.gz` to output_dir before that batch, so the file is whole when the
+burst is answered.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def record(options: argparse.Namespace) -> None:
-    """Raises EnvironmentLacks with what went wrong, the end of the server's log included."""
+    """Raises EnvironmentLacks with what went wrong and the log's end."""
     arms = [_arm(id) for id in options.arm]
     with tempfile.TemporaryDirectory(prefix="gemma4-trace-") as scratch:
         folder = Path(scratch)
@@ -148,7 +148,7 @@ def _burst(server: BenchServer, batch: int, new_tokens: int, limit_s: float) -> 
 
 
 def _wait_for_decode(server: BenchServer, batch: int, lines: int, answer: Future[None]) -> None:
-    """Wait until the log has so many lines of decode steps with every request running."""
+    """Wait for so many log lines of decode steps with every request running."""
     while _decode_lines(server, batch) < lines:
         if answer.done():
             answer.result()

@@ -19,7 +19,7 @@ WORSE, BETTER, NO_WORSE, NOT_JUDGED = "worse", "better", "no worse", "not judged
 
 
 class Score(BaseModel):
-    """How one side did in one part: requests by what became of them. `right` and `unreadable` are of its answers."""
+    """How one side did in one part: requests by what became of them. `right`, `unreadable`: of its answers."""
 
     answered: int
     right: int
@@ -31,8 +31,8 @@ class Score(BaseModel):
 class PartVerdict(BaseModel):
     """One part, judged. `difference` and its interval are shares, with minus base; None where nothing was compared.
 
-    `verdict`: "worse" or "better" if the whole interval lies on that side of zero, "no worse" otherwise, and "not
-    judged" if a loss could not have shown, for the reason in `why`.
+    `verdict`: "worse" or "better" if the whole interval lies on that side of zero, else "no worse"; "not judged" if a
+    loss could not have shown, and `why` says why.
     """
 
     part: str
@@ -123,7 +123,7 @@ def _score(answers: Mapping[str, Answer], ids: Sequence[str]) -> Score:
 
 
 class SideRecord(BaseModel):
-    """What is known of a side: its model, why it was not asked everything, and `Measured.paths`."""
+    """A side: its model, why it was not asked everything, and `Measured.paths`."""
 
     model: str
     ended: str
@@ -132,7 +132,7 @@ class SideRecord(BaseModel):
 
 
 class PatchRecord(BaseModel):
-    """Whether a patch that only one side has did its work there: how often while asked, and before that.
+    """Whether a patch of one side alone did its work there: how often while asked, and before that.
 
     None if it does not count, or the server does not say.
     """
@@ -144,7 +144,7 @@ class PatchRecord(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What a run comes to. `reasons` are sentences about what kept the exit code from being 0."""
+    """What a run comes to. `reasons`: sentences on why the exit code is not 0."""
 
     sides: dict[str, SideRecord]
     parts: list[PartVerdict]
@@ -160,7 +160,7 @@ def judge(items: Sequence[Item], measured: Measured, chosen: Mapping[str, Sequen
     Args:
         items: What was to be asked.
         measured: What came of it.
-        chosen: By side, the patches of a server that was started for this; empty where that is not known.
+        chosen: By side, the patches of a server that was started for this; empty where unknown.
     """
     parts = [judge_part(part, items, measured) for part in dict.fromkeys(item.part for item in items)]
     patches = list(_patches(measured, chosen))
@@ -169,7 +169,7 @@ def judge(items: Sequence[Item], measured: Measured, chosen: Mapping[str, Sequen
     ]
     answering = [side for side, asked in measured.asked.items() if any(not answer.error for answer in asked.answers)]
     ended = [f"{side}: {asked.ended}" for side, asked in measured.asked.items() if asked.ended]
-    # Where no side answered anything, what has ended is most likely that the request was wrong.
+    # Where no side answered anything, most likely the request was wrong.
     violations += ended if answering else []
     if failed := _failed_with_only(measured):
         violations.append(f"with failed {number_of(failed, 'request')} that base answered")

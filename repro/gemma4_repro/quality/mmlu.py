@@ -1,4 +1,4 @@
-"""How a question of MMLU is put to a model, and how its reply is read."""
+"""How MMLU asks, and how a reply is read."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _REPLY = re.compile(
 
 
 def prompt(question: Question, examples: Sequence[Question] = ()) -> str:
-    """Return the prompt of the published evaluation: a header, worked examples, the question, and "Answer:".
+    """Return the prompt of the published evaluation: a header, examples, the question and "Answer:".
 
     Args:
         question: What is asked.
-        examples: Questions that are shown together with their answers.
+        examples: Questions shown with their answers.
     """
     about = f" about {question.subject.replace('_', ' ')}" if question.subject else ""
     header = f"The following are multiple choice questions (with answers){about}.\n\n"
@@ -43,10 +43,10 @@ def _body(question: Question) -> str:
 
 
 def read_letter(reply: str) -> str | None:
-    """Return the letter with which a reply begins, or None if it begins otherwise.
+    """Return the letter that a reply begins with, or None.
 
-    Markup, an opening bracket and "Answer:" or "The correct answer is" may come first. A letter further back in the
-    reply is not looked for: what a model rambles about must not be scored.
+    Markup, an opening bracket and "Answer:" or "The correct answer is" may come first; a letter further back does not
+    count.
     """
     match = _REPLY.match(reply)
     return match["letter"] if match else None

@@ -60,7 +60,7 @@ class Measured:
 
 
 def run_plan(plan: ServingPlan, folder: Path, tell: Callable[[str], None]) -> Measured:
-    """`tell` gets a line about what happens now. Every server has ended when this returns or raises.
+    """`tell` gets a line about what happens. Every server has ended when this returns or raises.
 
     Raises:
         OSError: the run's folder cannot be written.
@@ -110,7 +110,7 @@ _VISION = {"model_type": "gemma4_vision"}
 
 
 class _Model:
-    """The servers of one model, once they have been started."""
+    """The servers of one model, once started."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Model:
 
 
 def device_memory_of(processes: Iterable[int]) -> int | None:
-    """Return the bytes of GPUs that these processes hold; None if the driver does not say."""
+    """Return the bytes of GPUs that these processes hold; None if the driver is silent."""
     try:
         import pynvml
     except ImportError:

@@ -56,10 +56,8 @@ class Events:
         step: The scheduler's.
         first: Number of the event's list of slots, -1 for CLEARED.
         second: For PAIRED, of the SWA slots that go with them; for OWNED, of the group of owners; for SHARED, of the
-            group that has the request; for FREED and FREE_ASKED, of that which has the request that gave them back,
-            where that is known; else -1.
-        slots: int64, all lists one after the other; list i is slots[bounds[i] : bounds[i + 1]], and may serve many
-            events.
+            group that has the request, as for FREED and FREE_ASKED where it is known; else -1.
+        slots: int64, all lists one after the other; list i is slots[bounds[i] : bounds[i + 1]], of any events.
         bounds: By list.
         owners: Groups of them.
         page_size: Slots of a page.
@@ -200,7 +198,7 @@ class PageRows:
             chosen: Their numbers.
             pool: Number of the pool.
             pages: How many it has.
-            runs: Those that get rows, where it is not all of the events'.
+            runs: Those that get rows, if not all.
         """
         runs, kinds = runs or events.runs, events.kind[chosen]
         lists = _lists(events, chosen, pool)

@@ -3,18 +3,18 @@
 A safety net for a server that must not die of a page table, at the price of answers that may be wrong. The check is
 that of the probe `page-table`, whose hooks this patch shares; see `indices/act.py` for what it does in place of the
 debug mode, and `degraded.py` for the marks. The pull requests' clamp took the nearest page in range: that is another
-request's, and nobody was told (accept length fell from 2.76 to 1.69). Here it is page 0, which belongs to nobody.
+request's, and nobody was told (accept length fell from 2.76 to 1.69). Here it is page 0, nobody's.
 
-| hook                                         | process   | why                                                    |
-|----------------------------------------------|-----------|--------------------------------------------------------|
-| before ServerArgs.__post_init__              | the first | refuses to start on several ranks                      |
-| after to_payload of the output streamer      | scheduler | marks leave with their requests' output                |
-| before TokenizerManager._handle_batch_output | tokenizer | takes them off again: SGLang reads such keys per token |
-| before RequestLogger.log_finished_request    | tokenizer | into the last meta_info, before it is logged, exported |
-| around TokenizerManager._wait_one_response   | tokenizer | into the meta_info of every reply, streamed or not     |
-| after Req.reset_for_retract                  | scheduler | what is computed anew may be cached again              |
-| after Scheduler.flush_cache                  | scheduler | nothing doubtful is cached any more                    |
-| after Scheduler.get_internal_state           | scheduler | /server_info counts                                    |
+| hook                                         | process   | why                                             |
+|----------------------------------------------|-----------|-------------------------------------------------|
+| before ServerArgs.__post_init__              | the first | refuses to start on several ranks               |
+| after to_payload of the output streamer      | scheduler | marks leave with their requests' output         |
+| before TokenizerManager._handle_batch_output | tokenizer | takes them off: SGLang reads such keys by token |
+| before RequestLogger.log_finished_request    | tokenizer | into the last meta_info, which is then logged   |
+| around TokenizerManager._wait_one_response   | tokenizer | into each reply's meta_info, streamed or not    |
+| after Req.reset_for_retract                  | scheduler | what is computed anew may be cached again       |
+| after Scheduler.flush_cache                  | scheduler | nothing doubtful is cached any more             |
+| after Scheduler.get_internal_state           | scheduler | /server_info counts                             |
 """
 
 from __future__ import annotations

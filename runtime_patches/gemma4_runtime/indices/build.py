@@ -1,11 +1,4 @@
-"""The record of one metadata build, the same for every attention backend.
-
-| noun       | what it is                                                                                        |
-|------------|---------------------------------------------------------------------------------------------------|
-| IndexArray | page ids or token slots that kernels will follow, and the pool whose ids they are                  |
-| Use        | one kind of layers that follows one array into one buffer                                          |
-| Build      | all arrays and uses of one metadata build, with what a report about it needs                       |
-"""
+"""The record of one metadata build, the same for every attention backend: arrays of ids, and who follows them where."""
 
 from __future__ import annotations
 

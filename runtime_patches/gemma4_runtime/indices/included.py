@@ -2,8 +2,8 @@
 
 And, with the leak ledger, what became of a page that the map lost.
 
-Read where a violation is described and nowhere else. What cannot be read is a note in the dump: it must cost neither
-the rest of the evidence nor the trap.
+Read only where a violation is described. What cannot be read is a note in the dump, and costs neither other evidence
+nor the trap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Tensors = dict[str, TensorPayload]
 
 
 class _NotHere(Exception):
-    """There is nothing to include, for the reason that it says."""
+    """There is nothing to include; it says why."""
 
 
 def included(
@@ -88,7 +88,7 @@ def _token_ids(
 def _keys_and_values(
     build: Build, use: Use, evidence: _Tensors, rows: Sequence[int], offences: Sequence[BadIndex]
 ) -> _Tensors:
-    """Return keys and values of the layer that the dump names, as many pages as fit into the dump."""
+    """Return keys and values of the layer that the dump names, as many pages as fit."""
     if use.writes:
         raise _NotHere(f"{use.array} says where keys are written, and attention reads nothing through it")
     buffers = None if use.layer_id is None else layer_buffers(build.pool, use.layer_id)
@@ -120,10 +120,9 @@ def _nearest_pages(
     offences: Sequence[BadIndex],
     pages_in_buffer: int,
 ) -> list[int]:
-    """Pages inside the buffer that live entries name, and those that they should have named where the dump knows it.
+    """Pages that live entries name, and those that they should name where the dump knows it.
 
-    Nearest to an offence first: by rows, then by columns. The null page holds nothing, and what lies outside is not
-    read.
+    Nearest to an offence first: by rows, then columns; without the null page and what lies outside.
     """
     translated = evidence.get("translated_page_table") if build.array(use.array).paged else None
     right = None if translated is None else _on_host(translated)
@@ -177,9 +176,9 @@ def _gather(buffer: torch.Tensor, pages: list[int], page_size: int, dtype: torch
 
 
 def peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, ...]) -> dict[str, Any]:
-    """Say what the leak ledger saw of the SWA page that a full page had, where the map has nothing for it any more.
+    """Say what the leak ledger saw of the SWA page that the map has lost for a full page.
 
-    Where the sliding-window pool itself gave page 0 in its latest hand-out, it says that, and nothing of a page.
+    Where the SWA pool's latest hand-out was page 0, it says that alone.
     """
     if verdict != "null_page_live" or use.array != "swa_page_table":
         return {}

@@ -1,4 +1,4 @@
-"""One full audit of a scheduler's pools: history folded, places read, every check run, the equation written out."""
+"""One full audit of a scheduler's pools: history, places, checks and the equation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gemma4_runtime.leak.whereabouts import Reading, read, unreadable
 
 
 class CannotAudit(Exception):
-    """The structures of this server are not among those that an audit can read."""
+    """An audit cannot read this server's structures."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What one audit found: nothing, if `findings` is empty. Each page of a pool is in one finding at most."""
+    """What one audit found. Each page of a pool is in one finding at most."""
 
     findings: tuple[Finding, ...]
     equations: tuple[Equation, ...]
@@ -37,10 +37,10 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
         req_to_token_pool: Has the rows.
         tree_cache: The prefix cache.
         requests: Every `Req` that may hold a request slot, each once.
-        idle: No request is left, so nobody may hold a lock on the tree either.
+        idle: No request is left, so none may hold a lock on the tree.
 
     Raises:
-        CannotAudit: the prefix cache is of a kind whose holders cannot be told.
+        CannotAudit: the holders of such a prefix cache cannot be told.
     """
     reason = unreadable(tree_cache)
     if reason:
@@ -64,7 +64,7 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
 
 
 def _unbalanced(sums: Iterable[Equation]) -> Iterable[Finding]:
-    """Yield a finding for each pool whose pages are all in their places, and whose counters say otherwise."""
+    """Yield one for each pool whose pages are in place, and whose counters say otherwise."""
     for equation in sums:
         if not equation.holds:
             yield Finding(Fault.UNBALANCED, equation.pool, np.array([0]), np.array([0]))
@@ -80,7 +80,7 @@ def _anomalies(ledger: LeakLedger) -> list[Finding]:
 
 
 def _each_page_once(findings: Iterable[Finding]) -> Iterable[Finding]:
-    """Keep the first fault of a page that has several: what an event saw adds nothing to what the census sees now."""
+    """Keep the first fault of a page: an event adds nothing to what the census sees."""
     seen: dict[str, set[int]] = {}
     for finding in findings:
         known = seen.setdefault(finding.pool, set())

@@ -1,13 +1,12 @@
-"""Patch `aged-pools`: both KV pools hand out their ids in shuffled orders from the start, as after hours of serving.
+"""Patch `aged-pools`: both KV pools hand out ids in shuffled orders from the start, as after hours.
 
-A new pair of pools hands out equal ids: page 3 of the full pool is served by page 3 of the sliding-window pool. While
-that lasts, a table that was not translated looks right, and one that was translated twice too. Nothing is checked here;
-the probes see a wrong translation in its first step, and not an hour later.
+A new pair of pools hands out equal ids: page 3 of the full pool goes with page 3 of the SWA pool. While that lasts, a
+table that was not translated, or twice, looks right. Nothing is checked here; probes see a wrong translation in its
+first step, not in an hour.
 
-The orders are of one seed, so every rank and every start with that seed has the same ones. SGLang sorts a list of free
-pages where its arguments say so, and the ids that were given out before stay as they are.
+The orders follow from a seed, on every rank and at every start. SGLang sorts free pages where its arguments say so.
 
-Cost: two permutations at the start and after each flush of the cache.
+Cost: two permutations at the start and after each flush.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def after_clear(result: Any, allocator: Any, **_unknown: Any) -> None:
 
 
 def shuffled(pages: torch.Tensor, seed: int, pool: int) -> torch.Tensor:
-    """Return a list of free pages in an order that follows from the seed and the pool's number alone."""
+    """Return free pages in an order of the seed and the pool's number alone."""
     generator = torch.Generator().manual_seed(2 * seed + pool)
     return pages[torch.randperm(pages.numel(), generator=generator).to(pages.device)]
 

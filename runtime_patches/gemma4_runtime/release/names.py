@@ -1,13 +1,10 @@
-"""Where SGLang has what the runtime reads of it, by release.
-
-`_BASE` has every name for the release that the patches were written for, `_DELTAS` what differs in later ones: another
-place, or None where a release has nothing to read.
-"""
+"""Where SGLang has what the runtime reads of it, by release; None where it has nothing."""
 
 from __future__ import annotations
 
 from gemma4_runtime.releases import BASE
 
+# Every name, for the release that the patches were written for; behind it what differs in later ones.
 _BASE: dict[str, str | None] = {
     "attention_backends_of": None,
     "sglang_version": "sglang.__version__",

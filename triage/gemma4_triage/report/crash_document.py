@@ -1,4 +1,4 @@
-"""The crash matrix as one JSON document. The terminal view shows the same facts."""
+"""The crash matrix as one JSON document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gemma4_repro.crash.machine import REFERENCES, Gpu
 
 @dataclass(frozen=True)
 class Row:
-    """A cell of the matrix. obstacle: why this machine cannot run it on real weights. toy: why --toy cannot."""
+    """A cell. obstacle: why it cannot run here on real weights. toy: why --toy cannot."""
 
     cell: Cell
     obstacle: str | None
@@ -22,7 +22,7 @@ class Row:
 
 
 def matrix_document(rows: Sequence[Row], gpus: Sequence[Gpu]) -> dict[str, Any]:
-    """Return the matrix: every cell, whether this machine can run it, and what is expected of it."""
+    """Return the matrix as a document."""
     return {
         "gpus": [{**asdict(gpu), "architecture": gpu.sm} for gpu in gpus],
         "cells": [
@@ -46,5 +46,5 @@ def _expected(found: Expected) -> dict[str, str]:
 
 
 def all_rows(obstacles: Mapping[str, str | None], toys: Mapping[str, str | None]) -> list[Row]:
-    """Return the matrix in its order. obstacles, toys: by cell id, None where nothing is in the way."""
+    """Return all in order. obstacles, toys: by cell id, None where it runs."""
     return [Row(cell, obstacles[cell.id], toys[cell.id]) for cell in CELLS]
