@@ -92,9 +92,10 @@ def test_nothing_that_a_diagnosis_reads_tells_what_was_corrupted(folder, documen
         assert "entry_seed" not in text
 
 
+# Its draft is of the newest release; before that drafts do not overlap.
 @pytest.mark.releases("0.5.23")
 def test_the_lengths_of_a_batch_whose_request_goes_on_in_another_are_read_by_nobody(tmp_path):
-    """With overlapped drafts a batch that takes another in has the lengths that its forwards settled."""
+    """A batch that takes another in has the lengths that its forwards settled, where drafts overlap."""
     seed, number = 3701, 422
     known = rows_of(ROOT / "docs" / "mutations" / str(seed), seed)
     begun = RowsFile(tmp_path, seed)

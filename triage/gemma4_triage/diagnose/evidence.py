@@ -82,9 +82,9 @@ def lies_inside(dump: Dump) -> bool | None:
     return all(bad.lower <= bad.value < bad.upper for bad in listed) if listed else None
 
 
-_DIMENSIONS = dict.fromkeys(
-    ("cache_seqlens", "believed_lengths", "request_slots", "free_before_full", "free_before_swa", "swa_before"), 1
-) | dict.fromkeys(("page_table", "swa_page_table", "translated_page_table", "request_rows"), 2)
+_LISTS = ("cache_seqlens", "believed_lengths", "request_slots", "free_before_full", "free_before_swa", "swa_before")
+_TABLES = ("page_table", "swa_page_table", "translated_page_table", "request_rows")
+_DIMENSIONS: dict[str, int] = {**dict.fromkeys(_LISTS, 1), **dict.fromkeys(_TABLES, 2)}
 """Of tensors that a probe writes in one form alone: in another one they are not what a rule takes them for."""
 
 
