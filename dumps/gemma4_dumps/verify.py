@@ -14,6 +14,9 @@ from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
 from .wording import number_of
 
 _MOST_OFFENCES = 64
+_POOLS = ("pages_full_pool", "pages_swa_pool")
+_OWNER = 4
+"""Of an audit's table `suspects`: the column that has the request slot which owned the page last."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,12 @@ def _contradiction(index: TensorIndex, manifest: Manifest) -> str | None:
         value = int(index.read(offence.table, at, at + 1)[0])
         if value != offence.value:
             return f"{offence.table}[{offence.row}, {offence.column}] is {value}, the manifest says {offence.value}"
+        if offence.table != "suspects" or columns <= _OWNER or offence.request_slot is None:
+            continue
+        place = offence.row * columns + _OWNER
+        owner = int(index.read(offence.table, place, place + 1)[0])
+        if owner != offence.request_slot:
+            return f"suspects has owner {owner} in row {offence.row}, the manifest says {offence.request_slot}"
     return None
 
 
@@ -148,6 +157,8 @@ def _impossible(manifest: Manifest) -> str | None:
         return f"a page has {manifest.page_size} slots by the manifest"
     if manifest.step is not None and manifest.step < 0:
         return f"the step is {manifest.step} by the manifest"
+    if none := next((name for name, count in manifest.extents.items() if name in _POOLS and count < 1), None):
+        return f"{none} is {manifest.extents[none]} by the manifest, and such a pool has pages"
     if count < listed or (count and not listed):
         return f"{listed} are listed, and {count} counted"
     return None

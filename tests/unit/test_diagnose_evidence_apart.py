@@ -15,6 +15,7 @@ from gemma4_triage.diagnose.conclude import conclude, hold_against_each_other
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
+from gemma4_triage.inspection.provenance_sentence import provenance_sentence
 from mutation_dumps import COLUMNS, dumps_of, named_of
 
 S, D, C = Structure, Defect, Confidence
@@ -469,3 +470,23 @@ def test_a_tensor_of_other_dimensions_tells_nothing_and_stops_nothing(tmp_path, 
             if tensor in dump.manifest.tensors:
                 made = changed(tmp_path / name, dump, **{tensor: dump.tensor(tensor).reshape(shape)})
                 assert named_of(made)
+
+
+def test_without_the_other_place_of_a_page_who_had_the_lost_one_last_is_believed(tmp_path):
+    _, leak = dumps_of("cache-given-a-page-twice")
+    once = changed(tmp_path, leak, holders=leak.tensor("holders")[:1])
+    assert (named_of(leak)[0].structure, named_of(once)[0].structure) == (None, S.FREE_CALL)
+
+
+def test_where_the_ledger_was_asked_whose_page_a_row_shares_it_is_named():
+    (dump,) = dumps_of("row-shared-with-the-ledger-off")
+    asked = dump.manifest.model_copy(update={"scalars": dump.manifest.scalars | {"owners": "checked"}})
+    assert named_of(Dump(dump.path, asked))[0].structure is S.REQUEST_ROW
+
+
+def test_a_value_that_is_only_another_than_it_should_be_is_not_called_out_of_range():
+    manifest = next(one.manifest for one in dumps_of("row-behind-a-node") if one.manifest.rule == "request-rows")
+    first = manifest.offences[0]
+    assert first.upper == first.lower + 1
+    assert f"where {first.lower} belongs" in provenance_sentence(manifest)
+    assert "out of range" not in provenance_sentence(manifest)

@@ -126,6 +126,12 @@ CASES = {
     "node-kept-after-its-eviction": ("evicted-page-counted", S.TREE_NODE, D.STALE, C.CERTAIN),
     "window-freed-and-not-counted": ("evicted-page-counted", None, None, C.POSSIBLE),
     "request-slot-freed-twice": ("page-freed-twice", None, D.DUPLICATE, C.LIKELY),
+    # Put in by somebody who had read no rule.
+    "swa-pool-grown-since-the-start": ("pool-size-differs", S.POOL_SIZE, D.OFF_BY_ONE, C.LIKELY),
+    "full-pool-grown-since-the-start": ("pool-size-differs", S.POOL_SIZE, D.OFF_BY_ONE, C.LIKELY),
+    "cache-given-a-page-twice": ("pages-leaked", None, D.LOST, C.POSSIBLE),
+    "row-shared-with-the-ledger-off": ("request-state-differs", None, None, C.POSSIBLE),
+    "evictions-that-freed-the-full-side-alone": ("swa-page-replaced-before-free", None, None, C.POSSIBLE),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

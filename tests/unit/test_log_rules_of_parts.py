@@ -280,6 +280,10 @@ CASES = {
         [started(speculative_algorithm="EAGLE", speculative_draft_model_path="a/b-EAGLE3"), *steady(9, 1, accept=1.0)],
         ("drafts-never-accepted", "--speculative-algorithm EAGLE3"),
     ),
+    "drafts of which one in twenty is accepted": (
+        [started(speculative_algorithm="NEXTN"), *steady(9, 1, accept=1.05)],
+        ("drafts-never-accepted", "check that the draft was made for this target"),
+    ),
     "GPU memory over TCP": ([*steady(3), EFAULT, BOOTSTRAP], ("kv-transfer", "built for CUDA")),
     "a router's answer": ([NOBODY], ("router", "GET /workers")),
     "a position beyond the angles of a draft": (

@@ -23,6 +23,8 @@ CRASH, STALE, LEAK, SHORT = (
         (CRASH, ("offences", 0, "value"), 66, "page_table[5, 7] is 65, the manifest says 66"),
         (STALE, ("offences", 0, "value"), 1, "slots[0, 1] is 64, the manifest says 1"),
         (LEAK, ("offences", 0, "value"), 1, "suspects[0, 3] is 0, the manifest says 1"),
+        (LEAK, ("offences", 0, "request_slot"), 99, "the manifest says 99"),
+        (LEAK, ("extents", "pages_full_pool"), 0, "pages_full_pool is 0 by the manifest"),
         (CRASH, ("page_size",), 0, "a page has 0 slots"),
         (CRASH, ("step",), -5, "the step is -5"),
         (CRASH, ("offence_count",), 0, "1 are listed, and 0 counted"),

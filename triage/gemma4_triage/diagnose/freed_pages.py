@@ -486,3 +486,12 @@ def cache_has_the_full_page(dump: Dump) -> bool:
         return False
     led = {int(to) for _, holder, to in table.tolist() if holder == TREE}
     return all(one.page in led for one in lost)
+
+
+def stands_twice(dump: Dump) -> bool:
+    """Return whether the audit found another page in two places: one of them may be where a lost one belongs."""
+    holders = tensor_or_none(dump, "holders")
+    if holders is None or holders.ndim != 2:
+        return False
+    held = [tuple(one[:2]) for one in holders.tolist()]
+    return len(set(held)) < len(held)

@@ -13,7 +13,9 @@ BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked")
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
-RELEASED, PREFIX, UNLOCKED, SAME_ROW = "released", "prefix", "unlocked", "same row"
+RELEASED, PREFIX, UNLOCKED, SAME_ROW, SHARED = "released", "prefix", "unlocked", "same row", "shared"
+CHECKED = "checked"
+"""What a dump says of owners where the leak ledger was asked."""
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
 

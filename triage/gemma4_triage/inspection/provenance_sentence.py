@@ -50,7 +50,9 @@ def _index_facts(manifest: Manifest) -> str:
     if origin.table_space != origin.buffer_space and table_pool is not None and 0 <= value < table_pool:
         facts.append(f"valid in the {_pool(origin.table_space)} ({table_pool} {unit}s)")
     bound = manifest.offences[0]
-    if not bound.lower <= value < bound.upper:
+    if bound.upper == bound.lower + 1 and value != bound.lower:
+        facts.append(f"where {bound.lower} belongs")
+    elif not bound.lower <= value < bound.upper:
         owner = _pool(origin.buffer_space) if origin.buffer_space != "unknown" else "buffer"
         facts.append(f"out of range for the {owner} ({bound.upper} {unit}s)")
     elif not facts:

@@ -12,6 +12,7 @@ from gemma4_triage.diagnose.freed_pages import (
     lost_by_a_count,
     lost_request_slots,
     of_request_slots,
+    stands_twice,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, calls_went_unseen, in_dump
@@ -50,7 +51,7 @@ def find(incident: Incident) -> Finding | None:
         where = f", handed out by {first.alloc_site}" if first.alloc_step is not None else ""
         rows = (
             cell(dump, TABLE, (0, 0), "the first page"),
-            cell(dump, TABLE, (0, 4), "the request slot that owned it last"),
+            *((cell(dump, TABLE, (0, 4), "the request slot that owned it last"),) if first.owner is not None else ()),
             cell(dump, TABLE, (0, 7), f"the step at which {first.alloc_site} handed it out"),
         )
     ended = None if first is None or first.owner is None else _has_ended(dump, first.owner[0])
@@ -59,8 +60,8 @@ def find(incident: Incident) -> Finding | None:
         and first is not None
         and first.owner is not None
         and first.last_event in ("owned", "handed_out")
-        # A row, a count or a free in its place may be wrong as well.
-        and not calls_went_unseen(dump)
+        # A row, a count or a free in its place may be wrong as well, or what names another page twice.
+        and not (calls_went_unseen(dump) or stands_twice(dump))
     )
     given = _given_to_cache(dump)
     evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))

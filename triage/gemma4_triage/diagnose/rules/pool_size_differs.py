@@ -2,7 +2,8 @@
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.diagnose.start_up import POOL_SIZE, sides_agree, start_up_evidence, start_up_summaries
 from gemma4_triage.finding import Confidence, Finding
@@ -14,7 +15,7 @@ def find(incident: Incident) -> Finding | None:
     found = [POOL_SIZE.match(summary) for summary in start_up_summaries(incident, "geometry_mismatch")]
     sizes = [tuple(int(number) for number in match.groups()) for match in found if match]
     if not sizes:
-        return None
+        return _since_the_start(incident)
     beyond = any(said > buffers for said, buffers, _ in sizes)
     a_page = all(abs(said - buffers) == page for said, buffers, page in sizes)
     return Finding(
@@ -33,6 +34,34 @@ def find(incident: Incident) -> Finding | None:
         advice=("Look at what sets the sizes of the pools and of their allocators.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
     )
+
+
+def _since_the_start(incident: Incident) -> Finding | None:
+    """Return a finding of an audit whose pool is said to have more or fewer tokens than its pages are."""
+    dump = incident.first(rule=LEAK)
+    page = None if dump is None else dump.manifest.page_size
+    if dump is None or not page:
+        return None
+    for pool in ("full", "swa"):
+        total, pages = dump.manifest.scalars.get(f"{pool}_total"), dump.manifest.extents.get(f"pages_{pool}_pool")
+        if not isinstance(total, int) or not pages or abs(total - pages * page) < page:
+            continue
+        return Finding(
+            rule=ID,
+            structure=Structure.POOL_SIZE,
+            defect=Defect.OFF_BY_ONE if abs(total - pages * page) == page else None,
+            cause=f"The {pool} pool is said to have {total} tokens, and its pages are {pages} of {page}: its size was "
+            "changed after the start, so that what it is held against does not add up.",
+            confidence=Confidence.CERTAIN,
+            evidence=(
+                said(dump, f"scalars.{pool}_total", "the tokens that the allocator says it has"),
+                said(dump, f"extents.pages_{pool}_pool", "its pages"),
+                said(dump, "page_size", "the tokens of each"),
+            ),
+            advice=("Look at what sets the sizes of the pools and of their allocators.",),
+            next_commands=(commands.audit(dump),),
+        )
+    return None
 
 
 RULE = Rule(

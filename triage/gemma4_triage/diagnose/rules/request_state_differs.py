@@ -7,10 +7,12 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import request_row_evidence
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.request_accounts import (
+    CHECKED,
     NONE,
     PREFIX,
     RELEASED,
     SAME_ROW,
+    SHARED,
     TOKENS,
     UNLOCKED,
     are_independent,
@@ -62,6 +64,12 @@ def find(incident: Incident) -> Finding | None:
         should = f" where {expected} belongs" if is_known(dump) else ""
         way = "" if defect is None else f" ({defect.value})"
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
+    if why == SHARED and scalars.get("owners") != CHECKED:
+        unsure, structure, defect = True, None, None
+        cause = (
+            f"The rows of two running requests, one of them in slot {slot}, name the page of {scalars.get('value')}: "
+            "whose it is was not looked at."
+        )
     if why == RELEASED:
         cause = f"A batch still has a request whose row, {slot}, was given back: another request may get it."
     if why == SAME_ROW:

@@ -24,7 +24,9 @@ def find(incident: Incident) -> Finding | None:
             break
     else:
         return None
-    exchange, unseen = exchange_of(dump, lost[0]), calls_went_unseen(dump)
+    exchange = exchange_of(dump, lost[0])
+    # Where no other page was handed out and given back in its place, a free that left the SWA side out does the same.
+    unseen = calls_went_unseen(dump) or not exchange
     return Finding(
         rule=ID,
         structure=None if unseen else Structure.SWA_MAPPING,

@@ -8,7 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, pattern
 
-_NONE = 1.02  # tokens per request and verify step; the target's own token is one of them
+_NONE, _HARDLY = 1.02, 1.1  # tokens per request and verify step; the target's own token is one of them
 _LINES = 5
 
 
@@ -34,14 +34,14 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     for rank in facts.schedulers:
         length = rank.accept_length
         seen = sum(value is not None for value in rank.series.get("accept_length", ()))
-        if length is None or length > _NONE or seen < _LINES:
+        if length is None or length > _HARDLY or seen < _LINES:
             continue
         policy = "draft_policy" in facts.remarks
         left_out = ", or the server leaves drafts out of its steps, which count as well" if policy else ""
         yield Finding(
             rule=RULE.id,
-            cause=f"No draft token is accepted{on_rank(rank.rank)}: draft and target do not fit, or the draft "
-            f"reads other keys than the target wrote{left_out}.",
+            cause=f"{'No' if length <= _NONE else 'Hardly a'} draft token is accepted{on_rank(rank.rank)}: draft and "
+            f"target do not fit, or the draft reads other keys than the target wrote{left_out}.",
             confidence=Confidence.POSSIBLE if policy else Confidence.LIKELY,
             evidence=(
                 over(facts, "decode lines", round(length, 2), f"accept len, mean over {rank.decode_lines} lines"),
