@@ -83,6 +83,7 @@ from gemma4_triage.logs.rules import (
     weight_names,
     wheels_do_not_fit,
 )
+from gemma4_triage.logs.tracebacks import TORN
 
 ENDINGS: tuple[Rule, ...] = (
     told_by_words.RULE,
@@ -250,11 +251,18 @@ def with_those_alike(facts: LogFacts) -> tuple[Finding, ...]:
     return (*found[:at], *like_incidents.find(facts, found), *found[at:])
 
 
+_RIGHT_BELOW = 3  # lines
+
+
 def _what_ended_nothing(found: list[Finding], facts: LogFacts) -> tuple[list[Finding], list[Finding]]:
     """Return the findings, and apart transfers that failed, which end requests alone, where a process died."""
     of_requests = [finding for finding in found if finding.rule == kv_transfer.RULE.id]
     if len(of_requests) == len(found) or not facts.deaths or any(map(kv_transfer.RULE.explains, facts.deaths)):
         return found, []
+    # A log that ends inside the traceback right below tells of no other cause.
+    failed = [alarm.place.line for alarm in facts.alarms if alarm.kind == "transfer"]
+    if failed and all(one.message == TORN and 0 < one.place.line - failed[0] <= _RIGHT_BELOW for one in facts.deaths):
+        return [*of_requests, *(finding for finding in found if finding not in of_requests)], []
     apart = [finding.model_copy(update={"confidence": Confidence.POSSIBLE}) for finding in of_requests]
     return [finding for finding in found if finding not in of_requests], apart
 
