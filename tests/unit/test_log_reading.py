@@ -415,3 +415,7 @@ class TestWhatPeopleShorten:
         facts = read_log("x", [b"[2026-05-14 09:12:40] Load weight begin. avail mem=78.56 GB\n"])
         assert facts.understood_lines == 1
         assert read_log("x", [b"hello\n"]).understood_lines == 0
+
+    def test_what_is_torn_on_both_sides_is_a_traceback(self):
+        facts = read_log("x", [b'  File "/opt/sglang/srt/layers/sampler.py", line 7, in forward\n    x = call(y)'])
+        assert (facts.understood_lines, facts.deaths[0].frames) == (1, ("sampler.py:7 forward",))

@@ -280,6 +280,10 @@ CASES = {
         [started(speculative_algorithm="EAGLE", speculative_draft_model_path="a/b-EAGLE3"), *steady(9, 1, accept=1.0)],
         ("drafts-never-accepted", "--speculative-algorithm EAGLE3"),
     ),
+    "a connection that a worker had closed": (
+        ["2026-03-18 09:14:37 ERROR smg::routers::http::router: request failed: hyper::Error(IncompleteMessage)\n"],
+        ("router", "SGLANG_TIMEOUT_KEEP_ALIVE"),
+    ),
     "drafts of which one in twenty is accepted": (
         [started(speculative_algorithm="NEXTN"), *steady(9, 1, accept=1.05)],
         ("drafts-never-accepted", "check that the draft was made for this target"),

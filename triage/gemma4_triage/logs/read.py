@@ -457,7 +457,9 @@ class LogReading:
             lines=self._lines,
             understood=self._understood
             | ({"alarm": told} if told else {})
-            | ({"remark": of_a_start} if of_a_start else {}),
+            | ({"remark": of_a_start} if of_a_start else {})
+            # What is torn on both sides is a traceback all the same.
+            | ({"traceback": len(torn)} if torn and not self._understood else {}),
             device=self._device,
             torn_last_line=self._torn,
             long_lines=self._long,

@@ -130,6 +130,15 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
             "that worker's own log at this time: what it died of is not here; GET /health of it from the router's host",
             "the other workers get its requests: hold their queues against --max-running-requests",
         )
+    elif "hyper::Error" in alarm.text:
+        refused = []
+        cause = "A worker had closed the connection that the router sent a request on: SGLang's server ends idle ones "
+        cause += "after 5 s, and the router keeps them for longer and uses them again; or the worker ended."
+        confidence = Confidence.POSSIBLE
+        advice = (
+            "SGLANG_TIMEOUT_KEEP_ALIVE=60 (or more than the router keeps idle connections) on every worker",
+            "the workers' logs at that time: one that ended or was restarted says so",
+        )
     elif circuit:
         cause = "The router took workers out of service (circuit breaker), by failures that it counted itself: slow or "
         cause += "refused answers under load count, too, so that the workers may be sound."
