@@ -7,12 +7,13 @@ import pytest
 from gemma4_triage.finding import Confidence
 from gemma4_triage.known_issues.catalog import incidents
 from gemma4_triage.logs.catalog import with_those_alike
-from gemma4_triage.logs.likeness import ALIKE, alike, signs_of
+from gemma4_triage.logs.likeness import _SWITCH, ALIKE, alike, signs_of
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.threads import thread_name
 from index_incidents import LIST, listed
 from log_wrappers import WRAPPERS
 from made_logs import MADE
+from score_incidents import incidents as drawn
 
 ID = "like-incidents"
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -115,3 +116,31 @@ def test_a_thread_that_another_finding_names_is_left_out():
     facts = facts_of("".join(MADE["no-slot"]))
     named = [thread for finding in with_those_alike(facts) for thread in finding.upstream]
     assert len(named) == len(set(named)) > 0
+
+
+def test_a_traceback_that_is_cut_off_is_not_like_others_that_are():
+    for frames in (1, 3):
+        cut = "\n".join(DEEPGEMM.split("\n")[:1] + ['  File "/srv/own.py", line 3, in serve'] * frames)
+        assert not told(cut)
+    assert not any("ends inside" in sign for one in incidents() for sign in one.signs)
+
+
+def test_what_a_server_has_not_switched_on_rules_an_incident_out():
+    incident = next(one for one in incidents() if any(map(_SWITCH.fullmatch, one.arguments)) and alike_itself(one))
+    name = next(filter(_SWITCH.fullmatch, incident.arguments))
+    with_it, without = (
+        facts_of(log_of(incident)),
+        facts_of(log_of(incident).replace(name[2:], name[2:].replace("True", "False"))),
+    )
+    assert incident in [one.incident for one in alike(with_it, 5)]
+    assert incident not in [one.incident for one in alike(without, 5)]
+
+
+def log_of(incident):
+    return next(one["log"] for one in drawn() if one["thread"] == incident.thread)
+
+
+def alike_itself(incident):
+    return any(one["thread"] == incident.thread and "server_args" in one["log"] for one in drawn()) and incident in [
+        one.incident for one in alike(facts_of(log_of(incident)), 5)
+    ]

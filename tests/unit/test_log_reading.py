@@ -419,3 +419,17 @@ class TestWhatPeopleShorten:
     def test_what_is_torn_on_both_sides_is_a_traceback(self):
         facts = read_log("x", [b'  File "/opt/sglang/srt/layers/sampler.py", line 7, in forward\n    x = call(y)'])
         assert (facts.understood_lines, facts.deaths[0].frames) == (1, ("sampler.py:7 forward",))
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "[2026-05-14 09:12:44] Initialization failed. warmup error: Traceback (most recent call last):",
+            "kernel: oom_reaper: reaped process 4242 (python3), now anon-rss:0kB",
+            "supervisord: sglang entered FATAL state",
+        ],
+    )
+    def test_a_last_line_that_tells_of_an_end_is_no_healthy_log(self, line):
+        start = "[2026-05-14 09:12:40] server_args=ServerArgs(model_path='org/m')\n"
+        assert findings(read_log("x", [f"{start}{line}\n".encode()]))
+        passed = f"{start}[2026-05-14 09:12:44] memory leak check passed\n"
+        assert not findings(read_log("x", [passed.encode()]))

@@ -65,7 +65,7 @@ _HARD = {
     "exception": rb"hit an exception\b",
     "refused": rb"The request queue is full",
     "thread": rb"^Exception in thread |\] Exception in thread ",
-    "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
+    "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b(?! check passed)|leaked (?:semaphore|page|token|slot)",
     "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[|"
     rb"\bKV double free: sub-pool|\bKV page use-after-free: ",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
@@ -123,7 +123,9 @@ _SOFT = {
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
     rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
-    "trouble": rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
+    "trouble": rb"oom_reaper: reaped|general protection fault|BAD TERMINATION|entered FATAL state|"
+    rb"exit status [1-9]\d*; not expected|GPU is lost|watchdog got stuck|dump signal due to a collective timeout|"
+    rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
     rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
@@ -175,6 +177,7 @@ _WORKS = (
 )
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
+    *(b"is dead", b"terminat", b"protection fault", b"not expected", b"is lost", b"got stuck", b"dump signal"),
     b"could not select",
     b"unsupported",
     b"diskdescriptor",

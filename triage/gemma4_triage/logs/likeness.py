@@ -15,6 +15,7 @@ from math import log, sqrt
 
 from gemma4_triage.known_issues.catalog import Incident, incidents
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.tracebacks import TORN
 
 ALIKE = 0.45
 """The least likeness that is told of, of 1: of those below, most were another cause."""
@@ -24,14 +25,15 @@ _UNKNOWN, _OF_ARGUMENTS = 2.5, 0.3
 _LONGEST = 600  # characters of a message
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 _RANK = re.compile(r"(?:tp|dp|pp|ep|t|pid)\d*")
+_SWITCH = re.compile(r"--(?:enable|disable)_\w+=True")
 _NUMBER = re.compile(r"\d+|0x[0-9a-f]+")
 _FRAME = re.compile(r"([\w.<>-]+)(?::[\d?]+)? (\S+)")
 _ITS_OWN = frozenset(
     {"model_path", "tokenizer_path", "served_model_name", "host", "port", "device", "random_seed", "chat_template"}
 )
 _UNSET = frozenset({"None", "False", "", "auto"})
-_OF_ENDS = frozenset({"sigquit", "child", "killed", "exception", "answered-500", "health"})
-"""Alarms that say that something ended, and not why."""
+_OF_ENDS = frozenset({"sigquit", "child", "killed", "exception", "answered-500", "health", "unhealthy", "nan"})
+"""Alarms that say that something ended, and not why, or in the same words whatever the cause."""
 _COMMON_WORDS = """
 the and for not are was with this that from you can may see have has but its into only use set any all one two than
 then when where which while been will would should could did does got get try trying tried please more most less other
@@ -77,8 +79,10 @@ def signs_of(facts: LogFacts) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _of_death(death: Death) -> set[str]:
-    found = _words(death.message)
-    whole = " ".join(_NUMBER.sub("", death.message.lower()).split())
+    # What stands for the end of a traceback that is cut off is no word of the log's.
+    message = "" if death.message == TORN else death.message
+    found = _words(message)
+    whole = " ".join(_NUMBER.sub("", message.lower()).split())
     # The whole of a short message is rarer than its words.
     if 2 <= len(whole.split()) <= 12 and "leak detected" not in whole:
         found.add(f"={whole[:120]}")
@@ -107,6 +111,9 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
     size = sqrt(sum(weights.get(sign, sqrt(_UNKNOWN)) ** 2 for sign in signs))
     found = []
     for incident in incidents():
+        if facts.starts and any(_SWITCH.fullmatch(one) and one not in arguments for one in incident.arguments):
+            # What that server had switched on this one has not, by its own start line.
+            continue
         both = signs.intersection(incident.signs)
         shared = {sign: weights[sign] for sign in both}
         if sum(shared.values()) < _LEAST_WEIGHT or sum(one >= _RARE for one in shared.values()) < _LEAST_RARE:

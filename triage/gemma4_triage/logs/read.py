@@ -308,6 +308,7 @@ class LogReading:
         if kind == "stack":
             self._stacks.begin(line, stamp.rank, place)
         elif kind == "traceback":
+            self._shown = number
             if self._tracebacks.begin(line, stamp.rank, place):
                 self._understand(kind, 1)
             return True

@@ -33,7 +33,7 @@ def find(facts: LogFacts, told: Sequence[Finding]) -> Iterator[Finding]:
     threads = [thread_name(one.incident.thread) for one in listed]
     yield Finding(
         rule=ID,
-        cause=" ".join(map(_told, listed)),
+        cause=" ".join((*map(_told, listed), "Whether that is the cause here is not known.")),
         confidence=Confidence.POSSIBLE,
         evidence=tuple(at(facts, first.place, exception_text(first), _in_what(one)) for one in listed),
         ruled_out_if=("this server has not what the thread names: its model, its options, its GPU",),
@@ -43,7 +43,7 @@ def find(facts: LogFacts, told: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _told(one: Likeness) -> str:
-    return f"The failure is like that of {thread_name(one.incident.thread)}. There: {one.incident.cause}."
+    return f"{thread_name(one.incident.thread)} failed alike, and its cause was: {one.incident.cause}."
 
 
 def _in_what(one: Likeness) -> str:
