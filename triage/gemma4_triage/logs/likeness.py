@@ -1,7 +1,7 @@
 """How much alike what ended two servers is: in exceptions, words of messages and frames, weighed by how rare they are.
 
 A signature of a known issue holds letter by letter or not at all. Most failures have none, and still come in families:
-what a few hundred public incidents came to is the best guess at a new one that has their words and frames.
+what other public incidents came to is the best guess at a new one that has their words and frames.
 """
 
 from __future__ import annotations
