@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Eager, LogFacts, RankFacts
@@ -19,9 +20,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     without = [eager for _, eager in ran if eager is not None]
     if without and not any(eager.graph_lines for eager in without):
         if _unpadded(facts) and sum(eager.lines for eager in without) > 1:
-            yield _of_no_captured_size(facts, without)
+            yield _none(facts, without, _UNPADDED)
         elif _asked_for_graphs(facts, without):
-            yield _never(facts, without)
+            yield _none(facts, without, _never(facts))
         return
     yield from islice((_beyond(facts, rank, eager) for rank, eager in ran if eager and _is_too_large(eager)), 1)
 
@@ -59,26 +60,6 @@ def _unpadded(facts: LogFacts) -> bool:
     return facts.arguments.get("disable_cuda_graph_padding") == "True"
 
 
-def _of_no_captured_size(facts: LogFacts, eager: list[Eager]) -> Finding:
-    least = min(eager, key=lambda one: one.smallest)
-    return Finding(
-        rule=RULE.id,
-        cause="No decode step ran within a CUDA graph. With --disable-cuda-graph-padding a batch is not filled up to "
-        "the size of a graph, so that only those of a captured size have one, and in some releases none.",
-        confidence=Confidence.LIKELY,
-        evidence=(
-            at(facts, least.first, least.smallest, "the fewest requests in a decode line with cuda graph: False"),
-            over(facts, "decode lines", sum(one.lines for one in eager), "without a graph, and none with one"),
-            *remarked(facts, "graph_sizes", "the sizes that were captured"),
-        ),
-        ruled_out_if=("it is as fast without --disable-cuda-graph-padding",),
-        advice=(
-            "leave out --disable-cuda-graph-padding; or capture the sizes that run (--cuda-graph-bs); then a later "
-            "release",
-        ),
-    )
-
-
 _ALWAYS = 8  # decode lines
 _WITHOUT = ("disable_cuda_graph", "enforce_eager", "disable_decode_cuda_graph")
 _HAVE_LINES = ("enable_dp_attention", "enable_two_batch_overlap")
@@ -105,32 +86,56 @@ def _asked_for_graphs(facts: LogFacts, eager: list[Eager]) -> bool:
     )
 
 
-def _never(facts: LogFacts, eager: list[Eager]) -> Finding:
-    asked, lines = facts.settings, sum(one.lines for one in eager)
-    least = min(eager, key=lambda one: one.smallest)
-    return Finding(
-        rule=RULE.id,
-        cause="No decode step ran within a CUDA graph, though graphs of that many requests were "
+class _Reason(NamedTuple):
+    """Why no decode step had a graph: the cause's own sentence, the settings that bear on it, and what to try."""
+
+    cause: str
+    settings: tuple[str, ...]
+    ruled_out_if: str
+    advice: tuple[str, ...]
+
+
+_UNPADDED = _Reason(
+    "No decode step ran within a CUDA graph. With --disable-cuda-graph-padding a batch is not filled up to "
+    "the size of a graph, so that only those of a captured size have one, and in some releases none.",
+    (),
+    "it is as fast without --disable-cuda-graph-padding",
+    ("leave out --disable-cuda-graph-padding; or capture the sizes that run (--cuda-graph-bs); then a later release",),
+)
+
+
+def _never(facts: LogFacts) -> _Reason:
+    asked = facts.settings
+    split = "once without --enable-two-batch-overlap: a batch that not every rank can split has no graph"
+    return _Reason(
+        "No decode step ran within a CUDA graph, though graphs of that many requests were "
         "captured: each step launches its kernels one by one, which is slow.",
-        confidence=Confidence.LIKELY,
-        evidence=(
-            at(facts, least.first, least.smallest, "the fewest requests in a decode line with cuda graph: False"),
-            over(facts, "decode lines", lines, "without a graph, and none with one"),
-            *remarked(facts, "graph_sizes", "the sizes that were captured"),
-            *of_settings(facts, "cuda_graph_max_bs", "enable_dp_attention", "dp_size", "enable_two_batch_overlap"),
-        ),
-        ruled_out_if=("it is as fast as with --disable-cuda-graph left out on one GPU",),
-        advice=(
+        ("cuda_graph_max_bs", "enable_dp_attention", "dp_size", "enable_two_batch_overlap"),
+        "it is as fast as with --disable-cuda-graph left out on one GPU",
+        (
             *((_DATA_PARALLEL,) if asked.get("enable_dp_attention") == "True" else ()),
-            *(
-                ("once without --enable-two-batch-overlap: a batch that not every rank can split has no graph",)
-                if asked.get("enable_two_batch_overlap") == "True"
-                else ()
-            ),
+            *((split,) if asked.get("enable_two_batch_overlap") == "True" else ()),
             *(f"once {one.without}" for one in features(facts) if one.setting not in _HAVE_LINES),
             "requests without log probabilities of prompts, hidden states or adapters, whose batches some releases run "
             "without a graph; then a later release",
         ),
+    )
+
+
+def _none(facts: LogFacts, eager: list[Eager], reason: _Reason) -> Finding:
+    least = min(eager, key=lambda one: one.smallest)
+    return Finding(
+        rule=RULE.id,
+        cause=reason.cause,
+        confidence=Confidence.LIKELY,
+        evidence=(
+            at(facts, least.first, least.smallest, "the fewest requests in a decode line with cuda graph: False"),
+            over(facts, "decode lines", sum(one.lines for one in eager), "without a graph, and none with one"),
+            *remarked(facts, "graph_sizes", "the sizes that were captured"),
+            *of_settings(facts, *reason.settings),
+        ),
+        ruled_out_if=(reason.ruled_out_if,),
+        advice=reason.advice,
     )
 
 
