@@ -46,10 +46,10 @@ CANDIDATES = {
 """By width of the residual stream. Rings of other stages, and more or fewer warps, made a whole step slower."""
 NO_GAIN = (8,)
 """Rows of which a whole step was not faster with it, though its products and norms are."""
-SPARED = {2560: {1: 16, 2: 16}}
-"""Multiprocessors that a plan leaves to the attention, by width and rows: as many as that takes for one request of E4B,
-whose whole step was faster so. Of 2 rows a step was measured with them only, and E2B's with none. No rows of other
-numbers are kept. This file times no attention, so that it cannot choose them.
+SPARED = {2560: {1: 16, 2: 16}, 1536: {1: 16, 2: 16, 4: 16}}
+"""Multiprocessors that a plan leaves to the attention, by width and rows: as many as that takes of so few requests
+(decode_attention's `cluster_parts`), where a whole step was faster so. With 8, with 32, or with 16 for more requests,
+it was slower; no rows of that are kept. This file times no attention, so that it cannot choose them.
 """
 _ROTATED_BYTES = 2 << 30
 _MOST_ERROR = 6e-2

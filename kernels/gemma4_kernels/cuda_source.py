@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-_HEADERS = tuple(Path(__file__).with_name(name) for name in ("numbers.cuh", "streaming.cuh"))
+_HEADERS = tuple(Path(__file__).with_name(name) for name in ("numbers.cuh", "shared.cuh", "streaming.cuh"))
 """What the sources have in common, and include."""
 _LAUNCH_EARLY, _ALL_AT_ONCE = 6, 2
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION and CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""

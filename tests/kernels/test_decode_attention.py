@@ -299,20 +299,24 @@ def test_a_front_with_hard_numbers(path):
 
 @pytest.mark.parametrize(
     ("parts", "heads", "group", "own", "architecture"),
-    [(8, 4, 4, 1, "sm_90a"), (4, 4, 8, 0, "sm_100a"), (8, 2, 2, 0, "sm_90a"), (4, 1, 1, 1, "sm_100a")],
+    [(8, 4, 4, 1, "sm_90a"), (4, 8, 8, 0, "sm_100a"), (8, 2, 2, 0, "sm_90a"), (2, 1, 1, 1, "sm_100a")],
 )
 def test_the_kernel_of_a_front_compiles_for_hopper_and_blackwell(parts, heads, group, own, architecture):
     pytest.importorskip("cuda.bindings.nvrtc")
     lists = {f"LONG_{name}": own for name in ("STARTS", "SLOTS", "POSITIONS", "PLACES")}
     sizes = {"PARTS": parts, "HEADS": heads, "GROUP": group, "OWN_KEYS": own, "TABLE_FP32": own, "EARLY": own}
+    sizes["SLOTS"] = clustered.slots_of(parts)
     assert clustered.KERNEL.encode() in compiled(clustered.SOURCE, sizes | lists, architecture)
 
 
 @pytest.mark.parametrize(
     ("requests", "heads", "kv_heads", "parts"),
-    [(1, 8, 2, 8), (6, 8, 2, 8), (7, 8, 2, 4), (12, 8, 2, 4), (13, 8, 2, None), (6, 8, 1, 8), (3, 16, 8, 4)],
+    [
+        *[(1, 8, 2, 8), (2, 8, 2, 4), (3, 8, 2, 8), (6, 8, 2, 8), (7, 8, 2, 4), (12, 8, 2, 4), (13, 8, 2, None)],
+        *[(1, 8, 1, 8), (2, 8, 1, 8), (4, 8, 1, 4), (5, 8, 1, 8), (12, 8, 1, 8), (13, 8, 1, 4), (3, 16, 8, 4)],
+    ],
 )
-def test_a_request_has_as_many_blocks_as_run_at_a_time(requests, heads, kv_heads, parts):
+def test_a_request_has_as_many_blocks_as_are_spared_or_run_at_a_time(requests, heads, kv_heads, parts):
     assert cluster_parts(requests, heads, kv_heads, multiprocessors=132) == parts
 
 

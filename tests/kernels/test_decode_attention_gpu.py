@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_decode_attention import FRONTS, Step, assert_nothing_else_is_written, assert_step, draw, lists, made_hard
 
+from gemma4_kernels.decode_attention import launch
 from gemma4_kernels.decode_attention.launch import Plan, decode_attention
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 
@@ -74,6 +75,20 @@ def test_a_front_norms_turns_and_stores_first_with_the_same_bits_each_time(own, 
     first = step.run()
     assert_step(step, first)
     for _ in range(20):
+        again = step.run()
+        assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(again, first, strict=True))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("sizes", [(1, 8), (3, 1)], ids=str)
+@FRONTS
+def test_any_number_of_blocks_shares_the_slots(own, sizes, lengths, parts, monkeypatch):
+    monkeypatch.setattr(launch, "cluster_parts", lambda *sizes: parts)
+    step = Step(lengths, *sizes, 256, torch.bfloat16, own)
+    first = step.run()
+    assert_step(step, first)
+    for _ in range(5):
         again = step.run()
         assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(again, first, strict=True))
 

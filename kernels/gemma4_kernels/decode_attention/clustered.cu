@@ -1,23 +1,27 @@
 // The attention of one query per request over few slots, with what a layer does ahead of it, in one launch of clusters:
-// PARTS blocks share a request's slots for up to 4 query heads of one key head, and add up in each other's memory.
+// PARTS blocks share a request's slots for up to 8 query heads of one key head, and add up in each other's memory.
 //
-// A warp has a key of 256 columns at a time, 8 columns a thread, and the keys and values of its first 8 slots are under
-// way before the inputs are there: earlier steps stored them. The newest slot is not among them: whoever has it takes
-// what it has just made, or reads it behind the wait. Sums are in an order that depends on the number of slots alone.
+// Each warp has SLOTS slots at a time. Keys and values of the first of them are under way before the inputs are there,
+// keys to registers and values to shared memory: earlier steps stored them. The newest slot is not among them: whoever
+// has it takes what it has just made, or reads it behind the wait. Sums are in an order that depends on the number of
+// slots alone.
 // clustered.py says what is defined:
 //   PARTS            blocks of a cluster
-//   HEADS            query heads of a block: 1, 2 or 4
+//   SLOTS            of a warp at a time: 8, 16 or 32
+//   HEADS            query heads of a block: 1, 2, 4 or 8
 //   GROUP            query heads of a key head
 //   OWN_KEYS         1: new keys and values are made and stored here; 0: another layer has
 //   LONG_...         1: int64, 0: int32, of each of the lists
 //   TABLE_FP32       1: the table of angles is fp32; 0: bf16
 //   EARLY            1: may start before the kernel ahead has ended
 
-#include "numbers.cuh"
+#include "shared.cuh"
 
 constexpr int WIDTH = 256, HALF = WIDTH / 2;
-constexpr int WARPS = 8, AT_A_TIME = 8;  // of a block, and a warp's slots
-constexpr int SCORES = AT_A_TIME * HEADS, APART = 32 / SCORES;
+constexpr int WARPS = 8, ROUND = WARPS * SLOTS;
+constexpr int TILES = SLOTS / 8, BLOCKS = WIDTH / 32;  // of slots and of columns, as a warp multiplies them
+// Rows in shared memory are apart by more than they are wide, to keep eight of them off each other's banks.
+constexpr int PITCH = WIDTH * 2 + 16, APART = WIDTH + 8;  // bytes of bf16; columns of fp32
 constexpr float LOG2_E = 1.4426950408889634f, NOTHING = -3.402823466e38f;
 
 // clustered.py has the same.
@@ -100,19 +104,26 @@ __device__ __forceinline__ void times(float (&x)[8], const uint4& weight) {
   for (int number = 0; number < 8; number++) x[number] *= w[number];
 }
 
-// The sums over all threads of a warp of v[0..SCORES - 1]: thread t returns that of t / APART.
-template <int COUNT = SCORES / 2> __device__ __forceinline__ float summed(float (&v)[SCORES], int lane) {
-  constexpr int FURTHER = 32 * COUNT / SCORES;
-  const bool upper = lane & FURTHER;
-#pragma unroll
-  for (int number = 0; number < COUNT; number++) {
-    const float sent = upper ? v[number] : v[number + COUNT], kept = upper ? v[number + COUNT] : v[number];
-    v[number] = kept + __shfl_xor_sync(0xffffffffu, sent, FURTHER);
-  }
-  if constexpr (COUNT > 1) return summed<COUNT / 2>(v, lane);
-#pragma unroll
-  for (int further = APART / 2; further; further /= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], further);
-  return v[0];
+// Of c [16, 8] += a [16, 16] times b [16, 8] the upper half: that of a's rows 8..15 is zero.
+__device__ __forceinline__ void multiply_add(float (&c)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
+  float none, nothing;
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %8, %5, %8}, {%6, %7}, "
+      "{%0, %1, %9, %9};"
+      : "+f"(c[0]), "+f"(c[1]), "=f"(none), "=f"(nothing)
+      : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0u), "f"(0.0f));
+}
+
+// Four blocks of 8 rows by 8 columns, turned; each 8 threads give one's rows.
+__device__ __forceinline__ uint4 load_turned(u32 row) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_shared(u32 at, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 __device__ __forceinline__ void all_of_cluster() {
@@ -131,23 +142,27 @@ __device__ __forceinline__ float2 load_two(u32 address) {
   return v;
 }
 
-struct Slots {
-  uint4 k[AT_A_TIME], v[AT_A_TIME];
-};
-
 extern "C" __global__ void __cluster_dims__(PARTS, 1, 1) __launch_bounds__(32 * WARPS, 1)
 clustered_attention_kernel(const __grid_constant__ Arguments a) {
-  __shared__ __align__(16) float queries[HEADS][WIDTH];
-  __shared__ __align__(16) float sums[WARPS][HEADS][WIDTH];
+  extern __shared__ __align__(128) unsigned char memory[];  // values, and behind them the warps' sums
+  __shared__ __align__(16) unsigned char queries[HEADS * PITCH];
   __shared__ float2 extremes[WARPS][HEADS];
   __shared__ __align__(8) float2 ends[HEADS];  // the highest score times log2(e), and the sum of powers
   __shared__ __align__(16) uint4 fresh[2][32];
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  __shared__ __align__(8) u64 arrived[WARPS];
+  float* sums = (float*)(memory + ROUND * PITCH);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, row_of = lane / 4, quarter = lane % 4;
   const int part = blockIdx.x % PARTS, pair = blockIdx.x / PARTS;
   constexpr int SHARES = GROUP / HEADS;
   const int kv_head = pair / SHARES % a.kv_heads;
   const long long request = pair / SHARES / a.kv_heads;
   const int first_head = kv_head * GROUP + pair % SHARES * HEADS;
+  const u32 barrier = shared_address(&arrived[warp]), mine = shared_address(memory) + warp * SLOTS * PITCH;
+  if (lane == 0) {
+    barrier_begin(barrier, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncwarp();
 #if EARLY
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -157,146 +172,163 @@ clustered_attention_kernel(const __grid_constant__ Arguments a) {
   const int length = (int)(listed<LONG_STARTS>(a.starts, request + 1) - start);
   const int share = (length + PARTS - 1) / PARTS;
   const int first = part * share, last = min(first + share, length), newest = length - 1;
+  const bool has_newest = length && first <= newest && newest < last;
   // Whose part ends with the newest slot; the first block where there is no slot.
-  const bool makes = OWN_KEYS && (length ? first <= newest && newest < last : part == 0);
-  const bool makes_key = makes && warp == HEADS, makes_value = makes && warp == HEADS + 1;
-  Slots held;
-  const u16* keys = a.keys + kv_head * a.key_head_stride + lane * 8;
-  const u16* values = a.values + kv_head * a.value_head_stride + lane * 8;
+  const bool makes = OWN_KEYS && (length ? has_newest : part == 0);
+  const u16* keys = a.keys + kv_head * a.key_head_stride;
+  const u16* values = a.values + kv_head * a.value_head_stride;
+  uint4 key[TILES][BLOCKS];
 
-  auto load = [&](int at, int end) {
-    long long slot = 0;
-    const int mine = at + warp * AT_A_TIME + lane;
-    if (lane < AT_A_TIME && mine < end) slot = listed<LONG_SLOTS>(a.slots, start + mine);
+  auto load = [&](int at) {
+    const int from = at + warp * SLOTS, left = min(max(min(last, newest) - from, 0), SLOTS);
+    const long long slot = lane < left ? listed<LONG_SLOTS>(a.slots, start + from + lane) : 0;
+    if (lane == 0) barrier_expect(barrier, left * WIDTH * 2);
+    __syncwarp();
+    if (lane < left) copy_row(mine + lane * PITCH, values + slot * a.value_stride, WIDTH * 2, barrier, read_once());
+    for (int row = left; row < SLOTS; row++) store_shared(mine + row * PITCH + lane * 16, {0, 0, 0, 0});
 #pragma unroll
-    for (int number = 0; number < AT_A_TIME; number++) {
+    for (int tile = 0; tile < TILES; tile++) {
+      const int number = tile * 8 + row_of;
       const long long row = __shfl_sync(0xffffffffu, slot, number);
-      held.k[number] = held.v[number] = {0, 0, 0, 0};
-      if (at + warp * AT_A_TIME + number < end) {
-        held.k[number] = load_row(keys + row * a.key_stride);
-        held.v[number] = load_row(values + row * a.value_stride);
+#pragma unroll
+      for (int block = 0; block < BLOCKS; block++) {
+        key[tile][block] = {0, 0, 0, 0};
+        if (number < left) key[tile][block] = load_row(keys + row * a.key_stride + block * 32 + quarter * 8);
       }
     }
   };
 
-  load(first, min(last, newest));
+  load(first);
   Front front;
-  uint4 weight = {0, 0, 0, 0};
-  if (warp < HEADS || makes_key) {
+  uint4 weight = {0, 0, 0, 0}, key_weight = {0, 0, 0, 0};
+  constexpr int KEY = HEADS % WARPS, VALUE = (HEADS + 1) % WARPS;
+  if (warp < HEADS || (makes && warp == KEY)) {
     front.read(a, listed<LONG_POSITIONS>(a.positions, request), lane);
-    weight = load_weight((makes_key ? a.k_weight : a.q_weight) + lane * 8);
+    weight = load_weight(a.q_weight + lane * 8);
+    if (makes && warp == KEY) key_weight = load_weight(a.k_weight + lane * 8);
   }
 #if EARLY
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  if (warp < HEADS || makes_key || makes_value) {
-    const u16* from = makes_key     ? a.new_keys + request * a.new_key_stride + kv_head * WIDTH
-                      : makes_value ? a.new_values + request * a.new_value_stride + kv_head * WIDTH
-                                    : a.q + request * a.q_stride + (first_head + warp) * a.q_head_stride;
+  // One head of what the layer's projection has made: `which` 0, a query; 1, the new key; 2, the new value.
+  auto make = [&](int which, const u16* from, const uint4& by) {
     float x[8];
     widen(x, load_row(from + lane * 8));
     norm(x, a.eps);
-    if (!makes_value) {
-      times(x, weight);
+    if (which != 2) {
+      times(x, by);
       front.turn(x);
     }
     const uint4 rounded = narrow(x);
-    if (makes_key || makes_value) {
-      fresh[makes_value][lane] = rounded;
-      if (pair % SHARES == 0) {
-        const long long place = listed<LONG_PLACES>(a.places, request);
-        u16* to = makes_key ? a.keys + kv_head * a.key_head_stride + place * a.key_stride
-                            : a.values + kv_head * a.value_head_stride + place * a.value_stride;
-        *(uint4*)(to + lane * 8) = rounded;
+    if (which == 0) {
+      store_shared(shared_address(queries) + warp * PITCH + lane * 16, rounded);
+      return;
+    }
+    fresh[which - 1][lane] = rounded;
+    if (pair % SHARES) return;
+    const long long place = listed<LONG_PLACES>(a.places, request);
+    u16* to = which == 1 ? a.keys + kv_head * a.key_head_stride + place * a.key_stride
+                         : a.values + kv_head * a.value_head_stride + place * a.value_stride;
+    *(uint4*)(to + lane * 8) = rounded;
+  };
+  if (warp < HEADS) make(0, a.q + request * a.q_stride + (first_head + warp) * a.q_head_stride, weight);
+  if (makes && warp == KEY) make(1, a.new_keys + request * a.new_key_stride + kv_head * WIDTH, key_weight);
+  if (makes && warp == VALUE) make(2, a.new_values + request * a.new_value_stride + kv_head * WIDTH, weight);
+  __syncthreads();
+
+  // Of head `row_of`, columns 8 n + 2 quarter and the next, for each n.
+  float whole[WIDTH / 8][2] = {}, highest = NOTHING, total = 0;
+  const float scale = a.scaling * LOG2_E;
+  u32 parity = 0;
+  for (int at = first; at < last; at += ROUND, parity ^= 1) {
+    if (at != first) {
+      // Bulk copies come behind what this warp has read and stored there.
+      __syncwarp();
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      load(at);
+    }
+    const int own = newest - at - warp * SLOTS;
+    if (has_newest && 0 <= own && own < SLOTS) {
+      const long long row = OWN_KEYS ? 0 : listed<LONG_SLOTS>(a.slots, start + newest);
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++)
+        if (own == tile * 8 + row_of)
+#pragma unroll
+          for (int block = 0; block < BLOCKS; block++)
+            key[tile][block] = OWN_KEYS ? fresh[0][block * 4 + quarter]
+                                        : load_row(keys + row * a.key_stride + block * 32 + quarter * 8);
+      const uint4 value = OWN_KEYS ? fresh[1][lane] : load_row(values + row * a.value_stride + lane * 8);
+      store_shared(mine + own * PITCH + lane * 16, value);
+    }
+    float scores[TILES][2] = {};
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) {
+      uint4 q = {0, 0, 0, 0};
+      if (row_of < HEADS) q = load_shared(shared_address(queries) + row_of * PITCH + block * 64 + quarter * 16);
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        const uint4& k = key[tile][block];
+        multiply_add(scores[tile], q.x, q.y, k.x, k.y);
+        multiply_add(scores[tile], q.z, q.w, k.z, k.w);
+      }
+    }
+    float top = NOTHING;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int number = 0; number < 2; number++) {
+        const int slot = at + warp * SLOTS + tile * 8 + quarter * 2 + number;
+        float& score = scores[tile][number];
+        score = slot < last ? score * scale : NOTHING;
+        top = fmaxf(top, score);
+      }
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    const float higher = fmaxf(highest, top), shrink = highest == NOTHING ? 0.0f : exp2f(highest - higher);
+    highest = higher;
+    total *= shrink;
+    u32 powers[TILES + TILES % 2] = {};
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      const float one = scores[tile][0] == NOTHING ? 0.0f : exp2f(scores[tile][0] - higher);
+      const float two = scores[tile][1] == NOTHING ? 0.0f : exp2f(scores[tile][1] - higher);
+      total += one + two;
+      powers[tile] = packed(one, two);
+    }
+    if (at != first)
+#pragma unroll
+      for (int number = 0; number < WIDTH / 8; number++) whole[number][0] *= shrink, whole[number][1] *= shrink;
+    barrier_wait(barrier, parity);
+    __syncwarp();
+    const u32 from = mine + lane % 8 * PITCH;
+    if (TILES == 1) {
+#pragma unroll
+      for (int number = 0; number < WIDTH / 8; number += 4) {
+        const uint4 v = load_turned(from + (number + lane / 8) * 16);
+#pragma unroll
+        for (int further = 0; further < 4; further++)
+          multiply_add(whole[number + further], powers[0], 0, word(v, further), 0);
       }
     } else {
-      widen(x, rounded);
 #pragma unroll
-      for (int number = 0; number < 8; number++) queries[warp][lane * 8 + number] = x[number] * (a.scaling * LOG2_E);
-    }
-  }
-  __syncthreads();
-  if (length && first <= newest && newest < last) {
-    // In the first round of a warp: a later one reads what other blocks have not stored.
-    const int own = newest - first - warp * AT_A_TIME;
+      for (int tile = 0; tile < TILES; tile += 2)
 #pragma unroll
-    for (int number = 0; number < AT_A_TIME; number++)
-      if (own == number) {
-        if (OWN_KEYS) {
-          held.k[number] = fresh[0][lane];
-          held.v[number] = fresh[1][lane];
-        } else {
-          const long long row = listed<LONG_SLOTS>(a.slots, start + newest);
-          held.k[number] = load_row(keys + row * a.key_stride);
-          held.v[number] = load_row(values + row * a.value_stride);
+        for (int number = 0; number < WIDTH / 8; number += 2) {
+          const uint4 v = load_turned(from + (tile + lane / 8 % 2) * (8 * PITCH) + (number + lane / 16) * 16);
+          multiply_add(whole[number], powers[tile], powers[tile + 1], v.x, v.y);
+          multiply_add(whole[number + 1], powers[tile], powers[tile + 1], v.z, v.w);
         }
-      }
+    }
   }
+  total += __shfl_xor_sync(0xffffffffu, total, 1);
+  total += __shfl_xor_sync(0xffffffffu, total, 2);
 
-  float q[HEADS][8], whole[HEADS][8] = {}, highest[HEADS], total[HEADS];
+  if (row_of < HEADS) {
+    float* to = sums + (warp * HEADS + row_of) * APART + quarter * 2;
 #pragma unroll
-  for (int head = 0; head < HEADS; head++) {
-    highest[head] = NOTHING, total[head] = 0;
-#pragma unroll
-    for (int number = 0; number < 8; number++) q[head][number] = queries[head][lane * 8 + number];
-  }
-  for (int at = first; at < last; at += WARPS * AT_A_TIME) {
-    if (at != first) {
-      load(at, OWN_KEYS ? min(last, newest) : last);
-      const int own = newest - at - warp * AT_A_TIME;
-      if (OWN_KEYS)
-#pragma unroll
-        for (int number = 0; number < AT_A_TIME; number++)
-          if (own == number && newest < last) held.k[number] = fresh[0][lane], held.v[number] = fresh[1][lane];
-    }
-    float scores[SCORES];
-#pragma unroll
-    for (int number = 0; number < AT_A_TIME; number++) {
-      float k[8];
-      widen(k, held.k[number]);
-#pragma unroll
-      for (int head = 0; head < HEADS; head++) {
-        float& score = scores[head * AT_A_TIME + number];
-        score = 0;
-#pragma unroll
-        for (int column = 0; column < 8; column++) score += q[head][column] * k[column];
-      }
-    }
-    float mine = summed(scores, lane);
-    if (at + warp * AT_A_TIME + lane / APART % AT_A_TIME >= last) mine = NOTHING;
-    float top = mine;
-#pragma unroll
-    for (int apart = APART; apart < 8 * APART; apart *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, apart));
-#pragma unroll
-    for (int head = 0; head < HEADS; head++) {
-      const float higher = fmaxf(highest[head], __shfl_sync(0xffffffffu, top, head * AT_A_TIME * APART));
-      const float shrink = highest[head] == NOTHING ? 0.0f : exp2f(highest[head] - higher);
-      total[head] *= shrink;
-#pragma unroll
-      for (int column = 0; column < 8; column++) whole[head][column] *= shrink;
-      highest[head] = higher;
-      if (lane / APART / AT_A_TIME == head) mine = mine == NOTHING ? 0.0f : exp2f(mine - higher);
-    }
-#pragma unroll
-    for (int number = 0; number < AT_A_TIME; number++) {
-      float v[8];
-      widen(v, held.v[number]);
-#pragma unroll
-      for (int head = 0; head < HEADS; head++) {
-        const float power = __shfl_sync(0xffffffffu, mine, (head * AT_A_TIME + number) * APART);
-        total[head] += power;
-#pragma unroll
-        for (int column = 0; column < 8; column++) whole[head][column] += power * v[column];
-      }
-    }
-  }
-
-#pragma unroll
-  for (int head = 0; head < HEADS; head++) {
-    float4* to = (float4*)&sums[warp][head][lane * 8];
-    to[0] = {whole[head][0], whole[head][1], whole[head][2], whole[head][3]};
-    to[1] = {whole[head][4], whole[head][5], whole[head][6], whole[head][7]};
-    if (lane == 0) extremes[warp][head] = {highest[head], total[head]};
+    for (int number = 0; number < WIDTH / 8; number++)
+      *(float2*)(to + number * 8) = {whole[number][0], whole[number][1]};
+    if (quarter == 0) extremes[warp][row_of] = {highest, total};
   }
   __syncthreads();
   // The warps' sums into those of the first.
@@ -310,9 +342,9 @@ clustered_attention_kernel(const __grid_constant__ Arguments a) {
       const float2 end = extremes[other][head];
       const float factor = end.x == NOTHING ? 0.0f : exp2f(end.x - top);
       all += end.y * factor;
-      one += sums[other][head][thread] * factor;
+      one += sums[(other * HEADS + head) * APART + thread] * factor;
     }
-    sums[0][head][thread] = one;
+    sums[head * APART + thread] = one;
     if (thread == 0) ends[head] = {top, all};
   }
   all_of_cluster();
@@ -325,7 +357,7 @@ clustered_attention_kernel(const __grid_constant__ Arguments a) {
 #pragma unroll
     for (int block = 0; block < PARTS; block++) {
       end[block] = load_two(of_block(shared_address(&ends[head]), block));
-      sum[block] = load_two(of_block(shared_address(&sums[0][head][column]), block));
+      sum[block] = load_two(of_block(shared_address(&sums[head * APART + column]), block));
     }
 #pragma unroll
     for (int block = 0; block < PARTS; block++) top = fmaxf(top, end[block].x);

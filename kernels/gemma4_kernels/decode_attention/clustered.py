@@ -11,11 +11,13 @@ import torch
 
 from gemma4_kernels.cuda_source import CudaLaunch, function_of
 from gemma4_kernels.decode_attention.reference import Front
-from gemma4_kernels.decode_attention.spec import CLUSTER_HEADS
+from gemma4_kernels.decode_attention.spec import CLUSTER_DIM, CLUSTER_HEADS, CLUSTER_SLOTS
 
 SOURCE = Path(__file__).with_name("clustered.cu")
 KERNEL = "clustered_attention_kernel"
-_THREADS = 256
+_WARPS, _LEAST, _MOST = 8, 8, 32
+_THREADS = 32 * _WARPS
+_PITCH_BYTES, _APART_BYTES = 2 * CLUSTER_DIM + 16, 4 * (CLUSTER_DIM + 8)
 _POINTERS = (
     *("q", "keys", "values", "out", "starts", "slots", "positions", "places"),
     *("q_weight", "k_weight", "new_keys", "new_values", "table"),
@@ -71,6 +73,7 @@ def launch(
     lists = starts, slots, front.positions, starts if new is None else new.places
     named = (
         ("PARTS", parts),
+        ("SLOTS", slots_of(parts)),
         ("HEADS", held),
         ("GROUP", group),
         ("OWN_KEYS", int(new is not None)),
@@ -96,6 +99,17 @@ def launch(
 
 @functools.cache
 def _built(named: tuple[tuple[str, int], ...], programs: int, device: int, early: bool) -> tuple[CudaLaunch, Any]:
-    arguments = _Arguments()
-    function = function_of(SOURCE, KERNEL, named, device, 0)
-    return CudaLaunch(function, KERNEL, programs, _THREADS, 0, [arguments], early=early, device=device), arguments
+    arguments, sizes = _Arguments(), dict(named)
+    shared = shared_bytes(sizes["SLOTS"], sizes["HEADS"])
+    function = function_of(SOURCE, KERNEL, named, device, shared)
+    return CudaLaunch(function, KERNEL, programs, _THREADS, shared, [arguments], early=early, device=device), arguments
+
+
+def slots_of(parts: int) -> int:
+    """Return how many slots a warp has at a time, so that CLUSTER_SLOTS of a request are under way ahead."""
+    return min(_MOST, max(_LEAST, CLUSTER_SLOTS // (_WARPS * parts)))
+
+
+def shared_bytes(slots: int, heads: int) -> int:
+    """Return the dynamic shared memory of a block: the values of its warps' slots, and their sums."""
+    return _WARPS * (slots * _PITCH_BYTES + heads * _APART_BYTES)

@@ -17,6 +17,7 @@ from gemma4_kernels.decode_attention.spec import (
     GROUPS,
     HEAD_DIMS,
     MAX_PARTS,
+    SPARED,
 )
 from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
@@ -192,10 +193,12 @@ def cluster_parts(requests: int, heads: int, kv_heads: int, multiprocessors: int
     """Return how many blocks share a request's slots where a front goes ahead, or None where too few run at a time.
 
     A cluster's blocks share one group of a GPU's multiprocessors, of which a few are always left over. With fewer
-    blocks than these for each request, the launches one by one were as fast.
+    blocks than these for each request, the launches one by one were as fast. As many as are SPARED begin before the
+    kernel ahead ends; more would all begin behind it.
     """
     clusters = requests * heads // min(heads // kv_heads, CLUSTER_HEADS)
-    return next((parts for parts in CLUSTER_PARTS if clusters * parts <= multiprocessors * 3 // 4), None)
+    rooms = SPARED, multiprocessors * 3 // 4
+    return next((parts for room in rooms for parts in CLUSTER_PARTS if clusters * parts <= room), None)
 
 
 def front_reason(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, front: Front) -> str | None:

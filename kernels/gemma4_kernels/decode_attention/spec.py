@@ -7,7 +7,7 @@ dtype before the second product, as in SGLang's own kernel. A request without sl
 With a front q is as the projection has it, and what qk_norm_rope computes (rounded at the store only) is done first.
 New keys and values go into rows of the pools, each the last that its request reads. A request without slots stores all
 the same. What a request attends to is what it stored: rounded, and not read back in the same launch. Few requests of
-narrow heads have a kernel of their own there on CUDA (clustered.cu), which does not round the probabilities.
+narrow heads have a kernel of their own there on CUDA (clustered.cu).
 
 A request's slots are shared among programs. Each leaves its part of the sum, and whoever is last adds all parts up in
 their order: the same call has the same bits each time. Another number of requests may share the slots otherwise.
@@ -24,8 +24,11 @@ GROUPS = (1, 2, 4, 8, 16)
 """Query heads of one key head."""
 MAX_PARTS = 64
 """Programs that share the slots of one request and key head."""
-CLUSTER_PARTS, CLUSTER_HEADS, CLUSTER_DIM = (8, 4), 4, 256
-"""Of clustered.cu: blocks that may share a request's slots, the most query heads of a block, and its head dim."""
+CLUSTER_PARTS, CLUSTER_HEADS, CLUSTER_DIM, CLUSTER_SLOTS = (8, 4), 8, 256, 512
+"""Of clustered.cu: blocks that may share a request's slots, the most query heads of a block, its head dim, and how many
+slots of a request are read ahead."""
+SPARED = 16
+"""Multiprocessors that a kernel which fills a GPU leaves to the attention behind it, if it leaves any (layer_tail)."""
 AXES = {"requests": (1, 2, 4, 8, 16, 32, 64), "slots": (128, 512, 2048, 8192, 32768), "head_dim": (256, 512)}
 
 

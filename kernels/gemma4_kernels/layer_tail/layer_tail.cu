@@ -8,7 +8,9 @@
 //
 // Such launches in a row were faster, and a whole step slower, with: values that say that they are there everywhere, in
 // two places that launches take in turn; more of a deep product's rows under way; the sums of three tiles added at once;
-// and the next layer's first weights in the L2 cache while this one's last are multiplied. No rows of that are kept.
+// and the next layer's first weights in the L2 cache while this one's last are multiplied. Such launches themselves were
+// no faster with: two blocks that share the depth of a deep product; a second warp that fills; sums that two warps in
+// turn add up while the others go on; and the weights of two norms in registers at a time. No rows of that are kept.
 //
 // kernel.py says what is defined, besides:
 //   PROGRAMS   blocks
@@ -84,7 +86,7 @@ struct Multiplier {
   const Arguments& a;
   Shared& shared;
   int thread, warp, group, quarter;
-  u32 mine;
+  u32 mine, before = 0;
   Ring ring;
   int stored = 0, squared = 0;
 
@@ -316,16 +318,19 @@ struct Multiplier {
       store_fresh(rows + thread / 16 * columns + begin + pair * 2, NOT_YET);
   }
 
+  // Asks how the blocks stand, before any of them can have come to `meet`: there, an answer to wait for costs a while.
+  __device__ __forceinline__ void ask() {
+    if (thread == 0) asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(a.arrivals) : "memory");
+  }
+
   // Waits until all blocks have come here. What they stored before is there then.
   __device__ __forceinline__ void meet() {
     together();
     if (thread == 0) {
       // The highest bit turns over when all have come, and the others are as they were.
       const u32 step = blockIdx.x == 0 ? 0x80000000u - (PROGRAMS - 1) : 1u;
-      u32 before, now;
-      asm volatile("fence.acq_rel.gpu;" ::: "memory");
-      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-                   : "=r"(before) : "l"(a.arrivals), "r"(step) : "memory");
+      u32 now;
+      asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(a.arrivals), "r"(step) : "memory");
       do {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(a.arrivals) : "memory");
       } while (((now ^ before) >> 31) == 0);
@@ -348,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) layer_tail_kernel(
 
   if (warp == WARPS) {
     // Fills the ring, and waits for no kernel: none of a step writes weights.
-    Filler filler(shared.filled, shared.emptied, memory, thread % 32);
+    Filler filler(shared.filled, shared.emptied, memory);
     for (int which = 0; which < WEIGHTS; which++) {
       const int columns = which == GATE_UP           ? a.wide
                           : which == PLE_GATE        ? PLE
@@ -381,6 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) layer_tail_kernel(
 #if EARLY
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+  m.ask();
   m.deep_product(a.attended, a.attended_stride, a.inner, a.attention_out);
   m.load_norm(weight, a.norm[POST_ATTENTION]);
   m.load<HIDDEN>(residual, a.residual, a.residual_stride);

@@ -36,12 +36,15 @@ streamed_product_kernel(const u16* x, const u16* weight, u16* out, const u16* fa
 
   if (warp == WARPS) {
     // Fills the ring, and waits for no kernel: none of a step writes weights.
-    Filler filler(filled, emptied, memory, lane);
-    for (int number = 0; number < tiles * chunks; number++) {
-      const int tile = HELD_CHUNKS ? number / chunks : number % tiles;
-      const int chunk = HELD_CHUNKS ? number % chunks : number / tiles;
+    Filler filler(filled, emptied, memory);
+    for (int number = 0, tile = 0, chunk = 0; number < tiles * chunks; number++) {
       const int first = begin + tile * HELD;
       filler.fill(weight, weight_stride, columns, depth, HELD, first, min(HELD, end - first), chunk);
+      if (HELD_CHUNKS) {
+        if (++chunk == chunks) chunk = 0, tile++;
+      } else if (++tile == tiles) {
+        tile = 0, chunk++;
+      }
     }
     return;
   }
