@@ -20,6 +20,7 @@ STEPS = [
     BENCH / "step_attention_h200_2026-11-25_e4b_32000.json",
 ]
 FRONTS = [
+    BENCH / "step_tail_h200_2026-11-28_e2b.json",
     BENCH / "step_wide_front_h200_2026-11-28_e4b.json",
     *(BENCH / f"step_front_h200_2026-11-27_{name}.json" for name in ("e4b", "e2b", "26b")),
 ]
@@ -78,9 +79,11 @@ value that it has made. Sliding layers of few requests have a kernel in CUDA C++
 not run at a time, are a cluster that shares a request's keys and adds up in each other's memory, and their first keys
 and values are under way while the kernel ahead still runs.
 
-The first command measured all of that, the others clusters alone: full layers, and sliding ones of more requests, were
-apart in both of their arms. *apart* is the step without it (arm `all-apart`), *ours* with it (arm `all`); {context}
-tokens of context. Logits were compared before anything was timed.
+The first command measured today's kernels, in the one row that its time was enough for. The others measured clusters
+that multiplied without tensor cores and kept only a part of a request's keys under way, and shared the keys among 8
+blocks wherever that many ran at a time; the second of them with full layers, the rest with clusters alone: full layers,
+and sliding ones of more requests, were apart in both of their arms. *apart* is the step without it (arm `all-apart`),
+*ours* with it (arm `all`); {context} tokens of context. Logits were compared before anything was timed.
 
 | model, batch | as shipped, ms | apart, ms | ours, ms | apart / ours | as shipped / ours | kernels |
 |---|---|---|---|---|---|---|

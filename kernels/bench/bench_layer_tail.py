@@ -233,8 +233,8 @@ def table_text(document: dict[str, Any], rows_file: Path) -> str:
     for row in document["rows"]:
         us, rows = row["us"], row["rows"]
         gains = us["ours"]["median"] < us["one-by-one"]["median"] and rows not in NO_GAIN
-        spared = SPARED.get(row["hidden"], {}).get(rows)
-        plan = [*row["plan"], spared] if spared else row["plan"]
+        spared = SPARED.get(row["hidden"], {}).get(rows, 0)
+        plan = [*row["plan"][: TailPlan._fields.index("spared")], *([spared] if spared else [])]
         entries.setdefault((row["hidden"], row["wide"], row["inner"]), {})[str(rows)] = plan if gains else None
     head = json.dumps({key: document[key] for key in kept} | {"rows_file": rows_file.name}, indent=1)
     lines = [
