@@ -14,6 +14,7 @@ from gemma4_kernels.decode_attention.spec import (
     CLUSTER_DIM,
     CLUSTER_HEADS,
     CLUSTER_PARTS,
+    CLUSTER_REQUESTS,
     GROUPS,
     HEAD_DIMS,
     MAX_PARTS,
@@ -196,6 +197,8 @@ def cluster_parts(requests: int, heads: int, kv_heads: int, multiprocessors: int
     blocks than these for each request, the launches one by one were as fast. As many as are SPARED begin before the
     kernel ahead ends; more would all begin behind it.
     """
+    if requests > CLUSTER_REQUESTS:
+        return None
     clusters = requests * heads // min(heads // kv_heads, CLUSTER_HEADS)
     rooms = SPARED, multiprocessors * 3 // 4
     return next((parts for room in rooms for parts in CLUSTER_PARTS if clusters * parts <= room), None)

@@ -27,6 +27,8 @@ MAX_PARTS = 64
 CLUSTER_PARTS, CLUSTER_HEADS, CLUSTER_DIM, CLUSTER_SLOTS = (8, 4), 8, 256, 512
 """Of clustered.cu: blocks that may share a request's slots, the most query heads of a block, its head dim, and how many
 slots of a request are read ahead."""
+CLUSTER_REQUESTS = 12
+"""Of so many at most, its clusters were measured beside the launches one by one."""
 SPARED = 16
 """Multiprocessors that a kernel which fills a GPU leaves to the attention behind it, if it leaves any (layer_tail)."""
 AXES = {"requests": (1, 2, 4, 8, 16, 32, 64), "slots": (128, 512, 2048, 8192, 32768), "head_dim": (256, 512)}
