@@ -1,8 +1,13 @@
 """The floor under "no findings": what says that something failed is told; what a healthy server writes is not."""
 
+from unittest.mock import patch
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import read
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
 from made_logs import death, decode, only, prefill, stamp
@@ -171,3 +176,41 @@ def test_probes_are_advised_only_where_they_could_see_something():
     elsewhere = found_in(decode(1), death(2, "KeyError: 'x'", frame="tokenizer.py"))[0]
     assert serve in seen.next_commands
     assert serve not in (*before_any_batch.next_commands, *elsewhere.next_commands)
+
+
+def test_a_group_of_exceptions_is_told_by_those_within_it():
+    traceback = "Traceback (most recent call last):\n"
+    group = (
+        f"{stamp(2)} Scheduler hit an exception:   + Exception Group {traceback}"
+        '  |   File "/srv/sglang/scheduler.py", line 198, in run_scheduler_process\n'
+        "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
+        "  +-+---------------- 1 ----------------\n"
+        f'    | {traceback}    |   File "/srv/sglang/scheduler.py", line 4, in step\n    |     a\n'
+        "    | KeyError: 'layer_9'\n    +------------------------------------\n"
+    )
+    (finding,) = found_in(decode(1), group)
+    assert "died of KeyError" in finding.cause
+    torn = group.split("  +-+", maxsplit=1)[0]
+    (finding,) = found_in(decode(1), torn)
+    assert "ExceptionGroup" in finding.cause
+
+
+LINES = [line for text in (*ALARMS.values(), *SURVIVED.values(), *CLEAN.values()) for line in text.splitlines()]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*LINES, decode(5).strip(), death(4, "KeyError: 'x'").strip()]), st.integers(1, 40)),
+        max_size=40,
+    ),
+    st.sampled_from(["", "{} ", "[2026-01-01 00:{:02d}:07 TP{}] "]),
+)
+def test_a_flood_of_the_same_lines_says_what_it_says_line_by_line(runs, prefix):
+    """Of many lines that say the same most are only counted."""
+    rows = [prefix.format(at % 50, at % 3) + line for line, times in runs for at in range(times)]
+    text = "\n".join(rows).encode() + b"\n"
+    quick = read_log("x", [text])
+    with patch.object(read, "MANY", 10**9):
+        slow = read_log("x", [text])
+    assert quick == slow
+    assert findings(quick) == findings(slow)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from gemma4_triage.logs.facts import Alarm, Death, Place
-from gemma4_triage.logs.lines import lines_with
+from gemma4_triage.logs.lines import DIGITS, lines_with
 from gemma4_triage.logs.tracebacks import death_of
 
 # The first that fits names the kind. Sources: SGLang's utils/watchdog.py, entrypoints/engine.py and http_server.py,
@@ -290,10 +291,22 @@ _LONGEST_ANSWER = 400  # lines of the traceback of a request
 _ENOUGH_LINES = 1000
 
 
+# Numbers that differ from line to line and change no kind: every other one may be an exit code or a status.
+_OF_ONE_LINE = re.compile(rb"\d+(?:\.\d+){3}(?::\d+)?|\d\d:\d\d:\d\d(?:[.,]\d+)?|(?<=0x)[0-9a-f]+|[0-9a-f]{8,}|\d{4,}")
+# Codes, statuses, marks that hold a digit, a number at the end (a count of failures), a stamp within the line.
+_NUMBERS_MATTER = re.compile(rb"(?i)exit|status|code|signal|with -|http|hread x|^\s|=>|[:=]\s*\.?\s*$|.\[-- ::|^E ::")
+_HAS_FRAMES = re.compile(rb"^ |hread 0x|\| ")
+_MOST_SHAPES = 20_000
+MANY = 64
+"""Lines of a block that concern alarms: of fewer it is not worth while to ask which are alike."""
+
+
 class AlarmReader:
     """Takes every line that is neither a batch line nor part of a traceback, in order; keeps one alarm of a kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[int, bytes], Place]) -> None:
+        """place: of a line, by its number and its text."""
+        self._place = place
         self._hard: dict[str, Alarm] = {}
         self._soft: Alarm | None = None
         self._errors: list[Death] = []
@@ -309,6 +322,77 @@ class AlarmReader:
         self._answers: list[int] = []
         self._answers_seen = 0
         self._of_a_request = -_LONGEST_ANSWER
+        # What was made of a line, by what it is without numbers of its own: a kind, or "" of none.
+        self._shapes: dict[bytes, str] = {}
+        self._by_number: dict[bytes, bool] = {}
+        self._worded: str | None = None
+        self._counts: dict[str, int] = {}
+        self._lasts: dict[str, tuple[int, bytes]] = {}
+
+    def shapes(self, lines: list[bytes]) -> list[bytes]:
+        """Return for each line what all lines have that say the same: its words, its rank, and numbers that matter."""
+        found = []
+        for line, bare in zip(lines, b"\n".join(lines).translate(None, DIGITS).split(b"\n"), strict=True):
+            by_number = self._by_number.get(bare)
+            if by_number is None:
+                if len(self._by_number) >= _MOST_SHAPES:
+                    self._by_number.clear()
+                by_number = self._by_number[bare] = _NUMBERS_MATTER.search(bare) is not None
+            if by_number:
+                found.append(_OF_ONE_LINE.sub(b"1", line))
+            else:
+                found.append(bare + line[20 : line.find(b"]", 20, 60)] if line[:2] == b"[2" else bare)
+        return found
+
+    def knows(self, shape: bytes) -> bool:
+        """Say whether a line like it was looked at."""
+        return shape in self._shapes
+
+    def again(self, number: int, line: bytes, shape: bytes) -> str | None:
+        """Take a line like one that was looked at, if no more than its count is of interest.
+
+        A flood of the same failure is read so: of each kind the first lines are kept, and the last one's place.
+
+        Returns: its kind, "" of none; None if `kind_of` has to look at it.
+        """
+        kind = self._shapes.get(shape)
+        soft = self._soft
+        if kind is None or (soft is not None and number <= soft.place.line + _SOON):
+            return None
+        if self._frames and (not kind or kind in _SOFT or _RAISED.match(line)):
+            return None
+        if not kind:
+            return ""
+        if self._stopping and kind in _OF_A_STOP:
+            return None
+        if kind in _SOFT:
+            stands = soft is not None and soft.place.line >= self.last_work
+            told = kind != "error" or (
+                len(self._errors) >= _MOST_ERRORS and number > self._of_a_request + _LONGEST_ANSWER
+            )
+            return kind if stands and told else None
+        known = self._hard.get(kind)
+        if known is None or len(known.more) < _MOST_KEPT:
+            return None
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._lasts[kind] = number, line
+        return kind
+
+    def _settle(self, kind: str) -> None:
+        """Take the lines that `again` has counted into what is kept of their kind."""
+        if count := self._counts.pop(kind, 0):
+            known = self._hard[kind]
+            self._hard[kind] = replace(known, count=known.count + count, last=self._place(*self._lasts[kind]))
+
+    def remember(self, shape: bytes, line: bytes) -> None:
+        """Keep what `kind_of` has just made of a line by its words alone."""
+        kind = self._worded
+        # Of a crash the lines below it are counted from the last one; an answer's failure comes with its traceback.
+        if kind in (None, "exception", "signalled") or _HAS_FRAMES.search(line) or _OF_A_REQUEST.search(line):
+            return
+        if len(self._shapes) >= _MOST_SHAPES:
+            self._shapes.clear()
+        self._shapes[shape] = kind or ""
 
     def begin(self, lines: list[bytes], text: bytes, ends: list[int], answers: list[int]) -> set[int]:
         """Return which lines of a text, which come next, concern `kind_of`.
@@ -344,12 +428,14 @@ class AlarmReader:
 
     def kind_of(self, number: int, line: bytes) -> str:
         """Return the kind of alarm that a line is; "" if it is none."""
+        self._worded = None
         line = line[:_LONGEST_LINE]
         if line[:1] == b" " and b"| " in line[:16]:
             line = _GROUP.sub(b"", line, count=1)
         if _TYPED.match(line):
             return ""
         if b"hread 0x" in line:
+            self._shapes.clear()
             # faulthandler prints every thread; the one that crashed is the current one, or the first where none is.
             crash = self._hard.get("signalled")
             first = crash is not None and number - (crash.last or crash.place).line <= _RIGHT_BELOW
@@ -383,6 +469,7 @@ class AlarmReader:
         if self._soft is not None and number <= self._soft.place.line + _SOON and _AGAIN.search(line):
             self.last_work = number
             return ""
+        self._worded = None if self._frames else ""
         low = line.lower()
         if not self._triggers or not any(trigger in low for trigger in self._triggers):
             return ""
@@ -394,6 +481,7 @@ class AlarmReader:
                 raised = kind == "error" and bool(self._frames)
                 if _AVOIDED.search(line) or (kind not in _NO_ADVICE and not raised and excuse.search(line)):
                     continue
+                self._worded = None if raised else kind
                 early = kind == "unhealthy" and not self.last_work
                 return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
         return ""
@@ -435,6 +523,7 @@ class AlarmReader:
             self._keep_soft(replace(alarm, kind="error") if raised else alarm, caught)
         if kind in _SOFT:
             return
+        self._settle(kind)
         if (known := self._hard.get(kind)) is None:
             self._hard[kind] = alarm
         else:
@@ -467,6 +556,8 @@ class AlarmReader:
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Return the alarms that stand: the hard ones as in the log, then the soft one that no work followed."""
+        for kind in tuple(self._counts):
+            self._settle(kind)
         hard = sorted(self._hard.values(), key=lambda alarm: alarm.place.line)
         soft = self._soft
         return (*hard, soft) if soft is not None and soft.place.line > self.last_work else tuple(hard)
