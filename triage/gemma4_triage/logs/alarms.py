@@ -21,11 +21,16 @@ from gemma4_triage.logs.tracebacks import death_of
 # managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
 _HARD = {
     "killed": rb"^\W*Killed\W*$|\bline \d+: +\d+ Killed\b|\bOOMKilled\b|Killed process \d|[Oo]om[-_]kill|"
-    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-9|137)\b|terminated with -9\b|died due to signal 9\b|"
-    rb"\bstatus=9/KILL\b|^srun: error: .{0,200}: Killed\b|\bExited \(137\)",
+    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,12}(?:-9|137)\b|terminated with -9\b|signal 9\b|"
+    rb"\bstatus=9/KILL\b|^srun: error: .{0,200}: Killed\b|\b[Ee]xited \(137\)|"
+    rb"^(?:\w+: |\[\d+\][+-]? +(?:\d+ )?)[Kk]illed +\w|signal: killed\b|killed by the OOM killer|"
+    rb"(?:terminated by |was sent |via signal \[|Negsignal\.|Stopped: )SIGKILL\b",
     "signalled": rb"Segmentation fault|\(core dumped\)|Fatal Python error|terminate called after throwing|\bBus error|"
     rb"^\W*Aborted\W*$|Aborted \(|Segfault encountered|\bSIG(?:SEGV|ABRT|BUS)\b|double free or corruption|"
-    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-(?:4|6|7|8|11)|13[4569])\b|died due to signal \d|"
+    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,12}(?:-(?:4|6|7|8|11)|13[4569])\b|died due to signal \d|"
+    rb"(?:exited (?:on|with)|unhandled) signal (?:4|6|7|8|11)\b|^\w+: (?:segmentation fault|abort|bus error)\b|"
+    rb"signal: (?:aborted|segmentation fault|bus error)|general protection fault|terminate called without|"
+    rb"libc\+\+abi: terminating|via signal \[SIG(?:ABRT|SEGV|BUS|ILL|FPE)|"
     rb"terminated with -(?:4|6|7|8|11)\b|\bstatus=(?:[45678]|11)/[A-Z]{3,4}\b|\bsegfault at [0-9a-f]+ ip\b|"
     rb"\b(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted size vs\. prev_size|\*{3} stack smashing detected",
     "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
@@ -40,6 +45,7 @@ _HARD = {
     rb"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)",
     "device": rb"CUDA error: |CUDA error \(|CUresult error|no kernel image is available|NPU function error|"
     rb"CUDA_ERROR_\w|cudaError[A-Z]|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!SUCCESS)|NVRM: Xid|"
+    rb"Unable to determine the device handle|GPU \d+ has encountered an error|GPU is lost|"
     rb"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
     "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
     rb"insufficient shared memory",
@@ -52,10 +58,19 @@ _HARD = {
     rb"error: (?:unrecognized arguments|ambiguous option|argument --|the following arguments are)|"
     rb"executable file not found in|exec format error|no matching manifest for|manifest unknown|"
     rb"unknown or invalid runtime name|unknown runtime specified|"
-    rb"FailedScheduling|Failed to pull image|could not select device driver|nvidia-container-cli: |"
+    rb"FailedScheduling|Failed to pull image|ImagePullBackOff|ErrImagePull|CreateContainer(?:Config)?Error|"
+    rb"Reason: +(?:ContainerCannotRun|StartError)|OCI runtime create failed|[Ss]tart request repeated too quickly|"
+    rb"entered FATAL state|could not select device driver|nvidia-container-cli: |"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
+    rb"[Ee]xit [Cc]ode: +(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|non-zero exit code|exit status [1-9]\d*; not expected|"
+    rb"(?:exited|terminated|died|ended|stopped|crashed) unexpectedly|worker died or was killed|"
+    rb"\b(?:scheduler|detokenizer|tokenizer|worker|engine|server|process|rank)\w*(?: \d+)? is dead\b|"
+    rb"(?:process|scheduler|worker|engine)\w*\b.{0,20} (?:not|no longer) alive\b|"
+    rb"Failed with result '(?!success|timeout)|entered failed state|"
+    rb"[Ll]ost connection to the (?:scheduler|engine|worker)|"
+    rb"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO|Reason: +Evicted|[Pp]od evicted|node was low on resource|"
     rb"process (?:has )?(?:died|crashed)\b|Back-off restarting failed container|"
     rb"CrashLoopBackOff|\bExited \((?!0\)|137\)|143\))\d+\)|\bMain process exited, code=exited, status=(?!0/)\d|"
     rb"^srun: error: .{0,200}: (?:Exited with|Segmentation)",
@@ -69,7 +84,8 @@ _HARD = {
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b(?! check passed)|leaked (?:semaphore|page|token|slot)",
     "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[|"
     rb"\bKV double free: sub-pool|\bKV page use-after-free: ",
-    "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
+    "stopped-answering": rb"soft lockup|blocked for more than \d+ seconds|WORKER TIMEOUT|"
+    rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
     # A client that goes away ends its transfer ("Aborted by AbortReq").
     "transfer": rb"(?:KVTransferError|[Uu]nexpected transfer worker error|"
     rb"[Tt]ransfer thread failed|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
@@ -124,8 +140,9 @@ _SOFT = {
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
     rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
-    "trouble": rb"oom_reaper: reaped|general protection fault|BAD TERMINATION|entered FATAL state|"
-    rb"exit status [1-9]\d*; not expected|GPU is lost|watchdog got stuck|dump signal due to a collective timeout|"
+    "trouble": rb"oom_reaper: reaped|BAD TERMINATION|: command not found\b|[Pp]ermission denied|"
+    rb"^\S{0,80}: No module named \w|\b(?:rank|worker|node) \S+ (?:is )?(?:lost|unreachable)\b|FailedMount|"
+    rb"watchdog got stuck|dump signal due to a collective timeout|"
     rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
     rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
@@ -178,6 +195,9 @@ _WORKS = (
 )
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
+    *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
+    *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
+    *(b"command not found", b"denied", b"no module named", b"unreachable", b" lost", b"worker timeout", b"evicted"),
     *(b"is dead", b"terminat", b"protection fault", b"not expected", b"is lost", b"got stuck", b"dump signal"),
     b"could not select",
     b"unsupported",
