@@ -70,7 +70,12 @@ def _lines(text: str) -> list[str]:
 
 
 def _document(make: Callable[[str], object], indent: int | None = None) -> Wrapper:
-    """Return a wrapper that puts the whole log into one JSON document. make: takes the log."""
+    """Return a wrapper that puts the whole log into one JSON document.
+
+    Args:
+        make: Makes the document of the log.
+        indent: As `json.dumps` takes it.
+    """
     return lambda text: json.dumps(make(text), indent=indent) + "\n"
 
 
@@ -83,7 +88,7 @@ def _newest_first(form: Callable[[int, str], object]) -> Callable[[str], list]:
 
 
 def _loki(text: str) -> dict:
-    """An answer of Loki, which gives the newest line first, in one stream a channel."""
+    """Return an answer of Loki, which gives the newest line first, with a stream for each channel."""
     lines = [[str(1764000000_000000000 + number), line] for number, line in enumerate(_lines(text))]
     streams = [{"stream": {"app": "sglang", "channel": f"{at}"}, "values": lines[at::2][::-1]} for at in (0, 1)]
     return {"status": "success", "data": {"resultType": "streams", "result": streams, "stats": {"summary": {"a": 1}}}}
@@ -95,7 +100,14 @@ def _otel(text: str) -> dict:
 
 
 def _table(form: Callable[[int, str], list], *head: str, delimiter: str = ",", newest_first: bool = False) -> Wrapper:
-    """Return a wrapper that makes a table with a head of the whole log. form: the fields of a line."""
+    """Return a wrapper that makes a table with a head of the whole log.
+
+    Args:
+        form: Makes the fields of a line, of its number and its text.
+        head: The names of the columns.
+        delimiter: Stands between two fields.
+        newest_first: Whether the last line is the first one.
+    """
 
     def wrap(text: str) -> str:
         rows = [form(number, line) for number, line in enumerate(_lines(text))]

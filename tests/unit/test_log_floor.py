@@ -282,7 +282,7 @@ LINES = [line for text in (*ALARMS.values(), *SURVIVED.values(), *CLEAN.values()
     st.sampled_from(["", "{} ", "[2026-01-01 00:{:02d}:07 TP{}] "]),
 )
 def test_a_flood_of_the_same_lines_says_what_it_says_line_by_line(runs, prefix):
-    """Of many lines that say the same most are only counted."""
+    """Most lines of many that say the same are only counted."""
     rows = [prefix.format(at % 50, at % 3) + line for line, times in runs for at in range(times)]
     text = "\n".join(rows).encode() + b"\n"
     quick = read_log("x", [text])

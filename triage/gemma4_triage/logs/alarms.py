@@ -70,7 +70,7 @@ _HARD = {
     rb"(?:process|scheduler|worker|engine)\w*\b.{0,20} (?:not|no longer) alive\b|"
     rb"Failed with result '(?!success|timeout)|entered failed state|"
     rb"[Ll]ost connection to the (?:scheduler|engine|worker)|"
-    rb"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO|Reason: +Evicted|[Pp]od evicted|node was low on resource|"
+    rb"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO|Reason: +Evicted\s*$|[Pp]od evicted|node was low on resource|"
     rb"process (?:has )?(?:died|crashed)\b|Back-off restarting failed container|"
     rb"CrashLoopBackOff|\bExited \((?!0\)|137\)|143\))\d+\)|\bMain process exited, code=exited, status=(?!0/)\d|"
     rb"^srun: error: .{0,200}: (?:Exited with|Segmentation)",
@@ -141,7 +141,8 @@ _SOFT = {
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
     rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
     "trouble": rb"oom_reaper: reaped|BAD TERMINATION|: command not found\b|[Pp]ermission denied|"
-    rb"^\S{0,80}: No module named \w|\b(?:rank|worker|node) \S+ (?:is )?(?:lost|unreachable)\b|FailedMount|"
+    rb": Operation not permitted|"
+    rb"python[\w.]*: No module named \w|\b(?:rank|worker|node) \S+ (?:is )?(?:lost|unreachable)\b|FailedMount|"
     rb"watchdog got stuck|dump signal due to a collective timeout|"
     rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
@@ -197,7 +198,16 @@ _WORKS = (
 _TRIGGERS = (
     *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
     *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
-    *(b"command not found", b"denied", b"no module named", b"unreachable", b" lost", b"worker timeout", b"evicted"),
+    *(
+        b"command not found",
+        b"denied",
+        b"not permitted",
+        b"no module named",
+        b"unreachable",
+        b" lost",
+        b"worker timeout",
+        b"evicted",
+    ),
     *(b"is dead", b"terminat", b"protection fault", b"not expected", b"is lost", b"got stuck", b"dump signal"),
     b"could not select",
     b"unsupported",
@@ -325,7 +335,11 @@ class AlarmReader:
     """Takes every line that is neither a batch line nor part of a traceback, in order; keeps one alarm of a kind."""
 
     def __init__(self, place: Callable[[int, bytes], Place]) -> None:
-        """place: of a line, by its number and its text."""
+        """Begin with no alarm.
+
+        Args:
+            place: Makes the place of a line, of its number and its text.
+        """
         self._place = place
         self._hard: dict[str, Alarm] = {}
         self._soft: Alarm | None = None

@@ -125,7 +125,14 @@ def moment(value: object) -> tuple | None:
 
 
 def _entries(value: object, depth: int, writer: str, named: bool) -> Iterator[Entry]:
-    """Yield what is in a value. named: whether its place says that a string in it is of a log."""
+    """Yield what is in a value.
+
+    Args:
+        value: Any part of a document.
+        depth: How far into it is looked.
+        writer: Who wrote it, by what stands around it.
+        named: Whether its place says that a string in it is of a log.
+    """
     if isinstance(value, str):
         if named or _LIKE_A_LOG.search(value):
             yield Entry(None, writer, value.replace("\r\n", "\n"))
@@ -137,9 +144,10 @@ def _entries(value: object, depth: int, writer: str, named: bool) -> Iterator[En
             at = _time(value, _DEEPEST)
             yield Entry(at, _writer(value) or writer, message.replace("\r\n", "\n"))
             value = {"comments": value.get("comments")}
-        of_all = next((value[name] for name in _LABELS if isinstance(value.get(name), dict)), {})
+        labels = [part for name in _LABELS if isinstance(part := value.get(name), dict)]
+        writer = next(filter(None, map(_writer, labels)), writer)
         for name, part in value.items():
-            yield from _entries(part, depth - 1, _writer(of_all) or writer, named=name in _LISTS)
+            yield from _entries(part, depth - 1, writer, named=name in _LISTS)
 
 
 def _time(found: dict, depth: int) -> tuple | None:

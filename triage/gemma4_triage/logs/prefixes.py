@@ -64,6 +64,7 @@ _TIMES = re.compile(
     + rb"\b"
 )
 _FILE = b'  File "'
+_TRACEBACK = b"Traceback (most recent call last):"
 _FRAME = re.compile(rb'  File "[^"]{1,400}", (?:line \d+|in \w)')
 _STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[\] ]")
 _MOST_STAMPED = 32  # lines of a block whose prefix is looked at for its stamp alone
@@ -76,7 +77,7 @@ _MOST_PREFIXES = 8  # one behind another
 _MOST_SHAPES = 256
 _FEWEST_COMPARED, _MOST_COMPARED, _LONGEST_COMMON = 3, 60, 80
 _AT_THE_MARGIN = re.compile(rb"(?!File )[^\s\d|+]")
-_UP_TO_A_GAP = re.compile(rb"(?![\[\"'{(]*\Z)[^\"{=]*[\s:|>\])]")
+_UP_TO_A_GAP = re.compile(rb"(?![\[\"'{(]*\Z)(?:[^\"{=]*[\s:|>\])]|\+)")
 _ONE_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _NUMBERS = re.compile(rb"\d+|[0-9a-f]{6,}")
 
@@ -93,6 +94,7 @@ class Prefixes:
     def learn(self, lines: Iterable[bytes]) -> None:
         """Learn the form of what stands before frames of tracebacks, or SGLang's stamps, where two have the same."""
         forms: dict[bytes, list[bytes]] = {}
+        begins: set[bytes] = set()
         stamped = 0
         for line in lines:
             if line[:1] in b" \t" and (indented := _INDENTED.match(line)):
@@ -101,6 +103,8 @@ class Prefixes:
                 # Behind a known prefix, of which whoever writes it leaves a space.
                 forms.setdefault(re.escape(indented[1]), []).append(b"")
             frame = _FRAME.search(line, 0, _LONGEST + 500) if _FILE in line else None
+            if frame is None and (at := line.find(_TRACEBACK, 0, _LONGEST)) > 0 and line[:2] != b"[2":
+                begins.add(_form(line[self.split(line)[0] : at]))
             if frame is None and stamped < _MOST_STAMPED and (at := line.find(b"[20", 0, _LONGEST)) > 0:
                 stamped += 1
                 frame = _STAMP.match(line, at)
@@ -114,7 +118,8 @@ class Prefixes:
             if begin.strip(b" |"):
                 forms.setdefault(_form(begin), []).append(writer(begin))
         for form, writers in forms.items():
-            if (len(writers) > 1 or not writers[0]) and len(self._learnt) < _MOST_LEARNT:
+            # A traceback of one frame has its beginning too.
+            if (len(writers) > 1 or not writers[0] or form in begins) and len(self._learnt) < _MOST_LEARNT:
                 # Numbers that differ from frame to frame count lines; those that stay tell writers apart.
                 changes = sum(one != other for one, other in pairwise(writers))
                 self._learnt[form] = (re.compile(form), 2 * changes < len(writers))
