@@ -412,6 +412,12 @@ class AlarmReader:
         self._lasts[kind] = number, line
         return kind
 
+    def count(self, kind: str, more: int, number: int, line: bytes) -> None:
+        """Take more lines like the one that `again` has just taken, with nothing between them; the last one's place."""
+        if more and kind in self._counts:
+            self._counts[kind] += more
+            self._lasts[kind] = number, line
+
     def _settle(self, kind: str) -> None:
         """Take the lines that `again` has counted into what is kept of their kind."""
         if count := self._counts.pop(kind, 0):

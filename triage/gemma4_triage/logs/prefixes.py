@@ -125,9 +125,9 @@ class Prefixes:
                 self._learnt[form] = (re.compile(form), 2 * changes < len(writers))
 
     @property
-    def has_learnt(self) -> bool:
-        """Say whether a log has shown a form of its own."""
-        return bool(self._learnt)
+    def learnt(self) -> int:
+        """Return how many forms of its own a log has shown."""
+        return len(self._learnt)
 
     def learn_what_all_have(self, lines: list[bytes]) -> None:
         """Learn what all of a log's first lines begin with, where they have little else in common."""

@@ -88,6 +88,11 @@ class _Kept:
         self.items: list = [] if other is None else [*other.items]
         self.count = 0 if other is None else other.count
 
+    @property
+    def is_full(self) -> bool:
+        """Say whether others are counted only."""
+        return len(self.items) >= MAX_KEPT
+
     def add(self, item) -> None:
         self.count += 1
         if len(self.items) < MAX_KEPT:
@@ -230,7 +235,11 @@ class LogReading:
         said = {names[at] for at in self._alarms.begin(lines, text, ends, answers)}.union(kinds)
         concerned = [(at, shape) for at, shape in zip(few, shapes, strict=True) if shape in said]
         at, alike = 0, None
-        for goal, shape in (*concerned, (len(lines), -1)):
+        whole_runs = self._table is None and not answers and streams is None
+        last = -1
+        for place, (goal, shape) in enumerate((*concerned, (len(lines), -1))):
+            if place <= last:
+                continue
             # Of an open traceback every line is looked at, whatever it holds; of all else those concerned.
             while at < goal and self._watching(streams is not None):
                 self._other(numbers[at], lines[at], "", streams[at] if streams else b"")
@@ -250,6 +259,13 @@ class LogReading:
                 again = self._alarms.again(numbers[goal], lines[goal], shape)
                 alike = goal if again else alike
                 if again is not None:
+                    if whole_runs and shape not in kinds:
+                        last = place
+                        while last + 1 < len(concerned) and concerned[last + 1][1] == shape:
+                            last += 1
+                        goal = concerned[last][0]
+                        at, alike = goal + 1, goal if again else alike
+                        self._alarms.count(again, last - place, numbers[goal], lines[goal])
                     continue
             if alike is not None:
                 self._stamp(lines[alike], len(lines[alike]))
@@ -432,7 +448,8 @@ class LogReading:
         return belongs
 
     def _die(self, death: Death) -> None:
-        self._deaths.add(self._with_usage(death))
+        # Of a flood the first ones are kept, and the others counted.
+        self._deaths.add(death if self._deaths.is_full else self._with_usage(death))
 
     def _with_usage(self, death: Death) -> Death:
         rank = self._ranks.get(death.rank)

@@ -60,6 +60,7 @@ _MOST_PIDS = 64
 _FIELDS = (b'": "', b'":"', b'"=>"', b'["', b'"[')
 _DEEPEST = 4
 _MOST_HELD = 64
+_MOST_PLAIN = 2000
 
 
 class Unwrapper:
@@ -71,6 +72,9 @@ class Unwrapper:
         self._stamped = _StampedTracebacks()
         self._last_number = 0
         self._first, self._twice = True, False
+        # Lines around which nothing stands, as long as no further form is learnt.
+        self._plain: set[bytes] = set()
+        self._learnt = 0
         self.pids: dict[int, None] = {}
         """Of the server, as what stands before its lines has them."""
 
@@ -106,13 +110,20 @@ class Unwrapper:
         if redrawn or _may_have_a_bar(bars):
             odd = list(range(len(lines)))
         changed: dict[int, list[tuple[bytes, bytes]]] = {}
+        if len(self._plain) > _MOST_PLAIN or self._prefixes.learnt != self._learnt or self._held:
+            self._plain.clear()
+            self._learnt = self._prefixes.learnt
         for at in odd:
+            if lines[at] in self._plain:
+                continue
             if (piece := self._behind_a_prefix(lines[at])) is not None:
                 changed[at] = [piece]
                 continue
             pieces = list(self._pieces(lines[at]))
             if len(pieces) != 1 or pieces[0][0] or pieces[0][1] is not lines[at]:
                 changed[at] = pieces
+            elif not self._held:
+                self._plain.add(lines[at])
         if changed:
             self._bare_within(changed)
         if not self._twice and self._stamped.concerns(text):
@@ -136,7 +147,7 @@ class Unwrapper:
     def _bare_within(self, changed: dict[int, list[tuple[bytes, bytes]]]) -> None:
         """Take off what stands before the lines within an envelope, which is learnt of them as of any other."""
         self._inner.learn(line for pieces in changed.values() for _, line in pieces if line[:2] != b"[2")
-        if self._inner.has_learnt:
+        if self._inner.learnt:
             for at, pieces in changed.items():
                 ends = [self._inner.split(line) for _, line in pieces]
                 changed[at] = [
