@@ -1,5 +1,8 @@
 """What people's tools put around the lines of a log, as functions of the log; times go on from line to line."""
 
+import csv
+import html
+import io
 import json
 from collections.abc import Callable, Iterator
 
@@ -62,6 +65,60 @@ def _cri_in_parts(text: str) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n")
+
+
+def _document(make: Callable[[str], object], indent: int | None = None) -> Wrapper:
+    """Return a wrapper that puts the whole log into one JSON document.
+
+    Args:
+        make: Makes the document of the log.
+        indent: As `json.dumps` takes it.
+    """
+    return lambda text: json.dumps(make(text), indent=indent) + "\n"
+
+
+def _entries(form: Callable[[int, str], object]) -> Callable[[str], list]:
+    return lambda text: [form(number, line) for number, line in enumerate(_lines(text))]
+
+
+def _newest_first(form: Callable[[int, str], object]) -> Callable[[str], list]:
+    return lambda text: _entries(form)(text)[::-1]
+
+
+def _loki(text: str) -> dict:
+    """Return an answer of Loki, which gives the newest line first, with a stream for each channel."""
+    lines = [[str(1764000000_000000000 + number), line] for number, line in enumerate(_lines(text))]
+    streams = [{"stream": {"app": "sglang", "channel": f"{at}"}, "values": lines[at::2][::-1]} for at in (0, 1)]
+    return {"status": "success", "data": {"resultType": "streams", "result": streams, "stats": {"summary": {"a": 1}}}}
+
+
+def _otel(text: str) -> dict:
+    records = _entries(lambda n, line: {"timeUnixNano": str(10**18 + n), "body": {"stringValue": line}})(text)
+    return {"resourceLogs": [{"resource": {"attributes": []}, "scopeLogs": [{"scope": {}, "logRecords": records}]}]}
+
+
+def _table(form: Callable[[int, str], list], *head: str, delimiter: str = ",", newest_first: bool = False) -> Wrapper:
+    """Return a wrapper that makes a table with a head of the whole log.
+
+    Args:
+        form: Makes the fields of a line, of its number and its text.
+        head: The names of the columns.
+        delimiter: Stands between two fields.
+        newest_first: Whether the last line is the first one.
+    """
+
+    def wrap(text: str) -> str:
+        rows = [form(number, line) for number, line in enumerate(_lines(text))]
+        to = io.StringIO()
+        table = csv.writer(to, delimiter=delimiter, lineterminator="\n")
+        table.writerows([head, *(rows[::-1] if newest_first else rows)])
+        return to.getvalue()
+
+    return wrap
+
+
 WRAPPERS: dict[str, Wrapper] = {
     "compose": _each(lambda n, line: f"sglang-1  | {line}"),
     "compose-stripped": _each(lambda n, line: f"gemma4_server-1  | {line}".rstrip()),
@@ -113,5 +170,125 @@ WRAPPERS: dict[str, Wrapper] = {
     "own-words": _each(lambda n, line: f"<<gpu-box #{n % 7}>> {_clock(n)} :: {line}"),
     "own-level": _each(lambda n, line: f"{('INFO', 'ERROR')[n % 2]} [worker/{n}] {line}"),
     "own-stamp": _each(lambda n, line: f"[{_clock(n)}] {line}"),
+    # A whole log in one document.
+    "whole-in-a-field": _document(lambda text: {"status": "ok", "logs": text}),
+    "whole-in-an-unknown-field": _document(lambda text: {"id": 7, "job": {"name": "serve", "trace_output": text}}),
+    "whole-as-text": _document(lambda text: {"text": text}),
+    "whole-as-a-string": _document(lambda text: text),
+    "whole-behind-a-command": lambda text: "$ curl -s host/logs\n" + json.dumps({"logs": text}) + "\n",
+    "array-of-lines": _document(lambda text: _lines(text)),
+    "array-of-lines-over-lines": _document(lambda text: _lines(text), indent=2),
+    "lines-in-a-field": _document(lambda text: {"pod": "a", "lines": _lines(text)}, indent=2),
+    "array-of-objects": _document(_entries(lambda n, line: {"timestamp": _iso(n), "message": line})),
+    "cloud-logging-export": _document(
+        _newest_first(lambda n, line: {"insertId": f"{n}", "textPayload": line, "timestamp": _iso(n)}), indent=2
+    ),
+    "cloud-logging-objects": _document(
+        _newest_first(lambda n, line: {"jsonPayload": {"message": line, "pid": 7}, "timestamp": _iso(n)}), indent=2
+    ),
+    "loki-answer": _document(_loki),
+    "cloudwatch-events": _document(
+        lambda text: {"events": _entries(lambda n, line: {"timestamp": 1764000000000 + n, "message": line})(text)}
+    ),
+    "elastic-hits": _document(
+        lambda text: {
+            "took": 3,
+            "hits": {
+                "total": 9,
+                "hits": _entries(lambda n, line: {"_id": f"{n}", "_source": {"@timestamp": _iso(n), "message": line}})(
+                    text
+                ),
+            },
+        }
+    ),
+    "elastic-fields": _each(lambda n, line: json.dumps({"_source": {"message": line, "@timestamp": _iso(n)}})),
+    "datadog-answer": _document(
+        lambda text: {
+            "data": _newest_first(
+                lambda n, line: {
+                    "id": "a",
+                    "type": "log",
+                    "attributes": {"timestamp": _iso(n), "message": line, "status": "info"},
+                }
+            )(text),
+            "meta": {"page": {}},
+        }
+    ),
+    "otel-export": _document(_otel),
+    "issue": _document(
+        lambda text: {"number": 7, "title": "[Bug] it ends", "body": f"### Log\n\n```\n{text}```\n", "comments": 2}
+    ),
+    "issue-crlf": _document(lambda text: {"title": "[Bug]", "body": f"```\n{text}```\n".replace("\n", "\r\n")}),
+    "csv": _table(lambda n, line: [_iso(n), line], "timestamp", "message"),
+    "csv-newest-first": _table(lambda n, line: [_iso(n), "gpu-7", line], "Date", "Host", "Content", newest_first=True),
+    "csv-splunk": _table(lambda n, line: [line, _iso(n), "gpu-7"], "_raw", "_time", "host"),
+    "csv-semicolons": _table(lambda n, line: [_iso(n), line], "time", "log", delimiter=";"),
+    "tsv": _table(lambda n, line: [_iso(n), line], "Time", "Line", delimiter="\t"),
+    # Stamps in brackets, as SGLang's own.
+    "jenkins": _each(lambda n, line: f"[{_iso(n)[:23]}Z] {line}"),
+    "airflow": _each(lambda n, line: f"[2026-11-24, {_clock(n)} UTC] {{subprocess.py:93}} INFO - {line}"),
+    "airflow-zone": _each(lambda n, line: f"[2026-11-24T{_clock(n)}.123+0000] {{pod_manager.py:418}} INFO - {line}"),
+    "stamp-before-all": _each(lambda n, line: f"[2026-11-24 {_clock(n)}] {line}"),
+    "stamp-and-level": _each(lambda n, line: f"[2026-11-24 {_clock(n)},{n % 1000:03d}] [INFO] {line}"),
+    "slashes": _each(lambda n, line: f"[2026/11/24 {_clock(n)}] {line}"),
+    # Bars and quotes.
+    "bar": _each(lambda n, line: f"│ {line}"),
+    "heavy-bar": _each(lambda n, line: f"┃ {line}"),
+    "box": _each(lambda n, line: f"│ {line:<120} │"),
+    "plain-bar": _each(lambda n, line: f"| {line}"),
+    "container-bar": _each(lambda n, line: f"sglang-server | {line}"),
+    "prompts": _each(lambda n, line: f">>> {line}"),
+    "fences": lambda text: f"Log:\n\n```shell\n{text.removesuffix(chr(10))}\n```\n",
+    "details": lambda text: f"<details>\n<summary>log</summary>\n\n```\n{text}```\n\n</details>\n",
+    "list": _each(lambda n, line: f"- {line}"),
+    # Fields with a name.
+    "logfmt-first": _each(lambda n, line: f"msg={json.dumps(line)} level=info"),
+    "logfmt-log": _each(lambda n, line: f"ts={_iso(n)} caller=main.go:7 level=info log={json.dumps(line)}"),
+    "structlog": _each(lambda n, line: f"timestamp={_iso(n)} level=info event={json.dumps(line)} logger=server"),
+    "structlog-repr": _each(lambda n, line: f"timestamp='{_iso(n)}' level='info' event={line!r}"),
+    "journald-export": _each(lambda n, line: f"MESSAGE={line}"),
+    "fluent-bit": _each(
+        lambda n, line: (
+            f"[{n}] kube.sglang: [[{1764000000 + n}.123456789, {{}}], "
+            f'{{"stream"=>"stderr", "log"=>{json.dumps(line)}}}]'
+        )
+    ),
+    "fluent-bit-old": _each(lambda n, line: f'[{n}] app: [{1764000000 + n}.1, {{"log"=>{json.dumps(line)}}}]'),
+    "fluentd": _each(
+        lambda n, line: f"2026-11-24 {_clock(n)}.123456789 +0000 kube.sglang: " + json.dumps({"log": line})
+    ),
+    "fluentd-file": _each(lambda n, line: f"{_iso(n)}\tkube.sglang\t" + json.dumps({"log": line})),
+    "splunk-result": _each(lambda n, line: json.dumps({"preview": False, "result": {"_raw": line, "_time": _iso(n)}})),
+    # Clocks and programs.
+    "cloudwatch-tabs": _each(lambda n, line: f"{_iso(n)}\t{line}"),
+    "aws-text": _each(lambda n, line: f"EVENTS\t{1764000000123 + n}\t{line}\t{1764000000000 + n}"),
+    "epoch": _each(lambda n, line: f"{1764000000 + n}.123456 {line}"),
+    "epoch-ms": _each(lambda n, line: f"{1764000000123 + n}\t{line}"),
+    "monotonic": _each(lambda n, line: f"[{n:5d}.123456] gpu7 sglang[42]: {line}"),
+    "journald-full": _each(lambda n, line: f"Tue 2026-11-24 {_clock(n)} UTC gpu7 sglang[42]: {line}"),
+    "journald-iso": _each(lambda n, line: f"2026-11-24T{_clock(n)}+0100 gpu7 sglang[42]: {line}"),
+    "gitlab": _each(lambda n, line: f"2026-11-24T{_clock(n)}.123456Z 01{'OE'[n % 2]} {line}"),
+    "buildkite": _each(lambda n, line: f"\x1b_bk;t={1764000000123 + n}\x07{line}"),
+    "foreman": _each(lambda n, line: f"{_clock(n)} sglang.1 | {line}"),
+    "american": _each(lambda n, line: f"11/24/2026 {_clock(n)[1:]} AM {line}"),
+    "ray-ip": _each(lambda n, line: f"(pid=812, ip=10.0.0.3) {line}"),
+    "ray-actor": _each(lambda n, line: f"(RolloutWorker pid=812, ip=10.0.0.3) {line}"),
+    "skypilot": _each(lambda n, line: f"(head, rank=0, pid=1234) {line}"),
+    "skypilot-task": _each(lambda n, line: f"(sglang, pid=1234) {line}"),
+    "default-and-rank": _each(lambda n, line: f"[default0]:[rank0]: {line}"),
+    "default-spaced": _each(lambda n, line: f"[default0]: {line}"),
+    "nomad": _each(lambda n, line: f"[serve/sglang] {line}"),
+    "wsl": _each(lambda n, line: f"wsl: {line}\r"),
+    # Web pages.
+    "html": lambda text: html.escape(text),
+    "html-page": lambda text: (
+        "<html><body><pre>"
+        + "\n".join(f'<span class="line">{html.escape(line)}</span><br/>' for line in _lines(text))
+        + "\n</pre></body></html>\n"
+    ),
+    "html-with-prefix": _each(lambda n, line: html.escape(f"> {line}")),
+    "hard-spaces": lambda text: text.replace("  ", "\u00a0\u00a0"),
+    "curly-quotes": lambda text: text.replace(' "', " “").replace('"', "”"),
+    "zero-width": _each(lambda n, line: f"\u200b{line}"),
 }
 """Every one leaves what a log says unchanged."""

@@ -237,15 +237,31 @@ class TestVerbs:
         assert code == 0
         assert {issue["topic"] for issue in json.loads(out)["issues"]} == {"lora"}
 
-    @pytest.mark.parametrize("name", ["eager-draft-write-rows", "29616"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("eager-draft-write-rows", "29616", "SGLang 29616", "sglang#29616", "sgl-project/sglang#29616", "#29616"),
+            "https://github.com/sgl-project/sglang/issues/29616#issuecomment-1",
+            "https://github.com/sgl-project/sglang/pull/29616",
+        ],
+    )
     def test_show(self, cli, name):
         code, out, _ = cli("known", "show", name)
         assert code == 0
         assert "https://github.com/sgl-project/sglang/issues/29616" in out
 
+    def test_a_thread_that_a_record_has_beside_others_shows_it(self, cli):
+        firsts = {issue.threads[0] for issue in known_issues()}
+        issue, thread = next(
+            (issue, thread) for issue in known_issues() for thread in issue.threads[1:] if thread not in firsts
+        )
+        assert json.loads(cli("known", "show", f"SGLang {thread}", "--json")[1])["issue"]["id"] == issue.id
+
     @pytest.mark.parametrize(
         "words",
         [
+            ("show", "vllm#29616"),
+            ("show", "SGLang 1"),
             ("show", "eager-draft"),
             ("list", "--topic", "moon"),
             ("check", "--release", "0.5.1"),

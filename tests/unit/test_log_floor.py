@@ -1,8 +1,13 @@
 """The floor under "no findings": what says that something failed is told; what a healthy server writes is not."""
 
+from unittest.mock import patch
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import read
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
 from made_logs import death, decode, only, prefill, stamp
@@ -171,3 +176,117 @@ def test_probes_are_advised_only_where_they_could_see_something():
     elsewhere = found_in(decode(1), death(2, "KeyError: 'x'", frame="tokenizer.py"))[0]
     assert serve in seen.next_commands
     assert serve not in (*before_any_batch.next_commands, *elsewhere.next_commands)
+
+
+KILLED = "SIGKILL ended a process"
+NATIVE = "ended in native code"
+ENDED = "a child process ended"
+NO_START = "the server did not start"
+OUTSIDE = {
+    "Rank 0 scheduler is dead. Please check if there are relevant logs.": ENDED,
+    "E1124 10:00:00.000 12 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) pid: 42": KILLED,
+    "  exitcode  : -6 (pid: 4242)": NATIVE,
+    "  traceback : Signal 6 (SIGABRT) received by PID 4242": NATIVE,
+    "    Reason:       OOMKilled": KILLED,
+    "    Reason:       CrashLoopBackOff": ENDED,
+    "  Warning  BackOff  2m (x9 over 5m)  kubelet  Back-off restarting failed container sglang": ENDED,
+    "    Exit Code:    137": KILLED,
+    "    Exit Code:    139": NATIVE,
+    "    Exit Code:    1": ENDED,
+    "sglang-1 exited with code 137": KILLED,
+    "sglang-1 exited with code 139": NATIVE,
+    "command terminated with exit code 137": KILLED,
+    "systemd[1]: a.service: Main process exited, code=killed, status=9/KILL": KILLED,
+    "systemd[1]: a.service: Main process exited, code=dumped, status=6/ABRT": NATIVE,
+    "systemd[1]: a.service: A process of this unit has been killed by the OOM killer.": KILLED,
+    "systemd[1]: a.service: Failed with result 'exit-code'.": ENDED,
+    "Out of memory: Killed process 4242 (sglang::schedul) total-vm:1kB": KILLED,
+    "python[4242]: segfault at 10 ip 00007f sp 00007f error 4 in libcuda.so": NATIVE,
+    "traps: python[4242] general protection fault ip:7f sp:7f error:0": NATIVE,
+    "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.": "GPU",
+    "2026-11-24 10:00:00,123 WARN exited: sglang (terminated by SIGKILL; not expected)": KILLED,
+    "2026-11-24 10:00:00,123 WARN exited: sglang (exit status 1; not expected)": ENDED,
+    "PM2        | App [sglang:0] exited with code [0] via signal [SIGKILL]": KILLED,
+    "[1]+  Killed                  nohup python x": KILLED,
+    "zsh: segmentation fault  python": NATIVE,
+    "mpirun noticed that process rank 0 with PID 4242 on node a exited on signal 9 (Killed).": KILLED,
+    "    Reason:       Evicted": ENDED,
+    "    Reason:       StartError": NO_START,
+    "Error: ImagePullBackOff": NO_START,
+    "Scheduler process 4242 is not alive": ENDED,
+    "INFO: task python:4242 blocked for more than 120 seconds.": "stopped answering",
+}
+WATCHED = {
+    "a service that was stopped": "systemd[1]: a.service: Main process exited, code=killed, status=15/TERM\n",
+    "a service that ended": "systemd[1]: a.service: Deactivated successfully.\n",
+    "a program that a key stopped": "PM2  | App [sglang:0] exited with code [0] via signal [SIGINT]\n",
+    "a pod that waits": "  Warning  Unhealthy  3m  kubelet  Readiness probe failed: connection refused\n",
+    "a volume that came late": "  Warning  FailedMount  3m  kubelet  MountVolume.SetUp failed for volume\n",
+    "pages": f"{stamp(1)} Evicted 3 pages; 0 requests are dead weight\n",
+}
+
+
+@pytest.mark.parametrize("then", ["", decode(20)])
+@pytest.mark.parametrize("line", OUTSIDE)
+def test_whoever_watches_a_server_is_believed_that_it_ended(line, then):
+    (finding,) = found_in(prefill(1), line + "\n", then)
+    assert OUTSIDE[line] in finding.cause
+    assert finding.evidence[0].value in line
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_what_a_watcher_says_of_a_server_that_goes_on_is_none(name):
+    assert found_in(prefill(1), WATCHED[name], decode(20)) == ()
+
+
+@pytest.mark.parametrize(
+    "passed_on",
+    [
+        "Rank 0 scheduler is dead. Please check if there are relevant logs.\n",
+        "systemd[1]: a.service: Failed with result 'signal'.\n",
+        "Scheduler process 4242 is not alive\n",
+        SIGQUIT,
+    ],
+)
+def test_who_only_passes_on_an_end_stands_behind_the_rule_that_knows_it(passed_on):
+    for order in ((passed_on, "Exit code: -9\n"), ("Exit code: -9\n", passed_on)):
+        (finding,) = found_in(prefill(1), *order)
+        assert finding.rule == "killed-from-outside"
+
+
+def test_a_group_of_exceptions_is_told_by_those_within_it():
+    traceback = "Traceback (most recent call last):\n"
+    group = (
+        f"{stamp(2)} Scheduler hit an exception:   + Exception Group {traceback}"
+        '  |   File "/srv/sglang/scheduler.py", line 198, in run_scheduler_process\n'
+        "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
+        "  +-+---------------- 1 ----------------\n"
+        f'    | {traceback}    |   File "/srv/sglang/scheduler.py", line 4, in step\n    |     a\n'
+        "    | KeyError: 'layer_9'\n    +------------------------------------\n"
+    )
+    (finding,) = found_in(decode(1), group)
+    assert "died of KeyError" in finding.cause
+    torn = group.split("  +-+", maxsplit=1)[0]
+    (finding,) = found_in(decode(1), torn)
+    assert "ExceptionGroup" in finding.cause
+
+
+LINES = [line for text in (*ALARMS.values(), *SURVIVED.values(), *CLEAN.values()) for line in text.splitlines()]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*LINES, decode(5).strip(), death(4, "KeyError: 'x'").strip()]), st.integers(1, 40)),
+        max_size=40,
+    ),
+    st.sampled_from(["", "{} ", "[2026-01-01 00:{:02d}:07 TP{}] "]),
+)
+def test_a_flood_of_the_same_lines_says_what_it_says_line_by_line(runs, prefix):
+    """Most lines of many that say the same are only counted."""
+    rows = [prefix.format(at % 50, at % 3) + line for line, times in runs for at in range(times)]
+    text = "\n".join(rows).encode() + b"\n"
+    quick = read_log("x", [text])
+    with patch.object(read, "MANY", 10**9):
+        slow = read_log("x", [text])
+    assert quick == slow
+    assert findings(quick) == findings(slow)

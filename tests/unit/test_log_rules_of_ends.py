@@ -238,7 +238,8 @@ class TestStartsOfSeveralRanks:
     @pytest.mark.parametrize(
         ("last", "said"),
         [
-            ("AssertionError: res=<Response [502]>, res.text=''", "something else than the server"),
+            ("AssertionError: res=<Response [502]>, res.text=''", "another program answers at its address"),
+            ("AssertionError: res=<Response [403]>, res.text='<b>denied by the proxy</b>'", "as its answer says"),
             (
                 "ValueError: TP rank 3 could finish, but there are other ranks that didn't finish loading.",
                 "Another rank",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,13 @@ from gemma4_triage.terminal import MANNER, emit_json, print_plain, stdout_consol
 
 if TYPE_CHECKING:
     from gemma4_triage.known_issues.record import KnownIssue
+
+# A thread of SGLang's as findings name it, as GitHub does, or by its address.
+_THREAD = re.compile(
+    r"(?:https?://(?:www\.)?github\.com/sgl-project/sglang/(?:issues|pull)/|(?:sgl-project/)?sglang ?[#/]? ?|#)?"
+    r"(\d{1,6})(?:[/?#]\S*)?",
+    re.IGNORECASE,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +78,7 @@ def show_known(
         str,
         typer.Argument(
             metavar="ID",
-            help="As `known list` shows it, or a thread's number.",
+            help="As `known list` shows it, or a thread: its number, as findings name it, or its address.",
             autocompletion=completions.words(completions.known_issues),
         ),
     ],
@@ -161,9 +169,13 @@ def _known() -> tuple[KnownIssue, ...]:
 
 def _named(issue_id: str) -> KnownIssue:
     issues = _known()
-    for issue in issues:
-        if issue_id == issue.id or issue_id == str(issue.threads[0]):
-            return issue
+    thread = int(match[1]) if (match := _THREAD.fullmatch(issue_id.strip())) else None
+    named = (issue for issue in issues if issue_id == issue.id)
+    # Of a thread that several records have, the one that it is the first of is the one that findings call so.
+    by_first = (issue for issue in issues if thread == issue.threads[0])
+    by_any = (issue for issue in issues if thread in issue.threads)
+    for issue in (*named, *by_first, *by_any):
+        return issue
     hint = names_near(issue_id, (issue.id for issue in issues), "gemma4-triage known list shows all")
     raise UsageMistake(f"there is no known issue {issue_id!r}", hint)
 

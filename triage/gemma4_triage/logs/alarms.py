@@ -10,21 +10,27 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from gemma4_triage.logs.facts import Alarm, Death, Place
-from gemma4_triage.logs.lines import lines_with
+from gemma4_triage.logs.lines import DIGITS, lines_with
 from gemma4_triage.logs.tracebacks import death_of
 
 # The first that fits names the kind. Sources: SGLang's utils/watchdog.py, entrypoints/engine.py and http_server.py,
 # managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
 _HARD = {
     "killed": rb"^\W*Killed\W*$|\bline \d+: +\d+ Killed\b|\bOOMKilled\b|Killed process \d|[Oo]om[-_]kill|"
-    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-9|137)\b|terminated with -9\b|died due to signal 9\b|"
-    rb"\bstatus=9/KILL\b|^srun: error: .{0,200}: Killed\b|\bExited \(137\)",
+    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,12}(?:-9|137)\b|terminated with -9\b|signal 9\b|"
+    rb"\bstatus=9/KILL\b|^srun: error: .{0,200}: Killed\b|\b[Ee]xited \(137\)|"
+    rb"^(?:\w+: |\[\d+\][+-]? +(?:\d+ )?)[Kk]illed +\w|signal: killed\b|killed by the OOM killer|"
+    rb"(?:terminated by |was sent |via signal \[|Negsignal\.|Stopped: )SIGKILL\b",
     "signalled": rb"Segmentation fault|\(core dumped\)|Fatal Python error|terminate called after throwing|\bBus error|"
     rb"^\W*Aborted\W*$|Aborted \(|Segfault encountered|\bSIG(?:SEGV|ABRT|BUS)\b|double free or corruption|"
-    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-(?:4|6|7|8|11)|13[4569])\b|died due to signal \d|"
+    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,12}(?:-(?:4|6|7|8|11)|13[4569])\b|died due to signal \d|"
+    rb"(?:exited (?:on|with)|unhandled) signal (?:4|6|7|8|11)\b|^\w+: (?:segmentation fault|abort|bus error)\b|"
+    rb"signal: (?:aborted|segmentation fault|bus error)|general protection fault|terminate called without|"
+    rb"libc\+\+abi: terminating|via signal \[SIG(?:ABRT|SEGV|BUS|ILL|FPE)|"
     rb"terminated with -(?:4|6|7|8|11)\b|\bstatus=(?:[45678]|11)/[A-Z]{3,4}\b|\bsegfault at [0-9a-f]+ ip\b|"
     rb"\b(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted size vs\. prev_size|\*{3} stack smashing detected",
     "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
@@ -39,6 +45,7 @@ _HARD = {
     rb"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)",
     "device": rb"CUDA error: |CUDA error \(|CUresult error|no kernel image is available|NPU function error|"
     rb"CUDA_ERROR_\w|cudaError[A-Z]|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!SUCCESS)|NVRM: Xid|"
+    rb"Unable to determine the device handle|GPU \d+ has encountered an error|GPU is lost|"
     rb"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
     "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
     rb"insufficient shared memory",
@@ -51,10 +58,19 @@ _HARD = {
     rb"error: (?:unrecognized arguments|ambiguous option|argument --|the following arguments are)|"
     rb"executable file not found in|exec format error|no matching manifest for|manifest unknown|"
     rb"unknown or invalid runtime name|unknown runtime specified|"
-    rb"FailedScheduling|Failed to pull image|could not select device driver|nvidia-container-cli: |"
+    rb"FailedScheduling|Failed to pull image|ImagePullBackOff|ErrImagePull|CreateContainer(?:Config)?Error|"
+    rb"Reason: +(?:ContainerCannotRun|StartError)|OCI runtime create failed|[Ss]tart request repeated too quickly|"
+    rb"entered FATAL state|could not select device driver|nvidia-container-cli: |"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
+    rb"[Ee]xit [Cc]ode: +(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|non-zero exit code|exit status [1-9]\d*; not expected|"
+    rb"(?:exited|terminated|died|ended|stopped|crashed) unexpectedly|worker died or was killed|"
+    rb"\b(?:scheduler|detokenizer|tokenizer|worker|engine|server|process|rank)\w*(?: \d+)? is dead\b|"
+    rb"(?:process|scheduler|worker|engine)\w*\b.{0,20} (?:not|no longer) alive\b|"
+    rb"Failed with result '(?!success|timeout)|entered failed state|"
+    rb"[Ll]ost connection to the (?:scheduler|engine|worker)|"
+    rb"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO|Reason: +Evicted\s*$|[Pp]od evicted|node was low on resource|"
     rb"process (?:has )?(?:died|crashed)\b|Back-off restarting failed container|"
     rb"CrashLoopBackOff|\bExited \((?!0\)|137\)|143\))\d+\)|\bMain process exited, code=exited, status=(?!0/)\d|"
     rb"^srun: error: .{0,200}: (?:Exited with|Segmentation)",
@@ -68,7 +84,8 @@ _HARD = {
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b(?! check passed)|leaked (?:semaphore|page|token|slot)",
     "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[|"
     rb"\bKV double free: sub-pool|\bKV page use-after-free: ",
-    "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
+    "stopped-answering": rb"soft lockup|blocked for more than \d+ seconds|WORKER TIMEOUT|"
+    rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
     # A client that goes away ends its transfer ("Aborted by AbortReq").
     "transfer": rb"(?:KVTransferError|[Uu]nexpected transfer worker error|"
     rb"[Tt]ransfer thread failed|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
@@ -123,8 +140,10 @@ _SOFT = {
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
     rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
-    "trouble": rb"oom_reaper: reaped|general protection fault|BAD TERMINATION|entered FATAL state|"
-    rb"exit status [1-9]\d*; not expected|GPU is lost|watchdog got stuck|dump signal due to a collective timeout|"
+    "trouble": rb"oom_reaper: reaped|BAD TERMINATION|: command not found\b|[Pp]ermission denied|"
+    rb": Operation not permitted|"
+    rb"python[\w.]*: No module named \w|\b(?:rank|worker|node) \S+ (?:is )?(?:lost|unreachable)\b|FailedMount|"
+    rb"watchdog got stuck|dump signal due to a collective timeout|"
     rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
     rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
@@ -177,6 +196,18 @@ _WORKS = (
 )
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
+    *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
+    *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
+    *(
+        b"command not found",
+        b"denied",
+        b"not permitted",
+        b"no module named",
+        b"unreachable",
+        b" lost",
+        b"worker timeout",
+        b"evicted",
+    ),
     *(b"is dead", b"terminat", b"protection fault", b"not expected", b"is lost", b"got stuck", b"dump signal"),
     b"could not select",
     b"unsupported",
@@ -290,10 +321,26 @@ _LONGEST_ANSWER = 400  # lines of the traceback of a request
 _ENOUGH_LINES = 1000
 
 
+# Numbers that differ from line to line and change no kind: every other one may be an exit code or a status.
+_OF_ONE_LINE = re.compile(rb"\d+(?:\.\d+){3}(?::\d+)?|\d\d:\d\d:\d\d(?:[.,]\d+)?|(?<=0x)[0-9a-f]+|[0-9a-f]{8,}|\d{4,}")
+# Codes, statuses, marks that hold a digit, a number at the end (a count of failures), a stamp within the line.
+_NUMBERS_MATTER = re.compile(rb"(?i)exit|status|code|signal|with -|http|hread x|^\s|=>|[:=]\s*\.?\s*$|.\[-- ::|^E ::")
+_HAS_FRAMES = re.compile(rb"^ |hread 0x|\| ")
+_MOST_SHAPES = 20_000
+MANY = 64
+"""Lines of a block that concern alarms: of fewer it is not worth while to ask which are alike."""
+
+
 class AlarmReader:
     """Takes every line that is neither a batch line nor part of a traceback, in order; keeps one alarm of a kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[int, bytes], Place]) -> None:
+        """Begin with no alarm.
+
+        Args:
+            place: Makes the place of a line, of its number and its text.
+        """
+        self._place = place
         self._hard: dict[str, Alarm] = {}
         self._soft: Alarm | None = None
         self._errors: list[Death] = []
@@ -309,6 +356,83 @@ class AlarmReader:
         self._answers: list[int] = []
         self._answers_seen = 0
         self._of_a_request = -_LONGEST_ANSWER
+        # What was made of a line, by what it is without numbers of its own: a kind, or "" of none.
+        self._shapes: dict[bytes, str] = {}
+        self._by_number: dict[bytes, bool] = {}
+        self._worded: str | None = None
+        self._counts: dict[str, int] = {}
+        self._lasts: dict[str, tuple[int, bytes]] = {}
+
+    def shapes(self, lines: list[bytes]) -> list[bytes]:
+        """Return for each line what all lines have that say the same: its words, its rank, and numbers that matter."""
+        found = []
+        for line, bare in zip(lines, b"\n".join(lines).translate(None, DIGITS).split(b"\n"), strict=True):
+            by_number = self._by_number.get(bare)
+            if by_number is None:
+                if len(self._by_number) >= _MOST_SHAPES:
+                    self._by_number.clear()
+                by_number = self._by_number[bare] = _NUMBERS_MATTER.search(bare) is not None
+            if by_number:
+                found.append(_OF_ONE_LINE.sub(b"1", line))
+            else:
+                found.append(bare + line[20 : line.find(b"]", 20, 60)] if line[:2] == b"[2" else bare)
+        return found
+
+    def knows(self, shape: bytes) -> bool:
+        """Say whether a line like it was looked at."""
+        return shape in self._shapes
+
+    def again(self, number: int, line: bytes, shape: bytes) -> str | None:
+        """Take a line like one that was looked at, if no more than its count is of interest.
+
+        A flood of the same failure is read so: of each kind the first lines are kept, and the last one's place.
+
+        Returns: its kind, "" of none; None if `kind_of` has to look at it.
+        """
+        kind = self._shapes.get(shape)
+        soft = self._soft
+        if kind is None or (soft is not None and number <= soft.place.line + _SOON):
+            return None
+        if self._frames and (not kind or kind in _SOFT or _RAISED.match(line)):
+            return None
+        if not kind:
+            return ""
+        if self._stopping and kind in _OF_A_STOP:
+            return None
+        if kind in _SOFT:
+            stands = soft is not None and soft.place.line >= self.last_work
+            told = kind != "error" or (
+                len(self._errors) >= _MOST_ERRORS and number > self._of_a_request + _LONGEST_ANSWER
+            )
+            return kind if stands and told else None
+        known = self._hard.get(kind)
+        if known is None or len(known.more) < _MOST_KEPT:
+            return None
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._lasts[kind] = number, line
+        return kind
+
+    def count(self, kind: str, more: int, number: int, line: bytes) -> None:
+        """Take more lines like the one that `again` has just taken, with nothing between them; the last one's place."""
+        if more and kind in self._counts:
+            self._counts[kind] += more
+            self._lasts[kind] = number, line
+
+    def _settle(self, kind: str) -> None:
+        """Take the lines that `again` has counted into what is kept of their kind."""
+        if count := self._counts.pop(kind, 0):
+            known = self._hard[kind]
+            self._hard[kind] = replace(known, count=known.count + count, last=self._place(*self._lasts[kind]))
+
+    def remember(self, shape: bytes, line: bytes) -> None:
+        """Keep what `kind_of` has just made of a line by its words alone."""
+        kind = self._worded
+        # Of a crash the lines below it are counted from the last one; an answer's failure comes with its traceback.
+        if kind in (None, "exception", "signalled") or _HAS_FRAMES.search(line) or _OF_A_REQUEST.search(line):
+            return
+        if len(self._shapes) >= _MOST_SHAPES:
+            self._shapes.clear()
+        self._shapes[shape] = kind or ""
 
     def begin(self, lines: list[bytes], text: bytes, ends: list[int], answers: list[int]) -> set[int]:
         """Return which lines of a text, which come next, concern `kind_of`.
@@ -344,12 +468,14 @@ class AlarmReader:
 
     def kind_of(self, number: int, line: bytes) -> str:
         """Return the kind of alarm that a line is; "" if it is none."""
+        self._worded = None
         line = line[:_LONGEST_LINE]
         if line[:1] == b" " and b"| " in line[:16]:
             line = _GROUP.sub(b"", line, count=1)
         if _TYPED.match(line):
             return ""
         if b"hread 0x" in line:
+            self._shapes.clear()
             # faulthandler prints every thread; the one that crashed is the current one, or the first where none is.
             crash = self._hard.get("signalled")
             first = crash is not None and number - (crash.last or crash.place).line <= _RIGHT_BELOW
@@ -383,6 +509,7 @@ class AlarmReader:
         if self._soft is not None and number <= self._soft.place.line + _SOON and _AGAIN.search(line):
             self.last_work = number
             return ""
+        self._worded = None if self._frames else ""
         low = line.lower()
         if not self._triggers or not any(trigger in low for trigger in self._triggers):
             return ""
@@ -394,6 +521,7 @@ class AlarmReader:
                 raised = kind == "error" and bool(self._frames)
                 if _AVOIDED.search(line) or (kind not in _NO_ADVICE and not raised and excuse.search(line)):
                     continue
+                self._worded = None if raised else kind
                 early = kind == "unhealthy" and not self.last_work
                 return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
         return ""
@@ -435,6 +563,7 @@ class AlarmReader:
             self._keep_soft(replace(alarm, kind="error") if raised else alarm, caught)
         if kind in _SOFT:
             return
+        self._settle(kind)
         if (known := self._hard.get(kind)) is None:
             self._hard[kind] = alarm
         else:
@@ -467,6 +596,8 @@ class AlarmReader:
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Return the alarms that stand: the hard ones as in the log, then the soft one that no work followed."""
+        for kind in tuple(self._counts):
+            self._settle(kind)
         hard = sorted(self._hard.values(), key=lambda alarm: alarm.place.line)
         soft = self._soft
         return (*hard, soft) if soft is not None and soft.place.line > self.last_work else tuple(hard)

@@ -83,7 +83,7 @@ from gemma4_triage.logs.rules import (
     weight_names,
     wheels_do_not_fit,
 )
-from gemma4_triage.logs.tracebacks import TORN
+from gemma4_triage.logs.tracebacks import OF_GROUPS, TORN
 
 ENDINGS: tuple[Rule, ...] = (
     told_by_words.RULE,
@@ -212,6 +212,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     # Of two ranks that wrote into each other's tracebacks one is left without frames.
     said = {(death.type_name, death.message) for death in facts.deaths if death not in unexplained}
     unexplained = [death for death in unexplained if death.frames or (death.type_name, death.message) not in said]
+    unexplained = _without_groups(unexplained)
     endings += known_issue.beside(endings, facts)
     # What a client writes down of a refusal is no end of a server.
     of_clients = [death for death in unexplained if death.type_name == "BadRequestError" and not death.path]
@@ -265,6 +266,12 @@ def _what_ended_nothing(found: list[Finding], facts: LogFacts) -> tuple[list[Fin
         return [*of_requests, *(finding for finding in found if finding not in of_requests)], []
     apart = [finding.model_copy(update={"confidence": Confidence.POSSIBLE}) for finding in of_requests]
     return [finding for finding in found if finding not in of_requests], apart
+
+
+def _without_groups(deaths: list[Death]) -> list[Death]:
+    """Return the deaths without groups of exceptions of which one is among them."""
+    of_parts = {_failure(death) for death in deaths if death.type_name not in OF_GROUPS}
+    return [death for death in deaths if death.type_name not in OF_GROUPS or _failure(death) not in of_parts]
 
 
 def _failure(death: Death) -> int:

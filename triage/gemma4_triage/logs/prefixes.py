@@ -20,10 +20,20 @@ _UNIT = rb"(?:[\w@./:-]{1,80}\[\d+\]|kernel|sglang[\w.@-]*|docker[\w.@-]*|python
 
 _KNOWN = (
     rb"(?:> ?)+",  # quoted
+    rb"(?:\||\xe2\x94[\x82\x83]|\xe2\x95\x91|\xe2\x96[\x8c\x8e\x8f])(?: |$)",  # a bar, as of a table, a box or a chat
     rb"\d{1,4}\|[\w.-]{1,60} *\| ?",  # PM2
+    rb"\[" + _DAY + rb"(?:T|, )" + _CLOCK + rb"(?:Z|[+-]\d\d:?\d\d| UTC)?\] ?"  # Jenkins
+    rb"(?:\{[\w./-]{1,100}:\d{1,6}\} " + _LEVEL + rb" - )?",  # Airflow
+    rb"\[\d{4}/\d\d/\d\d " + _CLOCK + rb"\] ?",
+    rb"\[ *\d{1,9}\.\d{3,9}\] (?:[\w.-]{1,80} " + _UNIT + rb")?",  # dmesg, journald's short-monotonic
+    rb"\d{10}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?[ \t]",  # a clock in seconds or parts of them
+    rb"MESSAGE=",  # journald's export
+    rb"_bk;t=\d{1,16}\x07",  # Buildkite
     rb"[\w.@-]{1,100} *\|(?: |$)",  # docker compose, docker service logs
     rb"\[pod/[\w./-]{1,200}\] ?",  # kubectl logs --prefix
     _TIME + rb" (?:stdout|stderr) [FP](?: |$)",  # CRI
+    _TIME + rb" [0-9a-f]{2}[OE](?:[ +]|$)",  # GitLab
+    _TIME + rb"[ \t]+[\w./-]{1,100}(?:: |\t)(?=\{)",  # Fluentd
     _TIME + rb" \| " + _LEVEL + rb" *\| [^|]{1,120}? - ",  # loguru
     _TIME + rb" [\w.-]{1,80} " + _UNIT,  # rsyslog
     _TIME + rb" app\[[\w.]+\](?:: | \w+ \[\w+\] ?)",  # Heroku, Fly
@@ -32,7 +42,7 @@ _KNOWN = (
     rb"[\w .()/-]{1,80}\t[\w .()/-]{1,80}\t(?:\xef\xbb\xbf)?" + _TIME + rb"(?: |$)",  # gh run view --log
     rb"(?:<\d{1,3}>)?(?:" + _WEEKDAY + rb" )?" + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: \d{4})? "
     rb"(?:[\w.-]{1,80} " + _UNIT + rb")?",  # journald, syslog, ts
-    rb"\((?:[\w.:<>\[\]-]{1,80} )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",  # Ray
+    rb"\((?:[\w.:<>\[\]-]{1,80},? )?(?:rank=\d+, )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",  # Ray, SkyPilot
     # vLLM, below a first line that names its file too
     _LEVEL + rb" \d\d-\d\d " + _CLOCK + rb"(?= (?:  File |    |Traceback |[\w.]+(?:Error|Exception): )) ?",
     rb"\[rank\d+\]:(?: |$)",  # torch's excepthook
@@ -42,6 +52,7 @@ _KNOWN = (
 )
 _PREFIX = re.compile(b"|".join(b"(?:%s)" % form for form in _KNOWN))
 _TIMES = re.compile(
+    rb"^\[ *\d{1,9}\.\d{3,9}\]|^\d{10}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?\s|\b[0-9a-f]{2}[OE][ +]?$|_bk;t=\d+|^EVENTS|"
     rb" std(?:out|err) [FP] ?$|(?:"
     + _DAY
     + rb"[T ])?"
@@ -53,6 +64,7 @@ _TIMES = re.compile(
     + rb"\b"
 )
 _FILE = b'  File "'
+_TRACEBACK = b"Traceback (most recent call last):"
 _FRAME = re.compile(rb'  File "[^"]{1,400}", (?:line \d+|in \w)')
 _STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[\] ]")
 _MOST_STAMPED = 32  # lines of a block whose prefix is looked at for its stamp alone
@@ -61,8 +73,11 @@ _INDENTED = re.compile(rb"([ \t]{1,40})\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _WORD = re.compile(rb"[0-9a-f]{6,}|\d+|[A-Za-z]+|\s+|.", re.DOTALL)
 _MOST_LEARNT = 16
 _LONGEST = 200
-_MOST_PREFIXES = 5  # one behind another
+_MOST_PREFIXES = 8  # one behind another
 _MOST_SHAPES = 256
+_FEWEST_COMPARED, _MOST_COMPARED, _LONGEST_COMMON = 3, 60, 80
+_AT_THE_MARGIN = re.compile(rb"(?!File )[^\s\d|+]")
+_UP_TO_A_GAP = re.compile(rb"(?![\[\"'{(]*\Z)(?:[^\"{=]*[\s:|>\])]|\+)")
 _ONE_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _NUMBERS = re.compile(rb"\d+|[0-9a-f]{6,}")
 
@@ -79,26 +94,62 @@ class Prefixes:
     def learn(self, lines: Iterable[bytes]) -> None:
         """Learn the form of what stands before frames of tracebacks, or SGLang's stamps, where two have the same."""
         forms: dict[bytes, list[bytes]] = {}
+        begins: set[bytes] = set()
         stamped = 0
         for line in lines:
             if line[:1] in b" \t" and (indented := _INDENTED.match(line)):
                 forms.setdefault(re.escape(indented[1]), []).append(b"")
+            elif b": [20" in line[:_LONGEST] and (indented := _INDENTED.match(line, self.split(line)[0])):
+                # Behind a known prefix, of which whoever writes it leaves a space.
+                forms.setdefault(re.escape(indented[1]), []).append(b"")
             frame = _FRAME.search(line, 0, _LONGEST + 500) if _FILE in line else None
+            if frame is None and (at := line.find(_TRACEBACK, 0, _LONGEST)) > 0 and line[:2] != b"[2":
+                begins.add(_form(line[self.split(line)[0] : at]))
             if frame is None and stamped < _MOST_STAMPED and (at := line.find(b"[20", 0, _LONGEST)) > 0:
                 stamped += 1
-                # Behind a quote it is a string, in an object or a pair, which is read as such.
-                frame = None if b'"' in line[:at] or b"'" in line[:at] else _STAMP.match(line, at)
+                frame = _STAMP.match(line, at)
             if frame is None or not frame.start() or frame.start() > _LONGEST:
+                continue
+            # Behind a quote it is a string, in an object or a pair, which is read as such; so is a column of a table.
+            if any(mark in line[: frame.start()] for mark in (b'"', b"'", b"\r", b"EVENTS\t")):
                 continue
             begin = line[self.split(line)[0] : frame.start()]
             # Spaces alone are an indentation, and bars and spaces are an exception group's.
             if begin.strip(b" |"):
                 forms.setdefault(_form(begin), []).append(writer(begin))
         for form, writers in forms.items():
-            if (len(writers) > 1 or not writers[0]) and len(self._learnt) < _MOST_LEARNT:
+            # A traceback of one frame has its beginning too.
+            if (len(writers) > 1 or not writers[0] or form in begins) and len(self._learnt) < _MOST_LEARNT:
                 # Numbers that differ from frame to frame count lines; those that stay tell writers apart.
                 changes = sum(one != other for one, other in pairwise(writers))
                 self._learnt[form] = (re.compile(form), 2 * changes < len(writers))
+
+    @property
+    def learnt(self) -> int:
+        """Return how many forms of its own a log has shown."""
+        return len(self._learnt)
+
+    def learn_what_all_have(self, lines: list[bytes]) -> None:
+        """Learn what all of a log's first lines begin with, where they have little else in common."""
+        some = [line for line in lines if line.strip()][:_MOST_COMPARED]
+        some = [rest for line in some if (rest := line[self.split(line)[0] :])]
+        if len(some) < _FEWEST_COMPARED:
+            return
+        shapes = [line.translate(_ONE_DIGIT) for line in some]
+        first, last = min(shapes), max(shapes)
+        size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+        size = min(size, _LONGEST_COMMON, *(at for line in some if (at := line.find(b"[2")) >= 0))
+        common = _UP_TO_A_GAP.match(some[0][:size])
+        if common is None:
+            return
+        rests = [line[common.end() :] for line in some]
+        words = {rest.split(None, 1)[0] for rest in rests if rest.strip()}
+        # Lines that say the same again and again have no prefix; a space is one only where it is an indentation of all.
+        several = len(words) >= max(_FEWEST_COMPARED, len(some) // 4)
+        if several and (common[0].strip() or any(map(_AT_THE_MARGIN.match, rests))):
+            form = _form(common[0]) if common[0].strip() else re.escape(common[0])
+            # Of numbers that count lines none tells writers apart.
+            self._learnt[form] = (re.compile(form), all(line.startswith(common[0]) for line in some))
 
     def split(self, line: bytes) -> tuple[int, bytes]:
         """Return where the line itself begins, behind everything that stands before it, and who wrote it by that."""

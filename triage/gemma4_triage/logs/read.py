@@ -10,9 +10,10 @@ import numpy as np
 
 from gemma4_triage.known_issues import release
 from gemma4_triage.logs import events, remarks, start_line
-from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, AlarmReader
+from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
+from gemma4_triage.logs.document import unpacked
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Process, Remark
 from gemma4_triage.logs.lines import Block, Sieve, blocks_of_lines, lines_with
 from gemma4_triage.logs.rank import RankReading
@@ -48,6 +49,8 @@ _MARKS = (
 )
 _BATCH_AND_MARKS = ((MARK, "batch"), *_MARKS)
 _ANSWER = b'" 200 OK'
+# Lines of these may be alarms as well.
+_ALARMS_TOO = frozenset({"", "process", "leak", "command"})
 _OF_THE_WATCHDOG = 8
 """Lines below the watchdog's in which it prints the pools."""
 _OUTPUTS_OF_A_ZOMBIE = 8
@@ -63,7 +66,7 @@ def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
 def read_log(name: str, chunks: Iterable[bytes], points: int = DEFAULT_POINTS) -> LogFacts:
     """points: of each time series at most, even."""
     reading = LogReading(name, points)
-    for block in blocks_of_lines(reading.measured(chunks)):
+    for block in blocks_of_lines(unpacked(reading.measured(chunks))):
         reading.block(block)
     reading.end()
     return reading.facts()
@@ -84,6 +87,11 @@ class _Kept:
     def __init__(self, other: _Kept | None = None) -> None:
         self.items: list = [] if other is None else [*other.items]
         self.count = 0 if other is None else other.count
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether others are counted only."""
+        return len(self.items) >= MAX_KEPT
 
     def add(self, item) -> None:
         self.count += 1
@@ -111,7 +119,7 @@ class LogReading:
         self._feeds: list[_Feed] = []
         self._fed = 0
         self._tracebacks = TracebackReader()
-        self._alarms = AlarmReader()
+        self._alarms = AlarmReader(self._place)
         self._stacks = remarks.StackReader()
         self._remarks: dict[str, Remark] = {}
         self._shown = 0
@@ -214,23 +222,63 @@ class LogReading:
         answers = [number for number, other in zip(block.numbers, asked, strict=True) if not other]
         # Of a busy server's lines, which are alike, few have a word that anything looks for.
         few = self._sieve.pick(lines)
-        text = b"\n".join(lines[at] for at in few)
-        ends = list(accumulate(len(lines[at]) + 1 for at in few))
-        kinds: dict[int, str] = {}
+        # Of many that say the same one is searched.
+        shapes = self._alarms.shapes([lines[at] for at in few]) if len(few) >= MANY else few
+        distinct = {shape: at for at, shape in zip(reversed(few), reversed(shapes), strict=True)}
+        text = b"\n".join(lines[at] for at in distinct.values())
+        ends = list(accumulate(len(lines[at]) + 1 for at in distinct.values()))
+        names = list(distinct)
+        kinds: dict[bytes | int, str] = {}
         for mark, kind in _BATCH_AND_MARKS if block.whole else _MARKS:
             for at in lines_with(mark, text, ends):
-                kinds.setdefault(few[at], kind)
-        concerned = sorted({few[at] for at in self._alarms.begin(lines, text, ends, answers)}.union(kinds))
-        at = 0
-        for goal in (*concerned, len(lines)):
+                kinds.setdefault(names[at], kind)
+        said = {names[at] for at in self._alarms.begin(lines, text, ends, answers)}.union(kinds)
+        concerned = [(at, shape) for at, shape in zip(few, shapes, strict=True) if shape in said]
+        at, alike = 0, None
+        whole_runs = self._table is None and not answers and streams is None
+        last = -1
+        for place, (goal, shape) in enumerate((*concerned, (len(lines), -1))):
+            if place <= last:
+                continue
             # Of an open traceback every line is looked at, whatever it holds; of all else those concerned.
             while at < goal and self._watching(streams is not None):
                 self._other(numbers[at], lines[at], "", streams[at] if streams else b"")
                 at += 1
-            if goal < len(lines):
-                at = goal + 1
-                self._other(numbers[goal], lines[goal], kinds.get(goal, ""), streams[goal] if streams else b"")
+            if goal == len(lines):
+                break
+            at = goal + 1
+            kind = kinds.get(shape, "")
+            by_words = isinstance(shape, bytes) and kind in _ALARMS_TOO
+            if isinstance(shape, bytes) and by_words and not self._watching(streams is not None):
+                self._catch_up(numbers[goal])
+                self._alarms.answers_before(numbers[goal])
+                if kind and self._alarms.knows(shape):
+                    if self._event(kind, numbers[goal], lines[goal]):
+                        continue
+                    kind = ""
+                again = self._alarms.again(numbers[goal], lines[goal], shape)
+                alike = goal if again else alike
+                if again is not None:
+                    if whole_runs and shape not in kinds:
+                        last = place
+                        while last + 1 < len(concerned) and concerned[last + 1][1] == shape:
+                            last += 1
+                        goal = concerned[last][0]
+                        at, alike = goal + 1, goal if again else alike
+                        self._alarms.count(again, last - place, numbers[goal], lines[goal])
+                    continue
+            if alike is not None:
+                self._stamp(lines[alike], len(lines[alike]))
+                alike = None
+            self._other(numbers[goal], lines[goal], kind, streams[goal] if streams else b"")
+            if isinstance(shape, bytes) and by_words:
+                self._alarms.remember(shape, lines[goal])
+        if alike is not None:
+            self._stamp(lines[alike], len(lines[alike]))
         self._alarms.answers_before(self._lines + 1)
+
+    def _place(self, number: int, line: bytes) -> Place:
+        return Place(number, self._stamps.read(line, len(line)).text)
 
     def _watching(self, several: bool) -> bool:
         """Say whether the next line has to be looked at, whatever it holds."""
@@ -400,7 +448,8 @@ class LogReading:
         return belongs
 
     def _die(self, death: Death) -> None:
-        self._deaths.add(self._with_usage(death))
+        # Of a flood the first ones are kept, and the others counted.
+        self._deaths.add(death if self._deaths.is_full else self._with_usage(death))
 
     def _with_usage(self, death: Death) -> Death:
         rank = self._ranks.get(death.rank)

@@ -90,6 +90,9 @@ _OF_A_COMPILER = re.compile(r"`?ptxas\b|FAILED: |ninja: |.{0,300}(?:fatal )?erro
 # Triton's compiler quotes its source, indented, before it says what is wrong with it.
 _QUOTES = re.compile(r"at \d+:\d+:")
 _GROUP = re.compile(rb" {2,}(?:\| ?|\+[-+].*)")
+_PART = re.compile(rb" {4,}[|+] ")
+OF_GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
+"""What only counts the exceptions within it, which follow."""
 _STOPPED = frozenset({"KeyboardInterrupt", "CancelledError", "GeneratorExit"})
 _LONGEST_TRACEBACK = 2000  # lines
 _LONGEST_MESSAGE = 2000  # characters
@@ -121,6 +124,7 @@ class TracebackReader:
         self._left = self._foreign = 0
         self._first_frame = self._flush = False
         self._group = False
+        self._whole_group: Place | None = None
         self._details = 0
         self._last: Death | None = None
         self.survived: tuple[str, ...] = ()
@@ -135,8 +139,11 @@ class TracebackReader:
         """Read a line with TRACEBACK in it. Returns whether the traceback is known to be one that a process dies of."""
         fatal = _INTRODUCED in line or self._introduced or self._chained
         self._group = b"Exception Group " + TRACEBACK in line or (self._group and self._chained)
-        if not self._linked or _INTRODUCED in line:
+        if self._whole_group is not None and _PART.match(line):
+            self._chain = self._whole_group
+        elif not self._linked or _INTRODUCED in line:
             self._chain = place
+            self._whole_group = place if self._group else None
         self._introduced = self._chained = self._linked = False
         if _INTRODUCED in line or not fatal or not self._rank:
             self._rank = rank

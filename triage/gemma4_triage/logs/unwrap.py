@@ -1,11 +1,13 @@
 """Lines as SGLang wrote them, out of lines as people paste them.
 
 Colours and cursor movements, progress bars that end in a carriage return, what containers and log collectors put
-before a line, and JSON around it are taken off. A block that has none of it is handed on as it came.
+before a line, JSON around it, and what web pages and editors make of it are taken off. A block that has none of it is
+handed on as it came.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 
@@ -16,7 +18,7 @@ from gemma4_triage.logs.tracebacks import CHAIN, TRACEBACK
 
 # Escape sequences; colours also where a web page has swallowed the escape itself, or shows it as two characters.
 _ESCAPES = re.compile(
-    rb"\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[\[(][0-9;?]*[ -/]*[@-~]|\x1b[=>78MNOPc]"
+    rb"\x1b[\]_][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[\[(][0-9;?]*[ -/]*[@-~]|\x1b[=>78MNOPc]"
     rb"|(?:\^\[|\xe2\x90\x9b|\\x1b|\\u001b|\\033)?\[\d{0,3}(?:;\d{1,3}){0,4}m|[\x00\x08]"
 )
 _CONTROLS = (b"\x1b", b"\x00", b"\x08")
@@ -24,7 +26,13 @@ _CONTROLS = (b"\x1b", b"\x00", b"\x08")
 _BAR = re.compile(rb"(?:it/s|s/it|[kMG]?B/s|\?it/s)(?:, [^\]\n]{0,80})?\] *(?=[^\s\]])")
 _IS_BAR = re.compile(rb"\d%\||(?:it/s|s/it|B/s)(?:, [^\]]{0,80})?\]\s*$|\x1b\[A")
 _STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\](?: |$)")
-_STAMPED_FRAME = re.compile(rb'^\[\d{4}-[^\]\n]{10,100}\]   File "', re.MULTILINE)
+# What writes its own stamp before SGLang's, and a level perhaps; before a line without one the same stands alone.
+_TWICE = re.compile(
+    rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?\] (?:\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\]?:? (?:- )?)?"
+)
+_LEVEL = re.compile(rb"\[[^\]]{19,30}\] \[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_AT_ONCE = re.compile(_TWICE.pattern + rb"(?=\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_STAMPED_FRAME = re.compile(rb'^\[\d{4}-\d\d-\d\d \d\d:[^\]\n]{5,90}\]   File "', re.MULTILINE)
 # What a user wrote in a request is no word of the server's.
 _REQUEST = re.compile(rb"\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionRequest|CompletionRequest)\(")
 _REQUESTS = (b"ReqInput(", b"CompletionRequest(")
@@ -35,19 +43,38 @@ _PID = re.compile(
 )
 _JOURNAL_PID = re.compile(rb'"_PID" ?: ?"(\d{1,10})"')
 _JOURNAL_NAME = re.compile(rb'"(?:SYSLOG_IDENTIFIER|_COMM)" ?: ?"(?:sglang|python|gemma4-triage)')
+# Of a web page: what a browser's source view has, and what it shows spaces and quotes with.
+_ENTITIES = (b"&quot;", b"&lt;", b"&gt;", b"&amp;", b"&#")
+_TAGS = re.compile(rb"</?(?:span|pre|code|p|div|br|li|td|tr|samp|html|body|font)\b[^<>\n]{0,300}>")
+_TAG_MARKS = (b"</span>", b"<br", b"</div>", b"</p>", b"</pre>", b"</code>", b"</td>", b"</li>", b"<pre")
+_TYPESET = {
+    "\u00a0".encode(): b" ",
+    "\u200b".encode(): b"",
+    "\ufeff".encode(): b"",
+    "\u201c".encode(): b'"',
+    "\u201d".encode(): b'"',
+    "\u2019".encode(): b"'",
+}
+_BOXES = ("\u2502".encode(), "\u2503".encode())
 _MOST_PIDS = 64
+_FIELDS = (b'": "', b'":"', b'"=>"', b'["', b'"[')
 _DEEPEST = 4
 _MOST_HELD = 64
+_MOST_PLAIN = 2000
 
 
 class Unwrapper:
     """Feed it blocks in order; the forms of prefixes that it has learnt hold for all that follows."""
 
     def __init__(self) -> None:
-        self._prefixes = Prefixes()
+        self._prefixes, self._inner = Prefixes(), Prefixes()
         self._held: dict[bytes, bytes] = {}
         self._stamped = _StampedTracebacks()
         self._last_number = 0
+        self._first, self._twice = True, False
+        # Lines around which nothing stands, as long as no further form is learnt.
+        self._plain: set[bytes] = set()
+        self._learnt = 0
         self.pids: dict[int, None] = {}
         """Of the server, as what stands before its lines has them."""
 
@@ -59,6 +86,8 @@ class Unwrapper:
         escaped = any(mark in text for mark in _CONTROLS)
         if escaped or b"[0m" in text:
             lines = [_ESCAPES.sub(b"", line) for line in lines]
+        if b"&" in text or not text.isascii() or (b"<" in text and any(mark in text for mark in _TAG_MARKS)):
+            lines = [_as_typed(line) for line in lines]
         redrawn, bars = False, text
         if b"\r" in text:
             lines = [line.rstrip(b"\r") for line in lines]
@@ -69,25 +98,61 @@ class Unwrapper:
                 for line in lines
             ]
             bars = b"\n".join(lines)
+        if b"] [" in text:
+            lines = self._stamped_once(lines)
         # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
-        odd = [at for at, line in enumerate(lines) if line[:2] != b"[2"]
+        odd = [at for at, line in enumerate(lines) if line[:2] != b"[2" or line[5:12:3] != b"-- "]
+        if self._first:
+            self._first = False
+            if (some := next(filter(None, lines), b""))[:1] != b"{" and opened(some) is None:
+                self._prefixes.learn_what_all_have(lines)
         self._prefixes.learn(lines[at] for at in odd)
         if redrawn or _may_have_a_bar(bars):
             odd = list(range(len(lines)))
         changed: dict[int, list[tuple[bytes, bytes]]] = {}
+        if len(self._plain) > _MOST_PLAIN or self._prefixes.learnt != self._learnt or self._held:
+            self._plain.clear()
+            self._learnt = self._prefixes.learnt
         for at in odd:
+            if lines[at] in self._plain:
+                continue
             if (piece := self._behind_a_prefix(lines[at])) is not None:
                 changed[at] = [piece]
                 continue
             pieces = list(self._pieces(lines[at]))
             if len(pieces) != 1 or pieces[0][0] or pieces[0][1] is not lines[at]:
                 changed[at] = pieces
-        if self._stamped.concerns(text):
+            elif not self._held:
+                self._plain.add(lines[at])
+        if changed:
+            self._bare_within(changed)
+        if not self._twice and self._stamped.concerns(text):
             for at, line in enumerate(lines):
                 changed[at] = [self._stamped.line(*piece) for piece in changed.get(at, [(b"", line)])]
         if changed:
             return _replaced(block, lines, changed)
         return block if lines is block.lines else block.with_lines(lines, block.numbers, block.streams)
+
+    def _stamped_once(self, lines: list[bytes]) -> list[bytes]:
+        """Return lines without the stamp of whatever puts one before SGLang's, where that is what it does."""
+        if not self._twice:
+            stamped = [line for line in lines if line[:2] == b"[2" and _TWICE.match(line)]
+            twice = sum(_AT_ONCE.match(line) is not None for line in stamped)
+            every_line = len(stamped) == sum(map(bool, lines))
+            levels = sum(_LEVEL.match(line) is not None for line in stamped)
+            # SGLang writes no level, and not two stamps.
+            self._twice = 3 * twice > len(stamped) or (every_line and (twice > 0 or levels == len(stamped) > 0))
+        return [_TWICE.sub(b"", line, count=1) for line in lines] if self._twice else lines
+
+    def _bare_within(self, changed: dict[int, list[tuple[bytes, bytes]]]) -> None:
+        """Take off what stands before the lines within an envelope, which is learnt of them as of any other."""
+        self._inner.learn(line for pieces in changed.values() for _, line in pieces if line[:2] != b"[2")
+        if self._inner.learnt:
+            for at, pieces in changed.items():
+                ends = [self._inner.split(line) for _, line in pieces]
+                changed[at] = [
+                    (stream + who, line[end:]) for (stream, line), (end, who) in zip(pieces, ends, strict=True)
+                ]
 
     def rest(self) -> Iterator[Block]:
         """Yield what was begun and never ended: parts of lines that a container runtime had cut."""
@@ -120,7 +185,7 @@ class Unwrapper:
         if b"\r" in line:
             yield from self._redrawn(line, depth, stream)
             return
-        if line[:2] != b"[2":
+        if line[:2] != b"[2" or line[5:12:3] != b"-- ":
             end, who = self._prefixes.split(line)
             if end:
                 prefix, line = line[:end], line[end:]
@@ -132,7 +197,7 @@ class Unwrapper:
                     self._hold(channel, line)
                     return
                 line = self._held.pop(channel, b"") + line if self._held else line
-            found = opened(line) if depth and (line[:1] not in b"[ " or b'": "' in line) else None
+            found = opened(line) if depth and (line[:1] not in b"[ " or any(mark in line for mark in _FIELDS)) else None
             if found is not None:
                 message, who = found
                 if b'"_PID"' in line and _JOURNAL_NAME.search(line):
@@ -151,7 +216,7 @@ class Unwrapper:
     def _redrawn(self, line: bytes, depth: int, stream: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield a line that was written over again and again, as progress bars are."""
         # The prefix stands before the first state only.
-        end, who = self._prefixes.split(line) if line[:2] != b"[2" else (0, b"")
+        end, who = self._prefixes.split(line) if line[:2] != b"[2" or line[5:12:3] != b"-- " else (0, b"")
         stream += who
         states = [state for state in line[end:].split(b"\r") if state]
         for state in states:
@@ -210,6 +275,20 @@ def _replaced(block: Block, lines: list[bytes], changed: dict[int, list[tuple[by
             streams.append(stream)
             bare.append(piece)
     return block.with_lines(bare, numbers, streams) if bare else None
+
+
+def _as_typed(line: bytes) -> bytes:
+    """Return a line without what web pages, editors and terminals draw around or make of its letters."""
+    if b"<" in line and any(mark in line for mark in _TAG_MARKS):
+        line = _TAGS.sub(b"", line)
+    if b"&" in line and any(mark in line for mark in _ENTITIES):
+        line = html.unescape(line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    for drawn, letter in _TYPESET.items():
+        if drawn in line:
+            line = line.replace(drawn, letter)
+    if line.startswith(_BOXES) and (ended := line.rstrip()).endswith(_BOXES):
+        line = ended[:-3].rstrip()
+    return line
 
 
 def _may_have_a_bar(text: bytes) -> bool:

@@ -111,7 +111,7 @@ def _never(facts: LogFacts) -> _Reason:
         "No decode step ran within a CUDA graph, though graphs of that many requests were "
         "captured: each step launches its kernels one by one, which is slow.",
         ("cuda_graph_max_bs", "enable_dp_attention", "dp_size", "enable_two_batch_overlap"),
-        "it is as fast as with --disable-cuda-graph left out on one GPU",
+        "it is no faster on one GPU with CUDA graphs on (without --disable-cuda-graph)",
         (
             *((_DATA_PARALLEL,) if asked.get("enable_dp_attention") == "True" else ()),
             *((split,) if asked.get("enable_two_batch_overlap") == "True" else ()),

@@ -10,11 +10,18 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import COLLECT, at, last_sign_of_life, of_death, of_failure, of_settings, pattern
 
-_OF_MEMORY = pattern(r"OOMKilled|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory")
-_CODE = pattern(
-    r"[Ee]xit(?:ed with)? ?(?:[Cc]ode)?\W{0,3}(?:-9|137)\b|exitcode[ =:]*(?:-9|137)\b|terminated with -9\b|"
-    r"\bstatus=9/KILL\b|: Killed\W*$|\bline \d+: +\d+ Killed\b|\bExited \(137\)"
+_OF_MEMORY = pattern(
+    r"OOMKilled|killed by the OOM killer|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory"
 )
+_CODE = pattern(
+    r"[Ee]xit(?:ed with)? ?(?:[Cc]ode)?\W{0,12}(?:-9|137)\b|exitcode[ =:]*(?:-9|137)\b|terminated with -9\b|"
+    r"\bstatus=9/KILL\b|: Killed\W*$|\bline \d+: +\d+ Killed\b|\b[Ee]xited \(137\)|signal 9\b|signal: killed\b|"
+    r"^(?:\w+: |\[\d+\][+-]? +(?:\d+ )?)[Kk]illed +\w|"
+    r"(?:terminated by |was sent |via signal \[|Negsignal\.|: )SIGKILL\b"
+)
+
+
+_PASSED_ON = frozenset({"child", "sigquit"})
 
 
 def _explains(death: Death) -> bool:
@@ -79,10 +86,15 @@ def _evidence(facts: LogFacts, death: Death) -> list[Evidence]:
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    """Say nothing where something else failed before: SGLang ends its own processes with SIGKILL then."""
+    """Say nothing where something else failed before: SGLang ends its own processes with SIGKILL then.
+
+    Who only passes on that a process ended tells of nothing else, wherever it stands.
+    """
+    passed_on = {alarm.place.line for alarm in facts.alarms if alarm.kind in _PASSED_ON}
+    failures = [one for one in facts.failures if one.type_name or one.place.line not in passed_on]
     for finding in _OF_DEATH.find(facts):
         killed = next(filter(_explains, facts.failures))
-        others = (one for one in facts.failures if not _explains(one) and one.place.line < killed.place.line)
+        others = (one for one in failures if not _explains(one) and one.place.line < killed.place.line)
         if finding.confidence is Confidence.CERTAIN or not any(others):
             yield finding
 

@@ -11,7 +11,8 @@ from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, rema
 _NONE = pattern(
     r"No CUDA GPUs are available|0 active drivers|could not select device driver|no CUDA-capable device is detected|"
     r"No accelerator \(.*\)(?: or platform plugin)? is available|Torch not compiled with CUDA enabled|"
-    r"Failed to infer device type|nvidia-container-cli: (?:initialization|mount|device) error|Found no NVIDIA driver"
+    r"Failed to infer device type|nvidia-container-cli: (?:initialization|mount|device) error|Found no NVIDIA driver|"
+    r"CUDA driver initialization failed"
 )
 _DRIVER = pattern(
     r"CUDA driver version is insufficient|driver on your system is too old|cudaErrorInsufficientDriver|"

@@ -1,0 +1,45 @@
+"""A few lines of a server that died or lives, made by us, as they are and behind whatever people paste along."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+from log_wrappers import WRAPPERS
+from made_logs import decode, prefill
+
+PARTS = re.split(
+    r"^=== (\S+) (\S+)\n",
+    (Path(__file__).parents[1] / "data" / "short_logs.txt").read_text(encoding="utf-8"),
+    flags=re.MULTILINE,
+)
+LOGS = {name: (rule, text) for name, rule, text in zip(PARTS[1::3], PARTS[2::3], PARTS[3::3], strict=True)}
+DEAD = {name: (rule, text) for name, (rule, text) in LOGS.items() if rule != "-"}
+HEALTHY = {name: text for name, (rule, text) in LOGS.items() if rule == "-"}
+
+
+def rules(text: str) -> list[str]:
+    return [finding.rule for finding in findings(read_log("x", [text.encode()]))]
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_the_first_finding_is_of_the_rule_that_knows_it(name):
+    rule, text = DEAD[name]
+    assert rules(text)[0] == rule
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_alarming_words_of_a_server_that_goes_on_are_no_finding(name):
+    for before in ("", prefill(1)):
+        assert rules(before + HEALTHY[name] + decode(9)) == []
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_no_envelope_makes_another_log_of_it(wrapper):
+    wrap = WRAPPERS[wrapper]
+    assert {name: rules(wrap(text)) for name, (_, text) in DEAD.items()} == {
+        name: rules(text) for name, (_, text) in DEAD.items()
+    }
+    assert {name: rules(wrap(text + decode(9))) for name, text in HEALTHY.items()} == {name: [] for name in HEALTHY}
