@@ -48,6 +48,7 @@ VERDICTS: Mapping[str, str] = {
     "counter_wrong": "what a request counts of its tokens or slots does not agree with itself, its row or its past",
     "position_wrong": "a token of a forward stands at another place of its sequence than its request's length says",
     "accept_length_fell": "drafts are accepted far less than before; no index is at fault",
+    "no_draft_accepted": "hardly one of a server's first drafts was accepted; no index is at fault",
     "exception": "the scheduler raised an exception, which ends the server",
 }
 """The verdicts that this release writes. A manifest may hold others: a newer writer's verdict is still readable."""

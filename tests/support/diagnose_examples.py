@@ -192,6 +192,9 @@ OTHERS: dict[str, Incident] = {
         rule="accept-length",
         scalars={"accepted_before": 2.6, "verified_before": 90, "accepted_recently": 0.4},
     ),
+    "no-draft-accepted": page_table(
+        "no_draft_accepted", rule="accept-length", scalars={"accepted": 0.0, "verified": 128}
+    ),
     "scheduler-exception": page_table("exception", rule="process-end"),
     "foreign-ids": page_table(
         "wrong_space", "full-draft-through-swa-map", "wrong_space", role="target", layer=Layer(id=5, type="full")

@@ -35,6 +35,7 @@ from gemma4_triage.diagnose.rules import (
     mapping_differs,
     mapping_entry_wrong,
     mapping_outlives_page,
+    no_draft_accepted,
     null_page_in_live_column,
     page_freed_twice,
     page_given_twice,
@@ -128,6 +129,7 @@ RULES: tuple[Rule, ...] = (
     pool_count_wrong.RULE,
     pages_leaked.RULE,
     accept_length_fell.RULE,
+    no_draft_accepted.RULE,
     scheduler_exception.RULE,
     unknown_verdict.RULE,
 )
