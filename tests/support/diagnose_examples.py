@@ -209,6 +209,7 @@ OTHERS: dict[str, Incident] = {
     ),
     "free-list-entry-wrong": mutation("swa-list-duplicate"),
     "free-that-loses": mutation("free-lost"),
+    "request-slots-listed-wrong": mutation("request-slot-0-listed"),
     "mapping-entry-wrong": mutation("mapping-zero"),
     "mapping-differs": mutation("mappings-of-a-row-swapped"),
     "cached-pages-moved": mutation("pages-of-nodes-swapped"),

@@ -14,9 +14,8 @@ from sglang.srt.layers.radix_attention import RadixAttention
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from swa_pools import make_swa_allocator
-
 from gemma4_runtime.binding_facts import bound_now, model_of
+from swa_pools import make_swa_allocator
 
 SLIDING, EVERY, LOOKS = 35, 16, 2000
 

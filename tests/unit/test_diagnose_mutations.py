@@ -21,7 +21,7 @@ CASES = {
     "group-freed-the-neighbour": ("free-that-loses", S.FREE_GROUP, D.OFF_BY_ONE, C.LIKELY),
     "group-freed-one-twice": ("free-that-loses", S.FREE_GROUP, D.DUPLICATE, C.LIKELY),
     "group-lost-a-swa-page": ("free-that-loses", S.FREE_GROUP, D.LOST, C.LIKELY),
-    "two-of-one-hand-out": ("mapping-differs", None, D.STALE, C.POSSIBLE),
+    "two-of-one-hand-out": ("mapping-differs", None, None, C.POSSIBLE),
     "row-of-a-bad-hand-out": ("unassigned-page", None, D.NEGATIVE, C.POSSIBLE),
     "row-index-past-the-table": ("index-outside-buffer", None, D.NEGATIVE, C.POSSIBLE),
     "row-of-another-request": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
@@ -98,7 +98,7 @@ CASES = {
     "eviction-not-freed-as-it-ended": ("pages-leaked", None, D.LOST, C.POSSIBLE),
     # Not drawn: what a fault did that is none of the grid's.
     "free-list-has-a-page-of-the-cache": ("freed-while-held", None, None, C.POSSIBLE),
-    "eviction-that-did-not-free": ("mapping-entry-wrong", S.SWA_MAPPING, D.STALE, C.LIKELY),
+    "eviction-that-did-not-free": ("mapping-entry-wrong", None, None, C.POSSIBLE),
     "window-page-freed-in-a-decode": ("evicted-page-counted", None, None, C.POSSIBLE),
     "allocated-count-zero": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "mapping-to-a-page-that-is-free": ("mapping-differs", S.SWA_MAPPING, D.OFF_BY_ONE, C.CERTAIN),
@@ -132,6 +132,7 @@ CASES = {
     "cache-given-a-page-twice": ("pages-leaked", None, D.LOST, C.POSSIBLE),
     "row-shared-with-the-ledger-off": ("request-state-differs", None, None, C.POSSIBLE),
     "evictions-that-freed-the-full-side-alone": ("swa-page-replaced-before-free", None, None, C.POSSIBLE),
+    "request-slot-0-listed": ("request-slots-listed-wrong", None, D.ZERO, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

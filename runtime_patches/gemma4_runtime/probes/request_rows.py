@@ -404,6 +404,8 @@ def _row_defects(
         }
         for number, row in enumerate(rows)
     ]
+    # What a row had before is its own, wherever it stands now.
+    had = [set() if row.before is None else set((row.before[: row.entries.size] // page).tolist()) for row in rows]
     found = []
     for one in wrong:
         if _node_differs(one, rows):
@@ -413,7 +415,7 @@ def _row_defects(
         twin = twin_of(allocator, one.expected)
         foreign = set().union(*(pages for number, pages in enumerate(held) if number != one.row))
         value = -1 if one.value < 0 else one.value // page
-        own = held[one.row] if one.why != "twice" else {value}
+        own = held[one.row] | had[one.row] if one.why != "twice" else {value}
         owned = rows[one.row].owners
         if one.why == "owner" and owned is not None and value not in free:
             foreign = foreign | {value}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemma4_dumps.structures import Structure
 from gemma4_runtime.leak.ledger import ByIdentity
 from gemma4_runtime.release.requests import held, swa_evicted
 
@@ -21,6 +22,7 @@ class Seen:
         written: Where the target's forward before this one wrote.
         swa_written: Where its sliding layers did, one slot for each token.
         lengths: What its kernels were told of each request slot.
+        tables: By structure and whose forward it was: request slots, and the page table that kernels followed last.
         counts: By request slot: its stay there, and what it counted before its forward as committed, as allocated, and
             as gone from the sliding window; None for the last where a prefill may change it.
         launched: By request slot: its stay there, and the length with which its latest forward was launched.
@@ -38,6 +40,7 @@ class Seen:
         self.written: set[int] = set()
         self.swa_written = np.empty(0, np.int64)
         self.lengths: dict[int, int] = {}
+        self.tables: dict[tuple[Structure, str | None], tuple[list[int], np.ndarray]] = {}
         self.counts: dict[int, tuple[tuple[Any, ...], int, int, int | None]] = {}
         self.launched: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.prefilled: set[int] = set()

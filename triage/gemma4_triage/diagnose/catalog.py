@@ -46,6 +46,7 @@ from gemma4_triage.diagnose.rules import (
     pool_count_wrong,
     pool_size_differs,
     pool_swap_missed_leaf,
+    request_slots_listed_wrong,
     request_state_differs,
     row_not_translated,
     row_too_short,
@@ -89,6 +90,7 @@ RULES: tuple[Rule, ...] = (
     swa_page_shared.RULE,
     freed_while_held.RULE,
     # Who holds what.
+    request_slots_listed_wrong.RULE,
     free_list_entry_wrong.RULE,
     mapping_differs.RULE,
     mapping_entry_wrong.RULE,

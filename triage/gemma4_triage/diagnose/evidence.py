@@ -127,7 +127,7 @@ def counted_as_gone(dump: Dump) -> int | None:
     except DumpError:
         return None
     (owner,) = owners if len(owners) == 1 else (None,)
-    return None if owner is None else count_of(dump, "evicted", owner[0])
+    return None if owner is None or is_another_now(dump, owner) else count_of(dump, "evicted", owner[0])
 
 
 def by_eviction(dump: Dump) -> bool:
@@ -140,6 +140,12 @@ def count_of(dump: Dump, name: str, slot: int | None) -> int | None:
     told = (entry.partition(":") for entry in str(dump.manifest.scalars.get(name) or "").split(","))
     count = {one: number for one, _, number in told}.get(str(slot))
     return int(count) if count is not None and count.isdecimal() else None
+
+
+def is_another_now(dump: Dump, owner: tuple[int, int]) -> bool:
+    """Return whether another request than this owner, a slot and its generation, has its slot when an audit looked."""
+    now = count_of(dump, "generations", owner[0])
+    return now is not None and now != owner[1]
 
 
 def request_row_evidence(dump: Dump) -> Iterator[Evidence]:
