@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from diagnose_examples import changed, rewritten, start_up
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import Provenance
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude, hold_against_each_other
@@ -115,6 +116,7 @@ def test_a_request_without_a_lock_is_named_and_a_sum_that_is_too_small_may_be_co
     def first(slot):
         bad = dump.manifest.offences[0].model_copy(update=place | {"request_slot": slot})
         update = {"scalars": dump.manifest.scalars | told | {"request_slot": slot}, "offences": (bad,)}
+        update |= {"verdict": "lock_missing", "provenance": Provenance(table_origin="radix tree lock")}
         return named_of(Dump(dump.path, dump.manifest.model_copy(update=update | {"offence_count": 1})))[0]
 
     assert (first(7).structure, first(7).defect, first(7).confidence) == (S.TREE_LOCK, D.LOST, C.CERTAIN)

@@ -60,6 +60,15 @@ def _bad(one: WrongEntry) -> BadIndex:
     return BadIndex(one.row, one.column, one.value, lower, upper)
 
 
+def _extents(scheduler: Any) -> dict[str, int]:
+    """Return how many rows there are, and how large the full pool is, the dummy page 0 included."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    inner = getattr(allocator, "full_attn_allocator", allocator)
+    slots, page = int(inner.size) + int(allocator.page_size), int(allocator.page_size)
+    rows = int(scheduler.req_to_token_pool.req_to_token.shape[0])
+    return {"rows_of_requests": rows, "pages_full_pool": slots // page, "slots_full_pool": slots}
+
+
 def report_wrong(
     scheduler: Any,
     wrong: Sequence[WrongEntry],
@@ -113,7 +122,7 @@ def report_wrong(
             role=role if made is not None else None,
             step=int(scheduler.forward_ct),
             page_size=int(scheduler.page_size),
-            extents={"rows_of_requests": int(scheduler.req_to_token_pool.req_to_token.shape[0])},
+            extents=_extents(scheduler),
             scalars={
                 "structure": structure.value,
                 "defect": None if kind is None else kind.value,

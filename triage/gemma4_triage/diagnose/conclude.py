@@ -10,7 +10,8 @@
    explained, repetitions left out. After them every dump is in a finding.
 4. What logs say joins its cause, as the table says.
 5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding.
-6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
+6. A cause whose fix was attached is no longer certain: the fix did not prevent it, and is not advised. Of a note, that
+   is an incident.
 7. A finding that rests on a damaged dump is likely at most, and possible if it rests on its files. Beside what
    cannot be read nothing is certain: that may be earlier.
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
@@ -48,6 +49,8 @@ _WHICH_IS_FIRST = (
     "what {other} says was so before this: an audit after every step (GEMMA4_TRIAGE_LEAK_EVERY=1) and every probe show "
     "which came first"
 )
+_FIX_DID_NOT_HELP = "{fix}, which repairs this cause, was attached: it missed this path, or the cause is another one."
+_ATTACHES = "--patches default"
 _DEATH = "what the server died of, later: it may follow from this"
 
 
@@ -231,7 +234,15 @@ def _hold_against_fix(finding: Finding, incident: Incident) -> Finding:
         return finding
     evidence = guarded(*held, f"the fix {finding.fix} was attached, and this happened all the same")
     confidence = Confidence.LIKELY if finding.confidence is Confidence.CERTAIN else finding.confidence
-    update = {"evidence": (*finding.evidence, evidence), "confidence": confidence, "kind": Kind.CAUSE}
+    # What was there already is nothing to do next.
+    update = {
+        "evidence": (*finding.evidence, evidence),
+        "confidence": confidence,
+        "kind": Kind.CAUSE,
+        "fix": None,
+        "advice": (*finding.advice, _FIX_DID_NOT_HELP.format(fix=finding.fix)),
+        "next_commands": tuple(one for one in finding.next_commands if _ATTACHES not in one),
+    }
     return finding.model_copy(update=update)
 
 
