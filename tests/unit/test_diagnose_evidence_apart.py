@@ -492,3 +492,36 @@ def test_a_value_that_is_only_another_than_it_should_be_is_not_called_out_of_ran
     assert first.upper == first.lower + 1
     assert f"where {first.lower} belongs" in provenance_sentence(manifest)
     assert "out of range" not in provenance_sentence(manifest)
+
+
+def test_what_rows_show_of_another_structure_is_a_finding_below_the_first():
+    (first,) = dumps_of("accepted-too-many")
+    (other,) = dumps_of("row-behind-a-node")
+    same = {"host": first.manifest.host, "guards": first.manifest.guards, "launch_args": first.manifest.launch_args}
+    later = same | {"created_utc": first.manifest.created_utc, "step": (first.manifest.step or 0) + 3}
+    again = Dump(other.path, other.manifest.model_copy(update=later))
+    found = named_of(first, again)
+    assert [(one.rule, one.structure) for one in found] == [
+        ("request-state-differs", S.REQUEST_COUNTERS),
+        ("request-state-differs", S.REQUEST_ROW),
+    ]
+    assert found[1].confidence is not C.CERTAIN
+    assert any("follows from" in sentence for sentence in found[1].ruled_out_if)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_dumps_that_say_the_same_of_other_pages_and_requests_are_counted(apart):
+    dump = dumps_of("swa-table-and-the-next-batch")[0]
+    bad = dump.manifest.offences[0]
+    offences = tuple(
+        one.model_copy(update={"value": one.value + 400 * apart, "request_slot": 900 if apart else one.request_slot})
+        for one in dump.manifest.offences
+    )
+    later = [
+        Dump(dump.path, dump.manifest.model_copy(update={"dump_id": f"{dump.manifest.dump_id}{at}", "step": 90 + at}))
+        for at in range(2)
+    ]
+    later = [Dump(one.path, one.manifest.model_copy(update={"offences": offences})) for one in later]
+    first = named_of(dump, *later)[0]
+    told = [piece.meaning for piece in first.evidence if "as 2 dumps say" in piece.meaning]
+    assert (bad.request_slot is not None, len(told)) == (True, int(apart))
