@@ -24,6 +24,7 @@ from gemma4_runtime.release.requests import COMMITS_WHAT_IS_ACCEPTED, held
 from gemma4_runtime.rows.counts import check_counters
 from gemma4_runtime.rows.seen import note_counts, seen_of
 from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
 from request_rows_server import MODES, PROMPT, Server, trapped, trapped_by
@@ -794,3 +795,22 @@ def test_a_page_that_no_pool_has_is_left_to_the_probe_of_page_tables(attach, mon
     else:
         server.forward(spoil=lambda metadata: metadata.page_table[0, 0].fill_(1 << 20))
         assert list(DumpStore(server.dumps).list()) == []
+
+
+@pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no ledger"])
+def test_a_write_into_anothers_page_names_whose_it_is(attach, monkeypatch, ledger):
+    probes = ("request-rows", *(["leak-ledger"] if ledger else []), "host-alloc-kernels")
+    server = Server(monkeypatch, attach("trap", *probes))
+    server.forward()
+    victim = held(server.world.requests[1])
+
+    def change(made):
+        made.out_cache_loc[0] = server.world.rows.req_to_token[victim.req_pool_idx, victim.kv_committed_len - 1]
+
+    said = trapped(server, change)
+    assert (said.verdict, said.scalars["structure"]) == ("write_misplaced", "write locations")
+    assert said.scalars["request_slot"] == held(server.world.requests[0]).req_pool_idx
+    assert said.scalars.get("page_owner") == (victim.req_pool_idx if ledger else None)
+    (incident,) = group(read_dump(entry.path) for entry in DumpStore(server.dumps).list())
+    first = conclude(incident)[0]
+    assert (f"of a page of the request in slot {victim.req_pool_idx}" in first.cause) is ledger

@@ -66,6 +66,7 @@ def test_a_table_of_the_step_before_is_old_and_not_zero(server, name):
     said = trapped(server, spoil=spoil)
     # Of one place alone it cannot be told whether it was emptied.
     assert said.scalars["defect"] in ({"stale"} if count > 1 else {None, "stale"})
+    assert (said.scalars["table_as_before"], said.scalars["as_before"]) == (True, None)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["plain", "overlap"])

@@ -15,6 +15,7 @@ from gemma4_runtime.defects import defect_of
 from gemma4_runtime.indices.owner import role_of, window_is_strict
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.requests import held, write_slots
+from gemma4_runtime.rows.owner import owner_of
 from gemma4_runtime.rows.report import (
     DRAFT_POSITIONS,
     INIT,
@@ -122,7 +123,12 @@ def _hold(
         # One place that was empty then, and is now, may have been emptied as well.
         emptied = [one.value for one in wrong] == [0]
         kinds = [None if emptied else Defect.STALE] * len(wrong)
-    report_wrong(scheduler, wrong, TABLE, site, structure, kinds, made, rows, shown, {"as_before": old}, role)
+    had = {
+        "as_before": None,
+        "table_as_before": old,
+        **owner_of(scheduler, wrong[0].value // unit, "full" if structure is Structure.FULL_TABLE else "swa"),
+    }
+    report_wrong(scheduler, wrong, TABLE, site, structure, kinds, made, rows, shown, had, role)
 
 
 def _is_the_table_before(
@@ -232,7 +238,8 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         end = inner.size + allocator.page_size
         kinds.append(defect_of(one.value, one.expected, end, own, foreign, free, twin))
     kinds = or_swapped(wrong, kinds)
-    report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots)
+    had = {"as_before": None, **owner_of(scheduler, wrong[0].value // allocator.page_size)}
+    report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots, had=had)
 
 
 def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None:
@@ -283,7 +290,7 @@ def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None
         kinds.append(kind)
     shown = {"locations": TensorPayload.from_array(now), "expected_locations": TensorPayload.from_array(expected)}
     rows, structure, kinds = made.req_pool_indices.tolist(), Structure.WRITE_LOCATIONS, or_swapped(wrong, kinds)
-    had = {"as_before": None, "pool": "swa"}
+    had = {"as_before": None, "pool": "swa", **owner_of(scheduler, wrong[0].value // page, "swa")}
     report_wrong(scheduler, wrong, WRITE, site, structure, kinds, made, rows, shown, had)
 
 
