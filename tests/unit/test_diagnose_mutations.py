@@ -61,7 +61,8 @@ CASES = {
     "hand-out-twice": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.CERTAIN),
     "row-of-a-request": ("holder-entry-wrong", S.REQUEST_ROW, D.DUPLICATE, C.LIKELY),
     "hand-out-of-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
-    "hand-out-of-another": ("swa-page-shared", S.ALLOCATION, D.FOREIGN, C.CERTAIN),
+    # By the calls before it, that page is the request's own: it began to be its fourth with its prompt.
+    "hand-out-of-another": ("swa-page-shared", S.ALLOCATION, D.DUPLICATE, C.CERTAIN),
     "row-past-the-end": ("slot-beyond-the-map", S.REQUEST_ROW, D.PAST_END, C.CERTAIN),
     "window-and-layer-swapped": ("parts-disagree", S.DRAFT_BINDING, D.SWAPPED, C.CERTAIN),
     "batch-length-negative": ("batch-length-wrong", S.BATCH_LENGTHS, D.NEGATIVE, C.LIKELY),
@@ -83,7 +84,7 @@ CASES = {
     "first-token-not-kept": ("request-state-differs", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.LIKELY),
     "length-on-the-host": ("batch-length-wrong", S.BATCH_LENGTHS, D.OFF_BY_ONE, C.CERTAIN),
     "hand-out-past-the-map": ("allocator-past-pool-end", S.ALLOCATION, D.PAST_END, C.CERTAIN),
-    "segment-not-freed": ("pages-lost-between-calls", S.FREE_CALL, D.LOST, C.CERTAIN),
+    "segment-not-freed": ("pages-lost-between-calls", S.FREE_CALL, D.LOST, C.LIKELY),
     "released-and-running": ("request-state-differs", S.ROW_INDICES, D.STALE, C.LIKELY),
     "accepted-too-many": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
@@ -133,6 +134,12 @@ CASES = {
     "row-shared-with-the-ledger-off": ("request-state-differs", None, None, C.POSSIBLE),
     "evictions-that-freed-the-full-side-alone": ("swa-page-replaced-before-free", None, None, C.POSSIBLE),
     "request-slot-0-listed": ("request-slots-listed-wrong", None, D.ZERO, C.LIKELY),
+    "group-lost-as-it-ended": ("pages-lost-between-calls", S.FREE_GROUP, D.LOST, C.CERTAIN),
+    "draft-lengths-of-the-step-before": ("request-state-differs", S.KERNEL_LENGTHS, D.STALE, C.CERTAIN),
+    "retracted-in-a-batch": ("request-state-differs", S.ROW_INDICES, D.STALE, C.LIKELY),
+    "writes-of-the-step-before": ("request-state-differs", S.WRITE_LOCATIONS, D.STALE, C.CERTAIN),
+    "table-of-the-step-before": ("null-page-in-live-column", S.FULL_TABLE, None, C.CERTAIN),
+    "asked-with-an-untranslated-slot": ("allocator-past-pool-end", S.ALLOCATION, D.PAST_END, C.CERTAIN),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

@@ -8,10 +8,13 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
+from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime import current
 from gemma4_runtime.checks.bindings import check_unchanged
+from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import geometry_later as later
 from gemma4_triage.diagnose.conclude import conclude
@@ -178,6 +181,23 @@ def test_an_idle_server_is_looked_at_too(attach, scheduler):
     later.before_idle(scheduler)
     (entry,) = DumpStore(folder).list()
     assert read_dump(entry.path).manifest.site == "Scheduler.on_idle (window_left)"
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_before_the_dump_of_another_violation_it_is_looked_at_too(attach, scheduler, changed):
+    folder = attach("trap", "geometry")
+    later.after_model_workers(None, scheduler)
+    if changed:
+        layer(scheduler, "draft", 0).sliding_window_size += 16
+    draft = DumpDraft(rule="page-table-bounds", verdict="null_page_live", site="here", summary="page 0", step=40)
+    with pytest.raises(TrappedViolation):
+        current.guard().report(Violation("null_page_live", (), 0), "page-table-bounds", "here", lambda: draft)
+    dumps = [read_dump(entry.path) for entry in reversed(DumpStore(folder).list())]
+    assert [dump.manifest.rule for dump in dumps] == [*(["geometry"] if changed else []), "page-table-bounds"]
+    (incident,) = group(dumps)
+    first, *others = conclude(incident)
+    told = ("parts-disagree", Structure.DRAFT_BINDING, Defect.OFF_BY_ONE)
+    assert ((first.rule, first.structure, first.defect) == told, others == []) == (changed, True)
 
 
 def test_scales_of_a_pool_that_is_quantised_may_change(serve, scheduler):

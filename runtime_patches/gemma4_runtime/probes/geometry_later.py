@@ -5,6 +5,7 @@
 | before get_next_batch_to_run   | before each step in `trap`, where one stops ahead of the access; every EVERY_STEPS |
 |                                | steps in `log` and `contain`                                                       |
 | before on_idle                 | every IDLE_EVERY_S                                                                 |
+| before a violation's dump      | whatever probe found it: in the step of a change it may follow from that           |
 
 Found is which pool and buffers a layer reads, with which window and by which scales; the rules are in
 `checks/bindings.py`. A change is a dump, and in `trap` the end. It is told once: what it is then counts as known.
@@ -17,6 +18,7 @@ layers.
 from __future__ import annotations
 
 import time
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +34,7 @@ from gemma4_runtime.steps import step_number
 
 EVERY_STEPS, IDLE_EVERY_S = 16, 0.25
 _NEXT, _IDLE = "Scheduler.get_next_batch_to_run", "Scheduler.on_idle"
+_AT_VIOLATION = "another probe's violation"
 
 
 @dataclass
@@ -62,6 +65,15 @@ def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
             )
         )
     _KNOWN.put(scheduler, _Known(tuple(models), facts.bound_now(models)))
+    server = weakref.ref(scheduler)
+    current.guard().look_first.append(lambda: _before_a_dump(server()))
+
+
+def _before_a_dump(scheduler: Any) -> None:
+    """Look before another violation becomes a dump: in the step of a change it may follow from that."""
+    known = None if scheduler is None else _KNOWN.get(scheduler)
+    if known is not None:
+        _look(scheduler, known, _AT_VIOLATION, Mode.LOG)
 
 
 def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
@@ -82,7 +94,7 @@ def before_idle(scheduler: Any, **_unknown: Any) -> None:
         _look(scheduler, known, _IDLE)
 
 
-def _look(scheduler: Any, known: _Known, site: str) -> None:
+def _look(scheduler: Any, known: _Known, site: str, act: Mode | None = None) -> None:
     now = facts.bound_now(known.models)
     if now == known.bound:
         return
@@ -94,4 +106,5 @@ def _look(scheduler: Any, known: _Known, site: str) -> None:
         others = [other for other in found if other is not finding]
         describe = partial(finding_draft, finding, others, site, runner, step)
         # No index is at fault, so none is listed.
-        guard.report(Violation(finding.verdict, (), 0), RULE, f"{site} ({finding.what})", describe, key=(finding.role,))
+        violation, where = Violation(finding.verdict, (), 0), f"{site} ({finding.what})"
+        guard.report(violation, RULE, where, describe, act=act, key=(finding.role,))

@@ -198,7 +198,8 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     spans = [(start, min(stop, table.shape[1])) for start, stop in spans]
     found = locations.cpu().numpy()
     seen = seen_of(scheduler)
-    before, seen.written = seen.written, set(found.tolist())
+    repeated, before = np.array_equal(found, seen.written), set(seen.written.tolist())
+    seen.written = found
     ends = np.cumsum([stop - start for start, stop in spans])
     if found.size < ends[-1]:
         return
@@ -236,7 +237,8 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         free = {one.value} if one.value // allocator.page_size in pages or one.value in earlier else set()
         twin = twin_of(allocator, one.expected)
         end = inner.size + allocator.page_size
-        kinds.append(defect_of(one.value, one.expected, end, own, foreign, free, twin))
+        kind = defect_of(one.value, one.expected, end, own, foreign, free, twin)
+        kinds.append(_of_repeated(kind, found.size) if repeated else kind)
     kinds = or_swapped(wrong, kinds)
     had = {"as_before": None, **owner_of(scheduler, wrong[0].value // allocator.page_size)}
     report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots, had=had)
@@ -284,14 +286,19 @@ def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None
         own, foreign = set(expected[owner == one.row].tolist()), set(expected[owner != one.row].tolist())
         stale = {one.value} if one.value in before or one.value // page in free else set()
         kind = defect_of(one.value, one.expected, end, own, foreign, stale, int(full[i]))
-        if repeated:
-            # A decode goes on by one slot: of a single one, that of the step before is one off as well.
-            kind = None if found.size == 1 and kind is Defect.OFF_BY_ONE else Defect.STALE
-        kinds.append(kind)
+        kinds.append(_of_repeated(kind, found.size) if repeated else kind)
     shown = {"locations": TensorPayload.from_array(now), "expected_locations": TensorPayload.from_array(expected)}
     rows, structure, kinds = made.req_pool_indices.tolist(), Structure.WRITE_LOCATIONS, or_swapped(wrong, kinds)
     had = {"as_before": None, "pool": "swa", **owner_of(scheduler, wrong[0].value // page, "swa")}
     report_wrong(scheduler, wrong, WRITE, site, structure, kinds, made, rows, shown, had)
+
+
+def _of_repeated(kind: Defect | None, count: int) -> Defect | None:
+    """Return in which way slots are wrong that are all those of the step before.
+
+    A decode goes on by one slot: of a single one, that of the step before is one off as well.
+    """
+    return None if count == 1 and kind is Defect.OFF_BY_ONE else Defect.STALE
 
 
 def _spans(made: Any) -> list[tuple[int, int]] | None:

@@ -30,6 +30,8 @@ class Seen:
         agreed: By `id`, the requests whose batch had the length that they have themselves, at the check between steps.
         batch: The batch that runs.
         draft: The forward batch of the draft that was looked at last.
+        draft_lengths: Its lengths, by request slot, as they were then.
+        drafted: The same of the draft before.
         scheduler: The scheduler.
     """
 
@@ -37,7 +39,7 @@ class Seen:
         self.rows: dict[int, tuple[tuple[Any, ...], Any, np.ndarray]] = {}
         self.lost = False
         self.evicted: dict[int, tuple[tuple[Any, ...], int]] = {}
-        self.written: set[int] = set()
+        self.written = np.empty(0, np.int64)
         self.swa_written = np.empty(0, np.int64)
         self.lengths: dict[int, int] = {}
         self.tables: dict[tuple[Structure, str | None], tuple[list[int], np.ndarray]] = {}
@@ -47,6 +49,8 @@ class Seen:
         self.agreed: set[int] = set()
         self.batch: Any = None
         self.draft: Any = None
+        self.draft_lengths: dict[int, int] = {}
+        self.drafted: dict[int, int] = {}
         self.scheduler: Any = None
 
 

@@ -208,7 +208,8 @@ def access_of(dump: Dump) -> Access:
     """Return what a dump's probe looked at; UNKNOWN of a probe that this release does not know."""
     manifest = dump.manifest
     if manifest.rule == GEOMETRY and manifest.step is not None:
-        return Access.AUDIT
+        # Whatever is looked at in that step goes by it.
+        return Access.ALLOCATOR
     if manifest.rule.startswith("swa-") and manifest.rule not in _OF_RULE:
         return Access.ALLOCATOR
     if manifest.rule in (PAGE_TABLE, SHAPES, REQUEST_ROWS) and manifest.verdict in _OF_VERDICT:

@@ -108,7 +108,7 @@ def _defect_of_later(dump: Dump) -> Defect | None:
     scalars = dump.manifest.scalars
     what, found, expected = scalars.get("what"), scalars.get("found"), str(scalars.get("expected"))
     if what == "kv_buffer":
-        return Defect.SWAPPED if "exchanged" in str(found) else Defect.FOREIGN if "of layer" in str(found) else None
+        return Defect.SWAPPED if "exchanged" in str(found) else Defect.DUPLICATE if "of layer" in str(found) else None
     if what == "layer_id":
         return _of_binding(found, expected)
     if what == "window_left" and isinstance(found, int):
@@ -176,6 +176,6 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(Exclusion("both sides name the same value", sides_agree),),
-    explains=("index-outside-buffer", "table-too-narrow"),
+    explains=("index-outside-buffer", "null-page-in-live-column", "page-past-pool-end", "table-too-narrow"),
     leads_to=LEAVES_BUFFERS,
 )
