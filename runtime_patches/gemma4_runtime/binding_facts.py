@@ -65,6 +65,9 @@ def _bound(model: Model) -> Iterator[Bound]:
 def _places(pool: Any) -> Callable[[int], tuple[int, int] | None]:
     """Return what says where the keys and values of a layer lie; None of a pool or an id that is not known here."""
     mapping = getattr(pool, "layers_mapping", None)
+    # Where pages come from the host, the lookup of a layer waits for its own.
+    parts = (pool, getattr(pool, "full_kv_pool", None), getattr(pool, "swa_kv_pool", None))
+    waits = any(getattr(part, "layer_transfer_counter", None) is not None for part in parts)
 
     def of(layer: int) -> tuple[int, int] | None:
         if mapping is None:
@@ -73,6 +76,12 @@ def _places(pool: Any) -> Callable[[int], tuple[int, int] | None]:
             at, is_swa = mapping.get(layer, (-1, False))
             held = pool.swa_kv_pool if is_swa else pool.full_kv_pool
         keys, values = getattr(held, "k_buffer", ()), getattr(held, "v_buffer", ())
-        return (keys[at].data_ptr(), values[at].data_ptr()) if 0 <= at < min(len(keys), len(values)) else None
+        if not 0 <= at < min(len(keys), len(values)):
+            return None
+        if waits:
+            return keys[at].data_ptr(), values[at].data_ptr()
+        # What attention is given, by whatever it is looked up.
+        read = pool.get_kv_buffer(layer)
+        return read[0].data_ptr(), read[1].data_ptr()
 
     return of

@@ -140,6 +140,10 @@ CASES = {
     "writes-of-the-step-before": ("request-state-differs", S.WRITE_LOCATIONS, D.STALE, C.CERTAIN),
     "table-of-the-step-before": ("null-page-in-live-column", S.FULL_TABLE, None, C.CERTAIN),
     "asked-with-an-untranslated-slot": ("allocator-past-pool-end", S.ALLOCATION, D.PAST_END, C.CERTAIN),
+    "goes-on-a-slot-too-early": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
+    "draft-of-a-former-pool": ("parts-disagree", S.DRAFT_BINDING, None, C.CERTAIN),
+    "freed-beside-the-cache": ("evicted-page-counted", None, None, C.POSSIBLE),
+    "an-ended-request-goes-on": ("allocator-past-pool-end", None, None, C.CERTAIN),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

@@ -861,3 +861,23 @@ def test_a_drafts_metadata_is_made_with_the_lengths_of_its_positions(server, mon
     said = trapped_by(server, lambda: request_rows._check_draft_lengths(seen, made, "here"))
     assert (said.scalars["structure"], said.scalars["defect"], said.role) == ("kernel lengths", defect, "draft")
     assert (before is not made, right.numel()) == (True, made.seq_lens.numel())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_request_that_has_ended_is_not_left_in_a_batch_that_was_filtered(server, monkeypatch, told):
+    server.forward()
+    request = server.world.requests[0]
+    rows = torch.tensor([held(one).req_pool_idx for one in server.world.requests])
+    held(request).req_pool_idx = None
+    monkeypatch.setattr(request, "finished", lambda: True)
+    batch = SimpleNamespace(reqs=server.world.requests, req_pool_indices=rows)
+    request_rows.after_batch_changes(None, batch)
+    if told:
+        request_rows.after_filter(None, batch, keep_indices=[0, 1, 2])
+        return
+    said = trapped_by(server, lambda: request_rows.after_filter(None, batch))
+    assert (said.scalars["structure"], said.scalars["why"], said.scalars["defect"]) == (
+        "row indices",
+        "released",
+        "stale",
+    )

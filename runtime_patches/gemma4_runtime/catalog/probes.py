@@ -280,7 +280,7 @@ PROBES: tuple[Patch, ...] = (
         attachments=(
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
-            Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
+            Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_filter"),
             Hook("batch.merge", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
             Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),
             Hook("trtllm.init_metadata", How.BEFORE, f"{_AT}.request_rows:before_trtllm_metadata"),

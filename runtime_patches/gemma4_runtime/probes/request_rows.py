@@ -115,22 +115,37 @@ def _check_row_numbers(scheduler: Any, batch: Any) -> None:
     _check_row_indices(scheduler, slots, batch.reqs, NEXT)
 
 
-def after_batch_changes(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+def after_filter(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check a batch from which requests that have ended are gone; where it was told whom to keep, any may be left."""
+    told = bool(args) or kwargs.get("keep_indices") is not None
+    after_batch_changes(result, batch, may_have_ended=told)
+
+
+def after_batch_changes(result: Any, batch: Any, *args: Any, may_have_ended: bool = True, **kwargs: Any) -> None:
     """Check the row numbers of a batch from which requests have gone, or which others have joined."""
     rows = getattr(batch, "req_pool_indices", None)
     if _running is None or _running.scheduler is None or rows is None or len(rows) != len(batch.reqs):
         return
     _check_row_indices(_running.scheduler, rows.tolist(), batch.reqs, CHANGED)
-    _check_retracted(_running.scheduler, rows.tolist(), batch.reqs, CHANGED)
+    _check_retracted(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, may_have_ended=may_have_ended)
 
 
 def _check_retracted(
-    scheduler: Any, rows: Sequence[int], requests: Sequence[Any], site: str, made: Any = None, role: str | None = None
+    scheduler: Any,
+    rows: Sequence[int],
+    requests: Sequence[Any],
+    site: str,
+    made: Any = None,
+    role: str | None = None,
+    may_have_ended: bool = True,
 ) -> None:
-    """Find requests that were retracted, or never ended, and are in a batch without their row: it was given back."""
+    """Find requests that are in a batch without their row, which was given back: retracted ones, and who runs on.
+
+    With `may_have_ended` those that have ended may be left in it.
+    """
     if scheduler.enable_overlap:
         return
-    gone = [one.is_retracted or not one.finished() for one in requests]
+    gone = [one.is_retracted or not one.finished() or not may_have_ended for one in requests]
     wrong = [
         WrongEntry("released", number, 0, rows[number])
         for number, (request, running) in enumerate(zip(requests, gone, strict=True))

@@ -17,7 +17,7 @@ Dumps without the lists before the call say nothing of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +92,19 @@ def _gives_back(call: Mapping[str, Any]) -> bool:
     return str(call.get("call")).startswith("free")
 
 
+def _is_release(past: Sequence[Mapping[str, Any]], number: int) -> bool:
+    """Return whether a whole request was released by a call, or by one of the group that it ends.
+
+    That one had ended, and a batch that goes on with it may be the fault.
+    """
+    named = set(_slots(past[number].get("full")))
+    while number >= 0 and _gives_back(past[number]) and named & set(_slots(past[number].get("full"))):
+        if past[number].get("site") == "release_kv_cache":
+            return True
+        number -= 1
+    return False
+
+
 def freed_before(incident: Incident, dump: Dump) -> Wrong | None:
     """Return the free of the page of a hand-out's first bad slot since it was handed out last; None if none is seen.
 
@@ -132,6 +145,7 @@ def _freed_by_a_call(dump: Dump, bad: Offence, pool: str, page: int) -> Wrong | 
     goes_on = at is not None and isinstance(asked, list) and at < len(asked) and asked[at] >= 0
     newest = goes_on and bad.value % size > 0 and _slots(decode.get("full")) == asked
     proof = event(dump, number, "site", f"what gave page {page} of the {pool} pool back, which has a new slot since")
+    newest = newest and not _is_release(past, number)
     return Wrong(Structure.FREE_CALL if newest else None, Defect.EARLY if newest else None, (proof,))
 
 
@@ -315,7 +329,7 @@ class _Call:
         if number is None or not _gives_back(past[number]):
             return None
         decode = next((one for one in reversed(past) if one.get("call") == "alloc_decode"), {})
-        newest = _slots(decode.get("full")) == asked
+        newest = _slots(decode.get("full")) == asked and not _is_release(past, number)
         proof = event(self._dump, number, "site", "what gave back the SWA page of the request's last slot")
         return Wrong(Structure.FREE_CALL if newest else None, Defect.EARLY if newest else None, (proof,))
 
