@@ -44,7 +44,7 @@ def test_a_table_that_names_another_page_in_range(server, mode, name, structure,
 
 @pytest.mark.parametrize("name", ["page_table", "swa_page_table"])
 def test_a_table_of_the_step_before_is_old_and_not_zero(server, name):
-    """Behind what it had then it has nothing yet, which is no page of anybody's."""
+    """A table of the step before ends where a new page begins: it has nothing there, and nobody emptied it."""
     kept = {}
 
     def keep(metadata):

@@ -111,7 +111,7 @@ PROBES: tuple[Patch, ...] = (
     Patch(
         id="geometry",
         kind=Kind.PROBE,
-        title="pools, layers, windows and backends of target and draft fit together, and layers stay bound so",
+        title="pools, layers, windows and backends fit together, and what layers are bound to stays as it was",
         origin="SGLang issue 17630; the hybrid backend's pool swap; Gemma4Attention's window",
         upstream=NO_UPSTREAM,
         until="0.5.23",

@@ -57,13 +57,10 @@ def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
     worker = getattr(worker, "draft_worker", None) or worker
     draft = draft_runner(worker)
     if draft is not None:
-        context = getattr(worker, "kv_context", None)
-        frozen = context is not None
-        models.append(
-            facts.model_of(
-                "draft", draft, lambda: context.target_token_to_kv_pool if frozen else draft.token_to_kv_pool
-            )
-        )
+        # A frozen draft reads the target's, as its worker's context has it at each look.
+        frozen = getattr(worker, "kv_context", None) is not None
+        pool = lambda: worker.kv_context.target_token_to_kv_pool if frozen else draft.token_to_kv_pool  # noqa: E731
+        models.append(facts.model_of("draft", draft, pool))
     _KNOWN.put(scheduler, _Known(tuple(models), facts.bound_now(models)))
     server = weakref.ref(scheduler)
     current.guard().look_first.append(lambda: _before_a_dump(server()))

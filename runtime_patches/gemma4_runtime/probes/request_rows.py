@@ -276,9 +276,9 @@ def _check_draft_lengths(seen: Seen, forward_batch: Any, site: str) -> None:
     before = [seen.drafted.get(row) for row in rows]
     width = seen.scheduler.req_to_token_pool.req_to_token.shape[1]
     known = {one for one in expected if one is not None}
-    kinds = [defect_of(one.value, one.expected, width + 1, foreign=known) for one in wrong]
+    kinds: list[Defect | None] = [defect_of(one.value, one.expected, width + 1, foreign=known) for one in wrong]
     if len(wrong) > 1 and all(one.value == before[one.row] for one in wrong):
-        kinds = [Defect.STALE] * len(wrong)
+        kinds = [Defect.STALE for _ in wrong]
     kinds = or_swapped(wrong, kinds)
     report_wrong(
         seen.scheduler, wrong, LENGTH, site, Structure.KERNEL_LENGTHS, kinds, forward_batch, rows, role="draft"

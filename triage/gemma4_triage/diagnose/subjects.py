@@ -108,8 +108,7 @@ def said_elsewhere(found: Sequence[Finding], incident: Incident) -> Iterator[tup
 
 
 def _is_of_others(dump: Dump, known: Subject) -> bool:
-    pages, requests = (frozenset(of(dump)) for of in (_pages_of, _requests_of))
-    pages = frozenset(one for one in pages if one[1] > 0)
+    pages, requests = frozenset(one for one in _pages_of(dump) if one[1] > 0), frozenset(_requests_of(dump))
     return bool(pages and known.pages and requests and known.requests) and not (
         pages & known.pages or requests & known.requests
     )

@@ -118,7 +118,7 @@ def _is_inferred(seen: Seen) -> bool | None:
     return None if twice or stranger.holder not in (TREE, owner) else False
 
 
-def _defect(census: Census, lost: Listed, stranger: Holder) -> Defect:
+def _defect(census: Census, lost: Listed, stranger: Holder) -> Defect | None:
     if not census.is_of_pool(stranger.page, "full"):
         return audit.invalid_defect(stranger.page)
     if abs(stranger.page - lost.page) == 1:
