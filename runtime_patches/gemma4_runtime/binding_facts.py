@@ -64,10 +64,13 @@ def _bound(model: Model) -> Iterator[Bound]:
 
 def _places(pool: Any) -> Callable[[int], tuple[int, int] | None]:
     """Return what says where the keys and values of a layer lie; None of a pool or an id that is not known here."""
+    from gemma4_runtime.release import MHATokenToKVPool
+
     mapping = getattr(pool, "layers_mapping", None)
-    # Where pages come from the host, the lookup of a layer waits for its own.
-    parts = (pool, getattr(pool, "full_kv_pool", None), getattr(pool, "swa_kv_pool", None))
-    waits = any(getattr(part, "layer_transfer_counter", None) is not None for part in parts)
+    held_in = (pool,) if mapping is None else (pool.full_kv_pool, pool.swa_kv_pool)
+    # What unpacks as it is read, or waits for pages from the host, is looked at by its lists alone.
+    is_plain = all(type(one) is MHATokenToKVPool and one.layer_transfer_counter is None for one in held_in)
+    is_plain = is_plain and getattr(pool, "layer_transfer_counter", None) is None
 
     def of(layer: int) -> tuple[int, int] | None:
         if mapping is None:
@@ -78,7 +81,7 @@ def _places(pool: Any) -> Callable[[int], tuple[int, int] | None]:
         keys, values = getattr(held, "k_buffer", ()), getattr(held, "v_buffer", ())
         if not 0 <= at < min(len(keys), len(values)):
             return None
-        if waits:
+        if not is_plain:
             return keys[at].data_ptr(), values[at].data_ptr()
         # What attention is given, by whatever it is looked up.
         read = pool.get_kv_buffer(layer)

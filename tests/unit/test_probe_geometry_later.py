@@ -98,6 +98,12 @@ def another_buffer(scheduler):
     values[0] = values[0].clone()
 
 
+def looks_up_the_next(scheduler):
+    pool = pool_of(scheduler)
+    original = pool.get_kv_buffer
+    pool.get_kv_buffer = lambda layer: (original(layer)[0], original({0: 1}.get(layer, layer))[1])
+
+
 def another_pool(scheduler):
     runner = scheduler.tp_worker.model_runner
     runner.token_to_kv_pool = MHATokenToKVPool(64, 16, torch.float32, 2, 8, 3, "cpu", False)
@@ -133,6 +139,11 @@ CHANGES = {
         swap_buffers,
         ("target", "kv_buffer", "exchanged with that of layer 1", "its own, as at the start"),
         (None, Defect.SWAPPED),
+    ),
+    "the next layer's values": (
+        looks_up_the_next,
+        ("target", "kv_buffer", "that of layer 1", "its own, as at the start"),
+        (None, Defect.DUPLICATE),
     ),
     "a buffer of no layer": (
         another_buffer,
