@@ -216,6 +216,7 @@ UNLESS_PROVEN = {
     ("evicted-page-counted", "the pages are at other places"),
     ("evicted-page-counted", "the pages without"),
     ("finished-requests-not-released", "the pages were lost"),
+    ("pages-lost-between-calls", "the group held them"),
     ("free-list-entry-wrong", "a call that"),
     ("freed-while-held", "the audit's table"),
     ("freed-while-held", "the pages were freed"),
