@@ -133,6 +133,16 @@ def counted_as_gone(dump: Dump) -> int | None:
     return None if owner is None or is_another_now(dump, owner) else count_of(dump, "evicted", owner[0])
 
 
+def were_evicted(dump: Dump) -> bool:
+    """Return whether an eviction is among the calls that the audit kept, or is counted; an older one is not known."""
+    events = readable_events(dump)
+    seen = any(one.get("site") == "evict_swa" for one in events)
+    counted = any(
+        part.partition(":")[2] not in ("", "0") for part in str(dump.manifest.scalars.get("evicted")).split(",")
+    )
+    return seen or counted or not events
+
+
 def by_eviction(dump: Dump) -> bool:
     """Return whether the eviction of a request's window made the call that an allocator's dump is about."""
     return dump.manifest.scalars.get("call_site") == "evict_swa"
@@ -149,6 +159,14 @@ def is_another_now(dump: Dump, owner: tuple[int, int]) -> bool:
     """Return whether another request than this owner, a slot and its generation, has its slot when an audit looked."""
     now = count_of(dump, "generations", owner[0])
     return now is not None and now != owner[1]
+
+
+def has_ended(dump: Dump, owner: tuple[int, int]) -> bool | None:
+    """Return whether this request, of a slot and its generation, had ended at the audit; None if it does not say."""
+    running = dump.manifest.scalars.get("running")
+    if not isinstance(running, str):
+        return None
+    return str(owner[0]) not in running.split(",") or is_another_now(dump, owner)
 
 
 def request_row_evidence(dump: Dump) -> Iterator[Evidence]:

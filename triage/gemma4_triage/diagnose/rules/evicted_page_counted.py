@@ -4,7 +4,7 @@ from gemma4_dumps.audit_findings import equations, suspects
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import counted_as_gone, readable_events, said
+from gemma4_triage.diagnose.evidence import counted_as_gone, said, were_evicted
 from gemma4_triage.diagnose.freed_pages import of_events, places_in_row
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
@@ -47,7 +47,7 @@ def _of_sums(incident: Incident) -> Finding | None:
     dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
     gone = counted_as_gone(dump)
     structure = None if gone is None else _accused(dump, gone)
-    of_call, was_evicted = structure is Structure.WINDOW_EVICTION, structure is not None or _were_evicted(dump)
+    of_call, was_evicted = structure is Structure.WINDOW_EVICTION, structure is not None or were_evicted(dump)
     return Finding(
         rule=ID,
         structure=structure,
@@ -73,16 +73,6 @@ def _of_sums(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump), commands.corpus("page-over-count")),
         upstream=("SGLang 27789",),
     )
-
-
-def _were_evicted(dump: Dump) -> bool:
-    """Return whether an eviction is among the calls that the audit kept, or is counted; an older one is not known."""
-    events = readable_events(dump)
-    seen = any(one.get("site") == "evict_swa" for one in events)
-    counted = any(
-        part.partition(":")[2] not in ("", "0") for part in str(dump.manifest.scalars.get("evicted")).split(",")
-    )
-    return seen or counted or not events
 
 
 def _accused(dump: Dump, gone: int) -> Structure | None:

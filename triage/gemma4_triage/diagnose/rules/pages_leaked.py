@@ -6,7 +6,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN, NOWHERE, keeps_prefixes, lost_pages
-from gemma4_triage.diagnose.evidence import cell, is_another_now, readable_events, said
+from gemma4_triage.diagnose.evidence import cell, has_ended, readable_events, said
 from gemma4_triage.diagnose.freed_pages import (
     cache_has_the_full_page,
     lost_by_a_count,
@@ -54,7 +54,7 @@ def find(incident: Incident) -> Finding | None:
             *((cell(dump, TABLE, (0, 4), "the request slot that owned it last"),) if first.owner is not None else ()),
             cell(dump, TABLE, (0, 7), f"the step at which {first.alloc_site} handed it out"),
         )
-    ended = None if first is None or first.owner is None else _has_ended(dump, first.owner)
+    ended = None if first is None or first.owner is None else has_ended(dump, first.owner)
     known = (
         ended is not False
         and first is not None
@@ -96,14 +96,6 @@ def _given_to_cache(dump: Dump) -> bool:
 def _only_prompts(dump: Dump) -> bool:
     """Return whether all that is lost was handed out for prompts; who was never released leaves its answer's too."""
     return all(one.alloc_site == "alloc_for_extend" for one in suspects(dump) if one.fault == "nowhere")
-
-
-def _has_ended(dump: Dump, owner: tuple[int, int]) -> bool | None:
-    """Return whether this request, of a slot and its generation, had ended at the audit; None if it does not say."""
-    running = dump.manifest.scalars.get("running")
-    if not isinstance(running, str):
-        return None
-    return str(owner[0]) not in running.split(",") or is_another_now(dump, owner)
 
 
 def _why(known: bool, ended: bool | None) -> str:

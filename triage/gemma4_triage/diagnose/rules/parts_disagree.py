@@ -2,10 +2,9 @@
 
 import re
 
-from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.changed_bindings import of_binding, of_change, of_window
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.diagnose.process_state import ships_right_windows
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
@@ -25,15 +24,6 @@ _SCALES = re.compile(rf"target kv_scales, layers [\d, ]+: found {_NUMBER} and {_
 _SCALE_DEFECTS = {"0": Defect.ZERO, "2": Defect.OFF_BY_ONE, "-1": Defect.NEGATIVE}
 _PARTS = "Parts of this server that must agree do not: a draft and its target, or layers and the pool they read."
 _WINDOW = "Layers of the target show another number of keys than the model's configuration says: their window is wrong."
-_LATER = "What layers of the {role} read, and how, is no longer what it was at the start: {what} was written since."
-_WHAT = {
-    "pool": "the pool that they read",
-    "layer_id": "the id of a layer",
-    "kv_buffer": "the buffer of a layer's keys or values",
-    "window_left": "a window",
-    "scaling": "the scale of a layer's scores",
-    "kv_scales": "a scale of the keys or values that a layer reads",
-}
 _WINDOWS = ("draft window_left", "target window_left")
 _OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool", "draft scaling")
 
@@ -61,7 +51,7 @@ def find(incident: Incident) -> Finding | None:
         return None
     later = next((dump for dump in incident.of(rule=GEOMETRY) if dump.manifest.scalars.get(SINCE_START)), None)
     if later is not None and incident.first(rule=GEOMETRY) is later:
-        return _of_later(incident, later)
+        return of_change(ID, incident, later)
     scale = _of_scales(incident)
     structure = Structure.KV_SCALE if scale else Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None
     return Finding(
@@ -77,47 +67,6 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
     )
-
-
-def _of_later(incident: Incident, dump: Dump) -> Finding:
-    scalars, role = dump.manifest.scalars, dump.manifest.role
-    what = str(scalars.get("what"))
-    structure = Structure.KV_SCALE if what == "kv_scales" else Structure.DRAFT_BINDING if role == "draft" else None
-    return Finding(
-        rule=ID,
-        structure=structure,
-        defect=_defect_of_later(dump),
-        cause=_LATER.format(role=role, what=_WHAT.get(what, what)),
-        confidence=Confidence.CERTAIN,
-        evidence=(
-            said(dump, "scalars.found", "what it is now"),
-            said(dump, "scalars.expected", "what it was"),
-            said(dump, "scalars.layers", "of which layer, by the id that it had"),
-            said(dump, "step", "when that was seen; outside of trap it is looked at every 16 steps"),
-        ),
-        advice=(
-            "Nothing of SGLang's writes it while a server serves: look at what else runs in the process.",
-            "Answers stay right where only a draft is concerned, and accept length falls.",
-        ),
-        next_commands=(commands.show(dump), commands.serve(incident, "--debug trap", "--probes geometry")),
-    )
-
-
-def _defect_of_later(dump: Dump) -> Defect | None:
-    """Return in which way what a layer reads is wrong, by what it was; None where no word fits."""
-    scalars = dump.manifest.scalars
-    what, found, expected = scalars.get("what"), scalars.get("found"), str(scalars.get("expected"))
-    if what == "kv_buffer":
-        return Defect.SWAPPED if "exchanged" in str(found) else Defect.DUPLICATE if "of layer" in str(found) else None
-    if what == "layer_id":
-        return _of_binding(found, expected)
-    if what == "window_left" and isinstance(found, int):
-        return Defect.NEGATIVE if found < 0 else _of_window(found, expected, dump.manifest.page_size or 1)
-    if what in ("scaling", "kv_scales"):
-        new = {one for one in str(found).split(" and ") if one not in expected.partition(",")[0].split(" and ")}
-        value = new.pop() if len(new) == 1 else ""
-        return Defect.ZERO if value in ("0", "-0") else Defect.NEGATIVE if value.startswith("-") else None
-    return None
 
 
 def _of_scales(incident: Incident) -> str | None:
@@ -144,32 +93,14 @@ def _defect(incident: Incident) -> Defect | None:
             return Defect.ZERO if scalars.get("layers") == "0" else Defect.OTHER_SPACE
         found, what = scalars.get("found"), scalars.get("what")
         if what == "bound_layer" and "draft layer_id" not in said:
-            return _of_binding(found, str(scalars.get("expected")))
+            return of_binding(found, str(scalars.get("expected")))
         if what in ("bound_layer", "layer_id", "window_left") and isinstance(found, int):
             if found < 0:
                 return Defect.NEGATIVE
             if what != "window_left" or found >= dump.manifest.extents.get("context_length", found + 1):
                 return Defect.PAST_END
-            return _of_window(found, str(scalars.get("expected")), dump.manifest.page_size or 1)
+            return of_window(found, str(scalars.get("expected")), dump.manifest.page_size or 1)
     return None
-
-
-def _of_binding(found: object, expected: str) -> Defect | None:
-    """Return in which way a draft layer is bound to another layer of the target, which has KV of its type."""
-    wanted = expected.partition(",")[0]
-    if not isinstance(found, int) or not wanted.isdecimal():
-        return None
-    if found <= 0:
-        return Defect.NEGATIVE if found else Defect.ZERO
-    return Defect.OFF_BY_ONE if abs(found - int(wanted[:12])) == 1 else Defect.FOREIGN
-
-
-def _of_window(found: int, expected: str, page_size: int) -> Defect | None:
-    """Return in which way a window is wrong: by one token or by one page, or in none that has a word."""
-    if found == 0:
-        return Defect.ZERO
-    wanted = expected.partition(",")[0]
-    return Defect.OFF_BY_ONE if wanted.isdecimal() and abs(found - int(wanted[:12])) in (1, page_size) else None
 
 
 RULE = Rule(
