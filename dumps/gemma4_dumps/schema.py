@@ -46,8 +46,10 @@ VERDICTS: Mapping[str, str] = {
     "write_misplaced": "a forward is about to write a token's keys elsewhere than its row, or the map of it, says",
     "table_entry": "an entry of a page table is not the page that its request's row leads to",
     "counter_wrong": "what a request counts of its tokens or slots does not agree with itself, its row or its past",
+    "lock_missing": "requests hold more of the prefix cache than is locked, so that it may be evicted under them",
     "position_wrong": "a token of a forward stands at another place of its sequence than its request's length says",
     "accept_length_fell": "drafts are accepted far less than before; no index is at fault",
+    "no_draft_accepted": "hardly one of a server's first drafts was accepted; no index is at fault",
     "exception": "the scheduler raised an exception, which ends the server",
 }
 """The verdicts that this release writes. A manifest may hold others: a newer writer's verdict is still readable."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from .contradictions import other_defect, other_page_size, other_page_size_of_writes, other_structure
 from .errors import DumpError, DumpNotFound
 from .manifest_file import load_named_manifest
 from .safe_file import open_regular, read_chunks
@@ -71,7 +72,15 @@ def check_files(directory: Path, manifest: Manifest, hash_at_most: int | None = 
         checks.append(Check("files", False, "the manifest lists no file"))
     if manifest.tensors or TENSORS_NAME in manifest.files:
         checks += _check_tensors(directory, manifest)
-    told = (_impossible(manifest), _other_row_ends(manifest), _other_entry(manifest), _other_count(manifest))
+    told = (
+        _impossible(manifest),
+        _other_row_ends(manifest),
+        _other_entry(manifest),
+        _other_count(manifest),
+        other_structure(manifest),
+        other_defect(manifest),
+        other_page_size(manifest),
+    )
     checks += [Check("offences", False, contradiction) for contradiction in told if contradiction]
     return tuple(checks)
 
@@ -104,7 +113,7 @@ def _sha256(file: BinaryIO, path: Path) -> str:
 def _check_tensors(directory: Path, manifest: Manifest) -> list[Check]:
     try:
         index = index_tensors(directory / TENSORS_NAME, manifest.tensors)
-        contradiction = _contradiction(index, manifest)
+        contradiction = _contradiction(index, manifest) or other_page_size_of_writes(index, manifest)
     except DumpError as error:
         return [Check("tensors", False, str(error))]
     checks = [Check("tensors", True, f"{number_of(len(index.records), 'tensor')} as the manifest describes them")]

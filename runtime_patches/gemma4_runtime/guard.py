@@ -36,6 +36,9 @@ class Guard:
         self._caps = caps
         self._rate = RateLimit(caps.logged_per_minute)
         self._seen: Counter[tuple[Any, ...]] = Counter()
+        self.look_first: list[Callable[[], None]] = []
+        """Asked before a violation becomes a dump: each may find what that follows from, and reports it itself."""
+        self._looking = False
 
     @property
     def bytes_per_dump(self) -> int:
@@ -78,6 +81,7 @@ class Guard:
         seen = self._seen[signature]
         if act is not Mode.TRAP and self._only_counted(seen, once):
             return None
+        self._look_first()
         action = action or ("trapped" if act is Mode.TRAP else "logged")
         draft, outcome = self._store(violation, rule, site, describe, seen, act, action)
         dump = str(outcome.path) if outcome.path else None
@@ -90,6 +94,19 @@ class Guard:
             raise trapped from outcome.cause
         logger.error("%s: %s [%s; seen %d times; dump: %s]", draft.rule, draft.summary, action, seen, dump or problem)
         return dump
+
+    def _look_first(self) -> None:
+        if self._looking:
+            return
+        self._looking = True
+        try:
+            for look in self.look_first:
+                look()
+        # Broad on purpose: the state is known to be bad, and the violation has to be told.
+        except Exception:
+            logger.exception("gemma4-triage: what was to be looked at before a violation could not be")
+        finally:
+            self._looking = False
 
     def _only_counted(self, seen: int, once: bool) -> bool:
         """Say whether this one is only counted.

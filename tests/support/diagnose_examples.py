@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.numpy import load_file, save_file
 
 from gemma4_dumps.reader import Dump, read_dump
-from gemma4_dumps.schema import FileRecord, Layer, Offence
+from gemma4_dumps.schema import FileRecord, Layer, Offence, Provenance
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
 from gemma4_triage.finding import Evidence, Finding
@@ -183,6 +183,7 @@ OTHERS: dict[str, Incident] = {
     "request-state-differs": page_table(
         "row_entry",
         rule="request-rows",
+        provenance=Provenance(table_origin="req_to_token row"),
         scalars={"structure": "req_to_token row", "why": "changed", "value": 70, "expected": 32, "request_slot": 1}
         | {"token": 0},
         offences=(offence("rows", 70, lower=32, upper=33),),
@@ -191,6 +192,9 @@ OTHERS: dict[str, Incident] = {
         "accept_length_fell",
         rule="accept-length",
         scalars={"accepted_before": 2.6, "verified_before": 90, "accepted_recently": 0.4},
+    ),
+    "no-draft-accepted": page_table(
+        "no_draft_accepted", rule="accept-length", scalars={"accepted": 0.0, "verified": 128}
     ),
     "scheduler-exception": page_table("exception", rule="process-end"),
     "foreign-ids": page_table(
@@ -206,6 +210,7 @@ OTHERS: dict[str, Incident] = {
     ),
     "free-list-entry-wrong": mutation("swa-list-duplicate"),
     "free-that-loses": mutation("free-lost"),
+    "request-slots-listed-wrong": mutation("request-slot-0-listed"),
     "mapping-entry-wrong": mutation("mapping-zero"),
     "mapping-differs": mutation("mappings-of-a-row-swapped"),
     "cached-pages-moved": mutation("pages-of-nodes-swapped"),

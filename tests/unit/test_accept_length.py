@@ -1,4 +1,4 @@
-"""The check and the probe accept-length: a fall is seen once, and what varies as text does is none."""
+"""The check and the probe accept-length: a fall is seen once, drafts never accepted too, and what text does is none."""
 
 import random
 from types import SimpleNamespace
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
-from gemma4_runtime.checks.accept_length import BEFORE, RECENT, AcceptHistory
+from gemma4_runtime.checks.accept_length import BEFORE, HARDLY, RECENT, AcceptHistory
+from gemma4_runtime.checks.accept_length import FIRST as FIRST_OF_ALL
 from gemma4_runtime.probes.accept_length import after_process_decode, self_test
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -32,6 +33,20 @@ class TestTheCheck:
         fall = fed(AcceptHistory(), [3, 2] * FIRST + [0, 1] * RECENT)
         assert fall is not None
         assert (fall.before > 2.4, fall.recent <= 0.4 * fall.before, len(fall.samples)) == (True, True, RECENT)
+
+    @pytest.mark.parametrize("few", range(HARDLY + 1))
+    def test_drafts_that_are_hardly_ever_accepted_need_no_history(self, few):
+        never = fed(AcceptHistory(), [1] * few + [0] * (FIRST_OF_ALL - few))
+        assert never is not None
+        assert (never.before, never.verified_before) == (None, FIRST_OF_ALL)
+
+    @pytest.mark.parametrize(
+        "accepted",
+        [[0] * (FIRST_OF_ALL - 1), [0] * (FIRST_OF_ALL - HARDLY - 1) + [1] * (HARDLY + 1) + [0] * FIRST_OF_ALL],
+        ids=["too few verifications", "some of the first"],
+    )
+    def test_what_is_not_hardly_ever(self, accepted):
+        assert fed(AcceptHistory(), accepted) is None
 
     @pytest.mark.parametrize(
         "accepted",
@@ -65,13 +80,13 @@ class TestTheProbe:
         rows, processor = SimpleRows(), SimpleNamespace()
         batch = SimpleNamespace(reqs=requests, req_to_token_pool=rows, forward_mode=SimpleNamespace(name="DECODE"))
 
-        def run(mode, steps):
+        def run(mode, steps, result=None):
             folder = attach(mode, "accept-length")
             for accepted in steps:
                 for request, drafts in zip(requests, accepted, strict=True):
                     request.spec_verify_ct += 1
                     request.spec_num_correct_drafts += drafts
-                after_process_decode(None, processor, batch, None)
+                after_process_decode(None, processor, batch, result)
             return [read_dump(entry.path) for entry in DumpStore(folder).list()]
 
         return run
@@ -86,6 +101,19 @@ class TestTheProbe:
         (incident,) = group(dumps)
         (cause,) = conclude(incident)
         assert (cause.rule, str(cause.confidence)) == ("accept-length-fell", "possible")
+
+    @pytest.mark.parametrize("mode", ["log", "trap", "contain"])
+    def test_drafts_that_were_never_accepted_leave_one_dump(self, serve, mode):
+        dumps = serve(mode, [(0, 0, 0)] * FIRST_OF_ALL)
+        (dump,) = dumps
+        assert (dump.manifest.verdict, dump.manifest.action) == ("no_draft_accepted", "logged")
+        assert (dump.manifest.scalars["accepted"], dump.manifest.scalars["verified"] >= FIRST_OF_ALL) == (0, True)
+        (incident,) = group(dumps)
+        (cause,) = conclude(incident)
+        assert (cause.rule, str(cause.confidence)) == ("no-draft-accepted", "possible")
+
+    def test_steps_without_drafts_are_no_drafts_that_were_not_accepted(self, serve):
+        assert serve("log", [(0, 0, 0)] * FIRST_OF_ALL, SimpleNamespace(speculative_num_draft_tokens=1)) == []
 
     def test_a_steady_load_is_silent(self, serve):
         assert serve("log", [(3, 2, 1)] * 2 * FIRST) == []

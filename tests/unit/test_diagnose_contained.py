@@ -127,9 +127,11 @@ def test_beside_pages_that_the_pool_does_not_have_it_is_ruled_out(audit, tmp_pat
     assert (finding.rule, finding.confidence) == ("unknown-verdict", Confidence.POSSIBLE)
 
 
-@pytest.mark.parametrize("row", [{"page": 900}, {"page": 0, "pool": 2}])
-def test_another_page_or_a_request_slot_is_no_page_zero(audit, tmp_path, row):
-    assert conclude(of(listing(audit, tmp_path, row)))[0].rule == "unknown-verdict"
+@pytest.mark.parametrize(
+    ("row", "rule"), [({"page": 900}, "unknown-verdict"), ({"page": 0, "pool": 2}, "request-slots-listed-wrong")]
+)
+def test_another_page_or_a_request_slot_is_no_page_zero(audit, tmp_path, row, rule):
+    assert conclude(of(listing(audit, tmp_path, row)))[0].rule == rule
 
 
 def test_an_audit_without_its_table_names_nothing(audit):

@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from diagnose_examples import changed, rewritten, start_up
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import Provenance
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude, hold_against_each_other
@@ -115,6 +116,7 @@ def test_a_request_without_a_lock_is_named_and_a_sum_that_is_too_small_may_be_co
     def first(slot):
         bad = dump.manifest.offences[0].model_copy(update=place | {"request_slot": slot})
         update = {"scalars": dump.manifest.scalars | told | {"request_slot": slot}, "offences": (bad,)}
+        update |= {"verdict": "lock_missing", "provenance": Provenance(table_origin="radix tree lock")}
         return named_of(Dump(dump.path, dump.manifest.model_copy(update=update | {"offence_count": 1})))[0]
 
     assert (first(7).structure, first(7).defect, first(7).confidence) == (S.TREE_LOCK, D.LOST, C.CERTAIN)
@@ -490,3 +492,36 @@ def test_a_value_that_is_only_another_than_it_should_be_is_not_called_out_of_ran
     assert first.upper == first.lower + 1
     assert f"where {first.lower} belongs" in provenance_sentence(manifest)
     assert "out of range" not in provenance_sentence(manifest)
+
+
+def test_what_rows_show_of_another_structure_is_a_finding_below_the_first():
+    (first,) = dumps_of("accepted-too-many")
+    (other,) = dumps_of("row-behind-a-node")
+    same = {"host": first.manifest.host, "guards": first.manifest.guards, "launch_args": first.manifest.launch_args}
+    later = same | {"created_utc": first.manifest.created_utc, "step": (first.manifest.step or 0) + 3}
+    again = Dump(other.path, other.manifest.model_copy(update=later))
+    found = named_of(first, again)
+    assert [(one.rule, one.structure) for one in found] == [
+        ("request-state-differs", S.REQUEST_COUNTERS),
+        ("request-state-differs", S.REQUEST_ROW),
+    ]
+    assert found[1].confidence is not C.CERTAIN
+    assert any("follows from" in sentence for sentence in found[1].ruled_out_if)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_dumps_that_say_the_same_of_other_pages_and_requests_are_counted(apart):
+    dump = dumps_of("swa-table-and-the-next-batch")[0]
+    bad = dump.manifest.offences[0]
+    offences = tuple(
+        one.model_copy(update={"value": one.value + 400 * apart, "request_slot": 900 if apart else one.request_slot})
+        for one in dump.manifest.offences
+    )
+    later = [
+        Dump(dump.path, dump.manifest.model_copy(update={"dump_id": f"{dump.manifest.dump_id}{at}", "step": 90 + at}))
+        for at in range(2)
+    ]
+    later = [Dump(one.path, one.manifest.model_copy(update={"offences": offences})) for one in later]
+    first = named_of(dump, *later)[0]
+    told = [piece.meaning for piece in first.evidence if "as 2 dumps say" in piece.meaning]
+    assert (bad.request_slot is not None, len(told)) == (True, int(apart))

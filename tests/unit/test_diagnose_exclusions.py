@@ -202,11 +202,13 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
 ELSEWHERE = {
     ("freed-while-held", "the holder"),
     ("page-freed-twice", "a page that was free"),
+    ("finished-requests-not-released", "a request runs"),
+    ("holder-entry-wrong", "the whole row"),
     ("mapping-entry-wrong", "the full page was given"),
     ("pages-leaked", "their last owner still"),
     ("unset-slot-freed", "slots above"),
 }
-"""Made true in test_diagnose_premises.py, test_diagnose_contained.py and test_diagnose_mutations.py, on other dumps."""
+"""Made true on other dumps, in test_diagnose_premises.py, _contained.py, _mutations.py and _order_of_entries.py."""
 UNLESS_PROVEN = {
     ("allocator-past-pool-end", "a call before"),
     ("batch-length-wrong", "the lengths are right"),
@@ -214,6 +216,7 @@ UNLESS_PROVEN = {
     ("evicted-page-counted", "the pages are at other places"),
     ("evicted-page-counted", "the pages without"),
     ("finished-requests-not-released", "the pages were lost"),
+    ("pages-lost-between-calls", "the group held them"),
     ("free-list-entry-wrong", "a call that"),
     ("freed-while-held", "the audit's table"),
     ("freed-while-held", "the pages were freed"),

@@ -143,7 +143,9 @@ def a_slot_in_use() -> Dump:
 
 ASKS = {"call": "alloc_decode", "seq_lens": [2], "last_loc": [147], "full": [[148, 1]], "swa": [[33, 1]]}
 GAVE = {"call": "alloc_decode", "seq_lens": [1], "last_loc": [146], "full": [[147, 1]], "swa": [[32, 1]]}
-FREES = {"call": "free", "full": [[144, 16]], "swa": [[32, 16]], "site": "release_kv_cache"}
+FREES = {"call": "free", "full": [[144, 16]], "swa": [[32, 16]], "site": "cache_unfinished_req"}
+RELEASES = FREES | {"site": "release_kv_cache"}
+ENDS = FREES | {"call": "free_group_end", "site": None}
 
 
 @pytest.mark.parametrize(
@@ -151,10 +153,12 @@ FREES = {"call": "free", "full": [[144, 16]], "swa": [[32, 16]], "site": "releas
     [
         ((GAVE, FREES, ASKS), "freed-while-held", (Structure.FREE_CALL, Defect.EARLY, Confidence.CERTAIN)),
         ((FREES, ASKS), "freed-while-held", (None, None, Confidence.POSSIBLE)),
+        ((GAVE, RELEASES, ASKS), "freed-while-held", (None, None, Confidence.POSSIBLE)),
+        ((GAVE, RELEASES, ENDS, ASKS), "freed-while-held", (None, None, Confidence.POSSIBLE)),
         ((GAVE, FREES | {"call": "free_swa"}, ASKS), "page-given-twice", (None, None, Confidence.POSSIBLE)),
         ((FREES, GAVE, ASKS), "page-given-twice", (None, None, Confidence.POSSIBLE)),
     ],
-    ids=["its newest", "some slot", "the other pool's", "given since"],
+    ids=["its newest", "some slot", "of a release", "of a release in a group", "the other pool's", "given since"],
 )
 def test_a_page_that_was_freed_before_it_is_handed_out_was_not_given_twice(tmp_path, calls, rule, told):
     (first,) = conclude(of(with_events(tmp_path, a_slot_in_use(), *calls)))

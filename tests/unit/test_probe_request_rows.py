@@ -24,6 +24,7 @@ from gemma4_runtime.release.requests import COMMITS_WHAT_IS_ACCEPTED, held
 from gemma4_runtime.rows.counts import check_counters
 from gemma4_runtime.rows.seen import note_counts, seen_of
 from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
 from request_rows_server import MODES, PROMPT, Server, trapped, trapped_by
@@ -794,3 +795,89 @@ def test_a_page_that_no_pool_has_is_left_to_the_probe_of_page_tables(attach, mon
     else:
         server.forward(spoil=lambda metadata: metadata.page_table[0, 0].fill_(1 << 20))
         assert list(DumpStore(server.dumps).list()) == []
+
+
+@pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no ledger"])
+def test_a_write_into_anothers_page_names_whose_it_is(attach, monkeypatch, ledger):
+    probes = ("request-rows", *(["leak-ledger"] if ledger else []), "host-alloc-kernels")
+    server = Server(monkeypatch, attach("trap", *probes))
+    server.forward()
+    victim = held(server.world.requests[1])
+
+    def change(made):
+        made.out_cache_loc[0] = server.world.rows.req_to_token[victim.req_pool_idx, victim.kv_committed_len - 1]
+
+    said = trapped(server, change)
+    assert (said.verdict, said.scalars["structure"]) == ("write_misplaced", "write locations")
+    assert said.scalars["request_slot"] == held(server.world.requests[0]).req_pool_idx
+    assert said.scalars.get("page_owner") == (victim.req_pool_idx if ledger else None)
+    (incident,) = group(read_dump(entry.path) for entry in DumpStore(server.dumps).list())
+    first = conclude(incident)[0]
+    assert (f"of a page of the request in slot {victim.req_pool_idx}" in first.cause) is ledger
+
+
+def test_writes_of_the_step_before_are_stale_and_not_one_off(server):
+    kept = []
+    for _ in range(2):
+        server.forward(lambda made: kept.append(made.out_cache_loc.clone()))
+    said = trapped(server, lambda made: made.out_cache_loc.copy_(kept[-1]))
+    assert (said.verdict, said.scalars["defect"]) == ("write_misplaced", "stale")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_retracted_request_in_a_batch_is_told_before_its_row_is_read(server, overlap):
+    server.forward()
+    server.scheduler.enable_overlap = overlap
+    request = server.world.requests[0]
+    rows = torch.tensor([held(one).req_pool_idx for one in server.world.requests])
+    request.is_retracted, held(request).req_pool_idx = True, None
+    batch = SimpleNamespace(reqs=server.world.requests, req_pool_indices=rows)
+    if overlap:
+        request_rows.after_batch_changes(None, batch)
+        return
+    said = trapped_by(server, lambda: request_rows.after_batch_changes(None, batch))
+    assert (said.verdict, said.scalars["why"], said.scalars["defect"]) == ("row_index", "released", "stale")
+
+
+@pytest.mark.parametrize(
+    ("change", "defect"),
+    [(lambda lengths, before: before, "stale"), (lambda lengths, before: lengths.roll(1), "swapped")],
+    ids=["before", "rolled"],
+)
+def test_a_drafts_metadata_is_made_with_the_lengths_of_its_positions(server, monkeypatch, change, defect):
+    monkeypatch.setattr(request_rows, "role_of", lambda backend: "draft")
+    drafts = []
+    for _ in range(2):
+        server.forward()
+        server.draft(drafts.append)
+    before, made = drafts[-2:]
+    made.seq_lens, right = torch.arange(40, 40 + made.seq_lens.numel()), made.seq_lens
+    seen = seen_of(server.scheduler)
+    rows = made.req_pool_indices.tolist()
+    seen.draft_lengths = dict(zip(rows, made.seq_lens.tolist(), strict=True))
+    seen.drafted = dict(zip(rows, (made.seq_lens - 4).tolist(), strict=True))
+    request_rows._check_draft_lengths(seen, made, "here")
+    made.seq_lens = change(made.seq_lens, made.seq_lens - 4)
+    said = trapped_by(server, lambda: request_rows._check_draft_lengths(seen, made, "here"))
+    assert (said.scalars["structure"], said.scalars["defect"], said.role) == ("kernel lengths", defect, "draft")
+    assert (before is not made, right.numel()) == (True, made.seq_lens.numel())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_request_that_has_ended_is_not_left_in_a_batch_that_was_filtered(server, monkeypatch, told):
+    server.forward()
+    request = server.world.requests[0]
+    rows = torch.tensor([held(one).req_pool_idx for one in server.world.requests])
+    held(request).req_pool_idx = None
+    monkeypatch.setattr(request, "finished", lambda: True)
+    batch = SimpleNamespace(reqs=server.world.requests, req_pool_indices=rows)
+    request_rows.after_batch_changes(None, batch)
+    if told:
+        request_rows.after_filter(None, batch, keep_indices=[0, 1, 2])
+        return
+    said = trapped_by(server, lambda: request_rows.after_filter(None, batch))
+    assert (said.scalars["structure"], said.scalars["why"], said.scalars["defect"]) == (
+        "row indices",
+        "released",
+        "stale",
+    )

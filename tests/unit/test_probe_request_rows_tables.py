@@ -28,8 +28,11 @@ def server(attach, monkeypatch):
     [
         (lambda table: table[0, -1].copy_(table[1, 1]), "foreign"),
         (lambda table: table[:2, 1].copy_(table[:2, 1].flip(0)), "swapped"),
+        (lambda table: table[0, :3].copy_(table[0, [1, 2, 0]]), "swapped"),
+        (lambda table: table[:2, :3].copy_(table[:2, [1, 2, 0]]), "swapped"),
+        (lambda table: table[0, -1].copy_(table[0, 0]), "duplicate"),
     ],
-    ids=["foreign", "swapped"],
+    ids=["foreign", "swapped", "turned", "turned in two rows", "its own"],
 )
 def test_a_table_that_names_another_page_in_range(server, mode, name, structure, change, defect):
     # The last of three requests has the first one's prompt, and with that its pages.
@@ -37,6 +40,33 @@ def test_a_table_that_names_another_page_in_range(server, mode, name, structure,
     said = trapped(server, mode=mode, spoil=lambda metadata: change(getattr(metadata, name)))
     assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == ("table_entry", structure, defect)
     assert said.site == "TRTLLMHAAttnBackend.init_forward_metadata"
+
+
+@pytest.mark.parametrize("name", ["page_table", "swa_page_table"])
+def test_a_table_of_the_step_before_is_old_and_not_zero(server, name):
+    """A table of the step before ends where a new page begins: it has nothing there, and nobody emptied it."""
+    kept = {}
+
+    def keep(metadata):
+        kept[name] = getattr(metadata, name).clone()
+
+    server.forward(spoil=keep)
+    size = server.world.allocator.page_size
+    opens = lambda: sum(held(one).kv_committed_len % size == 0 for one in server.world.requests)  # noqa: E731
+    while not opens():
+        server.forward(spoil=keep)
+    count = opens()
+
+    def spoil(metadata):
+        table = getattr(metadata, name)
+        table.zero_()
+        width = min(table.shape[1], kept[name].shape[1])
+        table[:, :width] = kept[name][:, :width]
+
+    said = trapped(server, spoil=spoil)
+    # Of one place alone it cannot be told whether it was emptied.
+    assert said.scalars["defect"] in ({"stale"} if count > 1 else {None, "stale"})
+    assert (said.scalars["table_as_before"], said.scalars["as_before"]) == (True, None)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["plain", "overlap"])

@@ -31,7 +31,11 @@ PROBE_OF_RULE: Mapping[str, str] = {
 }
 """Which probe writes a rule. A dump names its rule; people ask which probe fired."""
 
-OF_ANY_FAULT = (("process-end", "exception"), ("accept-length", "accept_length_fell"))
+OF_ANY_FAULT = (
+    ("process-end", "exception"),
+    ("accept-length", "accept_length_fell"),
+    ("accept-length", "no_draft_accepted"),
+)
 """Rule and verdict of what any fault may lead to: an engine that dies of it, and drafts that are accepted less."""
 NOT_OF_THE_CORPUS = frozenset({"accept-length", "process-end", "request-rows"})
 """Probes that no fault of the corpus has to lead to: they see what others did not, and have tests of their own."""

@@ -111,24 +111,32 @@ PROBES: tuple[Patch, ...] = (
     Patch(
         id="geometry",
         kind=Kind.PROBE,
-        title="at start-up: pools, layers, windows and backends of target and draft fit together",
+        title="pools, layers, windows and backends fit together, and what layers are bound to stays as it was",
         origin="SGLang issue 17630; the hybrid backend's pool swap; Gemma4Attention's window",
         upstream=NO_UPSTREAM,
         until="0.5.23",
         about=About(
             why="Pools, windows and backends of target and draft that do not fit together show as wrong pages an hour "
             "later. They can be held against each other at the start.",
-            eligibility="Every start, once: the target after its workers exist, a frozen draft before its captures.",
-            fallback="No cost after the start. A third swap, inside a capture, cannot be entered and is not checked.",
+            eligibility="Every start, once: the target after its workers exist, a frozen draft before its captures. "
+            "What layers are bound to is looked at again every 16 steps, in trap at each, and at idle: by addresses "
+            "and numbers, some microseconds a step.",
+            fallback="A third swap, inside a capture, cannot be entered and is not checked; nor is what a captured "
+            "graph holds of a binding that changes later.",
             proof=(
                 "tests/engine/test_geometry_live.py",
                 "tests/unit/test_geometry.py",
                 "tests/unit/test_probe_geometry.py",
+                "tests/unit/test_probe_geometry_later.py",
+                "tests/tools/time_bindings.py",
             ),
         ),
         attachments=(
             Hook("mtp.init_graphs", How.BEFORE, f"{_AT}.geometry:before_draft_graphs"),
             Hook("scheduler.init_model_worker", How.AFTER, f"{_AT}.geometry:after_model_workers"),
+            Hook("scheduler.init_model_worker", How.AFTER, f"{_AT}.geometry_later:after_model_workers"),
+            Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.geometry_later:before_next_batch"),
+            Hook("scheduler.on_idle", How.BEFORE, f"{_AT}.geometry_later:before_idle"),
         ),
         self_test=f"{_AT}.geometry:self_test",
     ),
@@ -272,7 +280,7 @@ PROBES: tuple[Patch, ...] = (
         attachments=(
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
-            Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
+            Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_filter"),
             Hook("batch.merge", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
             Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),
             Hook("trtllm.init_metadata", How.BEFORE, f"{_AT}.request_rows:before_trtllm_metadata"),
@@ -287,7 +295,7 @@ PROBES: tuple[Patch, ...] = (
     Patch(
         id="accept-length",
         kind=Kind.PROBE,
-        title="drafts that are accepted far less than before leave an event: a dump that stops nothing",
+        title="drafts accepted far less than before, or hardly ever, leave an event: a dump that stops nothing",
         origin="SGLang 25103: drafts that read wrong pages in range change no answer, only how many are accepted",
         upstream=NO_UPSTREAM,
         until="0.5.23",
@@ -295,7 +303,7 @@ PROBES: tuple[Patch, ...] = (
             why="A draft that reads another page of the right pool changes no token, because the target verifies all. "
             "Only the accept length falls, and nobody sees when.",
             eligibility="Every verification of a server with MTP, from the requests' own counters: the latest 32 "
-            "beside all before them, of which there must be 64. No device work.",
+            "beside all before them, of which there must be 64, and the first 128 alone. No device work.",
             fallback="A change of the text looks alike, so the event says so and stops nothing in any mode.",
             proof=("tests/unit/test_accept_length.py", "tests/engine/test_accept_length_live.py"),
         ),

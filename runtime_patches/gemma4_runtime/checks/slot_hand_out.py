@@ -7,7 +7,7 @@ import torch
 from gemma4_runtime.checks.slot_codes import coded, repeated, worst_violation
 from gemma4_runtime.checks.slot_free import leftover_mappings
 from gemma4_runtime.checks.slot_ledger import UNKNOWN, SlotLedger
-from gemma4_runtime.checks.violation import Violation
+from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 
 _VERDICTS = ("alloc_out_of_range", "alloc_overlap", "stale_mapping", "pool_alias")
 
@@ -105,3 +105,33 @@ def check_mapping_write(
     )
     legal = (range(page, full_upper), range(page, swa_upper))
     return worst_violation((full_codes, swa_codes), (full, swa), _VERDICTS, legal)
+
+
+def check_goes_on(
+    full: torch.Tensor, last_loc: torch.Tensor, counts: torch.Tensor, page_size: int, upper: int
+) -> Violation | None:
+    """Report requests within a page whose first new slot is not the one behind their last.
+
+    One synchronisation.
+
+    Args:
+        full: [n] full slots of the call, request by request.
+        last_loc: [requests] the last slot of each, -1 for none.
+        counts: [requests] how many of the slots are each one's, on the host.
+        page_size: tokens of a page.
+        upper: the first slot that the pool does not have.
+
+    Returns:
+        The violation (row: position in `full`, column 0, value: slot) or None.
+    """
+    if counts.numel() != last_loc.numel() or int(counts.sum()) != full.numel():
+        return None
+    firsts = (counts.cumsum(0) - counts)[counts > 0].to(full.device)
+    last = last_loc[(counts > 0).to(last_loc.device)].to(torch.int64)
+    given = full[firsts].to(torch.int64)
+    bad = ((last >= 0) & ((last + 1) % page_size != 0) & (given != last + 1)).nonzero().flatten()
+    if bad.numel() == 0:
+        return None
+    pairs = zip(firsts[bad].tolist(), given[bad].tolist(), strict=True)
+    listed = tuple(BadIndex(row, 0, slot, page_size, upper) for row, slot in pairs)
+    return Violation("alloc_overlap", listed[:MAX_LISTED], len(listed))

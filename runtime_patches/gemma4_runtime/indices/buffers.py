@@ -57,10 +57,12 @@ def _place_of(pool: Any, layer_id: int) -> tuple[Any, int, str | None] | None:
 
 
 def extents(pool: Any, page_size: int) -> dict[str, int]:
-    """Pages of the full and the SWA pool, the dummy page 0 included; empty for a pool that is not split."""
+    """Pages and slots of the full and the SWA pool, the dummy page 0 included; empty for a pool that is not split."""
     from gemma4_runtime.release import SWAKVPool
 
     if not isinstance(pool, SWAKVPool):
         return {}
     pools: dict[str, Any] = {"full": pool.full_kv_pool, "swa": pool.swa_kv_pool}
-    return {f"pages_{space}_pool": inner.k_buffer[0].shape[0] // page_size for space, inner in pools.items()}
+    slots = {space: int(inner.k_buffer[0].shape[0]) for space, inner in pools.items()}
+    pages = {f"pages_{space}_pool": count // page_size for space, count in slots.items()}
+    return pages | {f"slots_{space}_pool": count for space, count in slots.items()}

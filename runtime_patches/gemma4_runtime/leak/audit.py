@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from gemma4_runtime.checks.page_census import Fault, Finding, check_census
 from gemma4_runtime.checks.swa_mapping_census import check_mapping
 from gemma4_runtime.leak.equation import Equation, equations
-from gemma4_runtime.leak.ledger import LeakLedger, ledger_of
-from gemma4_runtime.leak.whereabouts import Reading, read, unreadable
+from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
+from gemma4_runtime.leak.whereabouts import TREE, Reading, read, unreadable
 
 
 class CannotAudit(Exception):
@@ -21,12 +21,21 @@ class CannotAudit(Exception):
 
 @dataclass(frozen=True)
 class Audit:
-    """What one audit found. Each page of a pool is in one finding at most."""
+    """What one audit found. Each page of a pool is in one finding at most.
+
+    Attributes:
+        findings: What is wrong.
+        equations: What SGLang counts of each pool.
+        ledger: Of the pools.
+        reading: What was looked at.
+        generations: By request slot that is in use, how many requests have had it.
+    """
 
     findings: tuple[Finding, ...]
     equations: tuple[Equation, ...]
     ledger: LeakLedger
     reading: Reading
+    generations: Mapping[int, int] = field(default_factory=dict)
 
 
 def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iterable[Any], idle: bool) -> Audit:
@@ -60,7 +69,9 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     found += _anomalies(ledger)
     sums = equations(allocator, req_to_token_pool, tree_cache, reading)
     once = tuple(_each_page_once(found))
-    return Audit(once or tuple(_unbalanced(sums)), sums, ledger, reading)
+    generations = generations_of(req_to_token_pool)
+    in_use = {slot: generations[slot] for slot in set(reading.holders) - {TREE} if slot in generations}
+    return Audit(once or tuple(_unbalanced(sums)), sums, ledger, reading, in_use)
 
 
 def _unbalanced(sums: Iterable[Equation]) -> Iterable[Finding]:

@@ -92,11 +92,13 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         offences=offences(violation.listed, "suspects", tuple(int(slot) for slot in table[:MAX_LISTED, _OWNER])),
         step=ledger.step,
         page_size=ledger.page_size,
-        extents={f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()},
+        extents={f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()}
+        | {"rows_of_requests": audit.reading.rows},
         scalars=_scalars(audit)
         | _lost_in(audit)
         | {
             "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
+            "generations": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.generations.items())),
             "caches_prefixes": audit.reading.caches_prefixes,
             "evicted": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.evicted.items())),
             "left_window": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.left_window.items())),

@@ -72,6 +72,7 @@ class Reading:
         caches_prefixes: Whether the prefix cache keeps what it is given.
         edges: By request slot, where that ends in its row: the first column in pages, and the full pages from there on.
         left_window: By request slot, how many of its first tokens no later token sees through the sliding window.
+        rows: How many rows req_to_token has, that of slot 0 included.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -86,6 +87,7 @@ class Reading:
     caches_prefixes: bool = True
     edges: Mapping[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     left_window: Mapping[int, int] = field(default_factory=dict)
+    rows: int = 0
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -156,6 +158,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         keeps_prefixes(_inner(tree_cache)),
         {edge[0]: (edge[1], slots // page) for edge, slots in zip(edges, edge_slots, strict=True)},
         dict(_left_window(requests, retain_window(_inner(tree_cache)))),
+        int(table.shape[0]),
     )
 
 

@@ -1,8 +1,9 @@
-"""Probe `accept-length`: drafts are accepted far less than they were, which says that they read other keys than before.
+"""Probe `accept-length`: drafts are accepted far less than they were, or hardly ever: they may read other keys.
 
 Pages that are in range and wrong change no answer: the target verifies every token, and only speed is lost. The
 requests' own counters show it. A change of the text does too, so a fall is an event and no violation: the dump is
-written once, and in no mode is anything stopped.
+written once, and in no mode is anything stopped. What is wrong from the start has nothing to fall from: it is an event
+of its own that of the first verifications hardly one accepted a draft. Steps without drafts are left out.
 
 Host only: two numbers of each request, after the results of a step have been processed.
 """
@@ -17,7 +18,7 @@ import torch
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Provenance
 from gemma4_runtime import current
-from gemma4_runtime.checks.accept_length import BEFORE, RECENT, AcceptHistory, Fall
+from gemma4_runtime.checks.accept_length import BEFORE, FIRST, RECENT, AcceptHistory, Fall
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.evidence import payload
@@ -26,25 +27,27 @@ from gemma4_runtime.release.requests import held
 from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import step_number
 
-RULE, VERDICT = "accept-length", "accept_length_fell"
+RULE, VERDICT, NEVER = "accept-length", "accept_length_fell", "no_draft_accepted"
 SAMPLE_COLUMNS = ("step", "request_slot", "drafts_accepted")
 _SITE = "process_batch_result_decode"
+_WITHOUT_DRAFTS = 1
+"""`speculative_num_draft_tokens` of a step that verifies nothing but the token that it starts from."""
 
 _HISTORIES: ByIdentity[AcceptHistory] = ByIdentity()
 _COUNTED: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
 """Of each request, verifications and drafts accepted as they were after the step before."""
 
 
-def after_process_decode(_: None, processor: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+def after_process_decode(_: None, processor: Any, batch: Any, result: Any = None, *args: Any, **kwargs: Any) -> None:
     """Run after the results of a decode have been processed."""
     samples = [sample for request in batch.reqs for sample in _fresh(request)]
-    if not samples:
+    if not samples or getattr(result, "speculative_num_draft_tokens", None) == _WITHOUT_DRAFTS:
         return
     # The processor has no room for a weak reference; its table of rows is as much its server's.
     rows = batch.req_to_token_pool
     fall = (_HISTORIES.get(rows) or _HISTORIES.put(rows, AcceptHistory())).add(samples)
     if fall is not None:
-        violation = Violation(VERDICT, (), 0)
+        violation = Violation(VERDICT if fall.before is not None else NEVER, (), 0)
         current.guard().report(violation, RULE, _SITE, lambda: _draft(fall, batch), act=Mode.LOG, once=True)
 
 
@@ -63,31 +66,34 @@ def _fresh(request: Any) -> list[tuple[int, int, int]]:
 
 
 def _draft(fall: Fall, batch: Any) -> DumpDraft:
-    summary = (
-        f"a verification accepts {fall.recent:.2f} drafts on average of the last {RECENT}, and {fall.before:.2f} before"
-    )
-    return DumpDraft(
-        rule=RULE,
-        site=_SITE,
-        summary=summary,
-        verdict=VERDICT,
-        provenance=Provenance(explanation=summary),
-        role="draft",
-        forward_mode=getattr(batch.forward_mode, "name", None),
-        step=step_number(),
-        scalars={
+    if fall.before is None:
+        summary = f"a verification accepted {fall.recent:.3f} drafts on average of the first {fall.verified_before}"
+        scalars = {"accepted": round(fall.recent, 3), "verified": fall.verified_before}
+    else:
+        summary = f"a verification accepts {fall.recent:.2f} drafts on average of the last {RECENT}, and "
+        summary += f"{fall.before:.2f} before"
+        scalars = {
             "accepted_before": round(fall.before, 3),
             "verified_before": fall.verified_before,
             "accepted_recently": round(fall.recent, 3),
             "verified_recently": len(fall.samples),
-            "columns": ",".join(SAMPLE_COLUMNS),
-        },
+        }
+    return DumpDraft(
+        rule=RULE,
+        site=_SITE,
+        summary=summary,
+        verdict=NEVER if fall.before is None else VERDICT,
+        provenance=Provenance(explanation=summary),
+        role="draft",
+        forward_mode=getattr(batch.forward_mode, "name", None),
+        step=step_number(),
+        scalars={**scalars, "columns": ",".join(SAMPLE_COLUMNS)},
         tensors={"recent": payload(torch.tensor(fall.samples, dtype=torch.int64))},
     )
 
 
 def self_test() -> None:
-    """See a planted fall, and none where nothing changes.
+    """See a planted fall and drafts that are never accepted, and nothing where nothing changes.
 
     Raises:
         VerificationFailed: either is missed.
@@ -96,5 +102,6 @@ def self_test() -> None:
     length = BEFORE + RECENT
     found = steady.add([(at, 1, 3) for at in range(2 * length)]), falling.add([(at, 1, 3) for at in range(length)])
     fall = falling.add([(at, 1, 0) for at in range(RECENT)])
-    if found != (None, None) or fall is None:
-        raise VerificationFailed(f"{RULE}: self test: {found}, {fall}")
+    never = AcceptHistory().add([(at, 1, 0) for at in range(FIRST)])
+    if found != (None, None) or fall is None or never is None:
+        raise VerificationFailed(f"{RULE}: self test: {found}, {fall}, {never}")

@@ -1,4 +1,4 @@
-"""Probe: at start-up, whether pools, layers, windows and backends fit together, on every rank.
+"""Probe `geometry`, at start-up: whether pools, layers, windows and backends fit together, on every rank.
 
 | hook                                      | when                                            | looks at              |
 |-------------------------------------------|-------------------------------------------------|-----------------------|
@@ -22,7 +22,7 @@ and what every node of the backend reads inside them is checked instead. A node 
 dummy pool there, and is reported. The third swap, `FrozenKVMTPCudaGraphRunner.capture_one_batch_size`, is the same
 assignment inside a capture and cannot be entered here.
 
-Cost: none after start-up.
+What layers are bound to is looked at again while the server serves, by `geometry_later.py`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
 def _own_pool_draft(worker: Any, target: Any) -> Iterable[Finding]:
     """Findings about a draft of the EAGLE style; none for no draft, one without a model, and the frozen one."""
     worker = getattr(worker, "draft_worker", None) or worker
-    draft = next((getattr(worker, name) for name in _RUNNER_NAMES if hasattr(worker, name)), None)
+    draft = draft_runner(worker)
     if draft is None or hasattr(worker, "kv_context"):
         return
     layers = facts.layer_facts(draft.model)
@@ -110,6 +110,11 @@ def _own_pool_draft(worker: Any, target: Any) -> Iterable[Finding]:
     ]
     slots = facts.slots_to_hand_out(target.token_to_kv_pool_allocator)
     yield from geometry.check_nodes(nodes, facts.pool_facts(draft.token_to_kv_pool), layers, slots)
+
+
+def draft_runner(worker: Any) -> Any:
+    """Return the runner of a speculative worker's draft; None for no worker, and one whose draft is no model."""
+    return next((getattr(worker, name) for name in _RUNNER_NAMES if hasattr(worker, name)), None)
 
 
 def self_test() -> None:
@@ -147,7 +152,7 @@ def _report(guard: Guard, finding: Finding, found: list[Finding], site: str, run
         if tensor_parallel_rank(runner) == 0:
             logger.warning("gemma4-triage: %s: %s: %s: %s", RULE, finding.severity, finding.verdict, finding.summary)
         return
-    draft = _draft(finding, [other for other in found if other is not finding], site, runner)
+    draft = finding_draft(finding, [other for other in found if other is not finding], site, runner)
     # No index is at fault, so none is listed.
     guard.report(Violation(finding.verdict, (), 0), RULE, draft.site, lambda: draft)
 
@@ -156,13 +161,26 @@ def _entry(finding: Finding) -> dict[str, str]:
     return {"severity": finding.severity.value, "verdict": finding.verdict, "summary": finding.summary}
 
 
-def _draft(finding: Finding, others: list[Finding], site: str, runner: Any) -> DumpDraft:
+def finding_draft(
+    finding: Finding, others: list[Finding], site: str, runner: Any, step: int | None = None
+) -> DumpDraft:
+    """Return the dump of a finding.
+
+    Args:
+        finding: What differs.
+        others: What else was found at that moment.
+        site: The function of SGLang's at which it was seen.
+        runner: Whose pools its sizes are.
+        step: At which it was seen; None at the start.
+    """
     scalars: dict[str, Any] = {
         "severity": finding.severity.value,
         "what": finding.what,
         "found": finding.found,
         "expected": finding.expected,
     }
+    if step is not None:
+        scalars["since_start"] = True
     if finding.layers:
         scalars["layers"] = ",".join(map(str, finding.layers))
     if others:
@@ -181,6 +199,7 @@ def _draft(finding: Finding, others: list[Finding], site: str, runner: Any) -> D
         layer=LayerRecord(id=finding.layers[0] if len(finding.layers) == 1 else None),
         provenance=Provenance(explanation=finding.why),
         role=finding.role,
+        step=step,
         backend=type(getattr(runner, "attn_backend", None)).__name__,
         page_size=int(runner.page_size),
         extents=extents,

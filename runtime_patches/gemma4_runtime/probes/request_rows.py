@@ -115,12 +115,45 @@ def _check_row_numbers(scheduler: Any, batch: Any) -> None:
     _check_row_indices(scheduler, slots, batch.reqs, NEXT)
 
 
-def after_batch_changes(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+def after_filter(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check a batch from which requests that have ended are gone; where it was told whom to keep, any may be left."""
+    told = bool(args) or kwargs.get("keep_indices") is not None
+    after_batch_changes(result, batch, may_have_ended=told)
+
+
+def after_batch_changes(result: Any, batch: Any, *args: Any, may_have_ended: bool = True, **kwargs: Any) -> None:
     """Check the row numbers of a batch from which requests have gone, or which others have joined."""
     rows = getattr(batch, "req_pool_indices", None)
     if _running is None or _running.scheduler is None or rows is None or len(rows) != len(batch.reqs):
         return
     _check_row_indices(_running.scheduler, rows.tolist(), batch.reqs, CHANGED)
+    _check_retracted(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, may_have_ended=may_have_ended)
+
+
+def _check_retracted(
+    scheduler: Any,
+    rows: Sequence[int],
+    requests: Sequence[Any],
+    site: str,
+    made: Any = None,
+    role: str | None = None,
+    may_have_ended: bool = True,
+) -> None:
+    """Find requests that are in a batch without their row, which was given back: retracted ones, and who runs on.
+
+    With `may_have_ended` those that have ended may be left in it.
+    """
+    if scheduler.enable_overlap:
+        return
+    gone = [one.is_retracted or not one.finished() or not may_have_ended for one in requests]
+    wrong = [
+        WrongEntry("released", number, 0, rows[number])
+        for number, (request, running) in enumerate(zip(requests, gone, strict=True))
+        if running and held(request).req_pool_idx is None
+    ]
+    if wrong:
+        kinds = [Defect.STALE] * len(wrong)
+        report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, rows, role=role)
 
 
 def _check_row_indices(
@@ -207,6 +240,7 @@ def _check_rows_to_follow(backend: Any, forward_batch: Any, site: str) -> None:
         return
     requests = [request for request in requests for _ in range(len(rows) // len(requests))]
     _check_row_indices(_running.scheduler, rows, requests, site, forward_batch, role_of(backend))
+    _check_retracted(_running.scheduler, rows, requests, site, forward_batch, role_of(backend))
 
 
 def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -214,6 +248,8 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
     if forward_batch.forward_mode.is_idle() or _running is None or _running.scheduler is None:
         return
     scheduler = _running.scheduler
+    if role_of(backend) == "draft":
+        _check_draft_lengths(_running, forward_batch, METADATA)
     expected = believed_lengths(backend, forward_batch).tolist()
     given = backend.forward_metadata.cache_seqlens_int32.tolist()
     rows = forward_batch.req_pool_indices.tolist()
@@ -226,6 +262,27 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
     _running.lengths = dict(zip(rows, given, strict=False))
     check_tables(scheduler, backend, forward_batch, rows, expected)
     check_swa_writes(scheduler, backend, forward_batch, METADATA)
+
+
+def _check_draft_lengths(seen: Seen, forward_batch: Any, site: str) -> None:
+    """Hold the lengths by which a draft's metadata was made against those that it had as its positions were set."""
+    rows, lengths = forward_batch.req_pool_indices.tolist(), forward_batch.seq_lens.tolist()
+    if seen.draft is not forward_batch or len(rows) != len(lengths):
+        return
+    expected = [seen.draft_lengths.get(row) for row in rows]
+    wrong = check_values(lengths, expected)
+    if not wrong:
+        return
+    before = [seen.drafted.get(row) for row in rows]
+    width = seen.scheduler.req_to_token_pool.req_to_token.shape[1]
+    known = {one for one in expected if one is not None}
+    kinds: list[Defect | None] = [defect_of(one.value, one.expected, width + 1, foreign=known) for one in wrong]
+    if len(wrong) > 1 and all(one.value == before[one.row] for one in wrong):
+        kinds = [Defect.STALE for _ in wrong]
+    kinds = or_swapped(wrong, kinds)
+    report_wrong(
+        seen.scheduler, wrong, LENGTH, site, Structure.KERNEL_LENGTHS, kinds, forward_batch, rows, role="draft"
+    )
 
 
 def after_triton_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -251,6 +308,9 @@ def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any
     if len(batch.reqs) == len(forward_batch.seq_lens):
         # Positions are set anew for each step of one draft, which looks its pages up once, at the first.
         if _running.draft is not forward_batch:
+            slots = forward_batch.req_pool_indices.tolist()
+            _running.drafted = _running.draft_lengths
+            _running.draft_lengths = dict(zip(slots, forward_batch.seq_lens.tolist(), strict=False))
             _check_rows(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
         _running.draft = forward_batch
         check_lengths(scheduler, batch, forward_batch, in_draft=True)
@@ -404,6 +464,8 @@ def _row_defects(
         }
         for number, row in enumerate(rows)
     ]
+    # What a row had before is its own, wherever it stands now.
+    had = [set() if row.before is None else set((row.before[: row.entries.size] // page).tolist()) for row in rows]
     found = []
     for one in wrong:
         if _node_differs(one, rows):
@@ -413,7 +475,7 @@ def _row_defects(
         twin = twin_of(allocator, one.expected)
         foreign = set().union(*(pages for number, pages in enumerate(held) if number != one.row))
         value = -1 if one.value < 0 else one.value // page
-        own = held[one.row] if one.why != "twice" else {value}
+        own = held[one.row] | had[one.row] if one.why != "twice" else {value}
         owned = rows[one.row].owners
         if one.why == "owner" and owned is not None and value not in free:
             foreign = foreign | {value}

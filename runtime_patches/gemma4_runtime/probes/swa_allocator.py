@@ -16,10 +16,11 @@ IndexError, and what the pools had given until then is looked at; on CUDA it is 
 
 The first four are given the lengths of a batch twice, on the device and on the host, which have to be alike. In them, a
 slot that opens a page must find it free in both pools, and any other slot continues a page that
-this call opened or that is in use, with the SWA page that serves it (`check_hand_out`). If they give nothing, neither
+this call opened or that is in use, with the SWA page that serves it (`check_hand_out`); and of who is within a page
+the first one is behind the last that it had (`check_goes_on`). If they give nothing, neither
 pool's free list may be shorter than before.
 
-Cost per call: one comparison and read-back for last_loc, one for the slots; O(n log n) in the slots of the call, never
+Cost per call: one comparison and read-back for last_loc, two for the slots; O(n log n) in the slots of the call, never
 in the pool.
 """
 
@@ -33,7 +34,7 @@ import torch
 
 from gemma4_runtime.checks.lost_pages import check_failed_allocation, check_restored
 from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
-from gemma4_runtime.checks.slot_hand_out import check_hand_out, check_mapping_write, entries_of_owners
+from gemma4_runtime.checks.slot_hand_out import check_goes_on, check_hand_out, check_mapping_write, entries_of_owners
 from gemma4_runtime.checks.slot_ledger import UNKNOWN, SlotLedger, pages_in_use
 from gemma4_runtime.checks.slot_range import check_copies, check_slot_range
 from gemma4_runtime.checks.violation import Violation
@@ -63,7 +64,8 @@ def around_alloc_extend(original: Callable[..., Any], allocator: Any, prefix_len
     _begin(allocator, "alloc_extend", **lens, last_loc=last_loc)
     _check_lengths(allocator, "alloc_extend", last_loc, prefix_lens, *args, **kw)
     _check_last_loc(allocator, last_loc, prefix_lens == 0, "alloc_extend")
-    return _hand_out(allocator, "alloc_extend", lambda: original(allocator, prefix_lens, *args, **kw))
+    goes_on = last_loc, torch.tensor(lens["seq_lens"]) - torch.tensor(lens["prefix_lens"])
+    return _hand_out(allocator, "alloc_extend", lambda: original(allocator, prefix_lens, *args, **kw), goes_on=goes_on)
 
 
 def around_alloc_extend_tail(
@@ -86,7 +88,9 @@ def around_alloc_decode(
     _begin(allocator, "alloc_decode", seq_lens=_lens(seq_lens_cpu), last_loc=last_loc)
     _check_copies(allocator, "alloc_decode", last_loc, seq_lens, seq_lens_cpu)
     _check_last_loc(allocator, last_loc, seq_lens <= 1, "alloc_decode")
-    return _hand_out(allocator, "alloc_decode", lambda: original(allocator, seq_lens, seq_lens_cpu, last_loc))
+    goes_on = last_loc, torch.ones(last_loc.numel(), dtype=torch.int64)
+    call = lambda: original(allocator, seq_lens, seq_lens_cpu, last_loc)  # noqa: E731
+    return _hand_out(allocator, "alloc_decode", call, goes_on=goes_on)
 
 
 def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any, **_unknown: Any) -> None:
@@ -152,7 +156,13 @@ def _check_last_loc(allocator: Any, last_loc: torch.Tensor, minus_one_legal: tor
         report_last_loc(allocator, violation, last_loc, entry)
 
 
-def _hand_out(allocator: Any, entry: str, allocate: Callable[[], Any], swa_tail: int | None = None) -> Any:
+def _hand_out(
+    allocator: Any,
+    entry: str,
+    allocate: Callable[[], Any],
+    swa_tail: int | None = None,
+    goes_on: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Any:
     books = books_of(allocator)
     assert books.lists is not None
     before = books.before = books.lists
@@ -171,6 +181,8 @@ def _hand_out(allocator: Any, entry: str, allocate: Callable[[], Any], swa_tail:
     peers = allocator.full_to_swa_index_mapping[full.clamp(0, uppers(allocator)[0] - 1)]
     books.history.tell(full=full, swa=peers)
     violation = check_hand_out(full, peers, books.ledger, *uppers(allocator), unmapped)
+    if violation is None and goes_on is not None and allocator.page_size > 1:
+        violation = check_goes_on(full, *goes_on, allocator.page_size, uppers(allocator)[0])
     if violation is not None:
         _report(books, allocator, violation, full, peers, entry)
     books.commit(allocator, lambda: books.ledger.hand_out(full, peers))

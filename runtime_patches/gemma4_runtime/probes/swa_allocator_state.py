@@ -279,6 +279,8 @@ def draft_of(
             "swa_available": int(allocator.swa_available_size()),
             "pending_frees": held_back(allocator),
             "owners": current.owners_asked(),
+            # Whether a call of the group had not put aside what it was given: else the group had all of it.
+            **({"group_short": bool(books.short)} if site.endswith(".free_group_end") else {}),
             **_asked_by(),
             **past["scalars"],
         },

@@ -11,11 +11,11 @@ from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime import current
 from gemma4_runtime.checks.request_rows import WrongEntry, check_values
-from gemma4_runtime.checks.violation import MAX_LISTED
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.indices.owner import role_of, window_is_strict
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.requests import held, write_slots
+from gemma4_runtime.rows.owner import owner_of
 from gemma4_runtime.rows.report import (
     DRAFT_POSITIONS,
     INIT,
@@ -28,7 +28,10 @@ from gemma4_runtime.rows.report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.rows.seen import seen_of
+from gemma4_runtime.rows.seen import Seen, seen_of
+
+MAX_COMPARED = 4096
+"""Of how many wrong entries it is looked at in which way they are wrong."""
 
 
 def check_tables(scheduler: Any, backend: Any, forward_batch: Any, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -98,22 +101,47 @@ def _hold(
         followed &= null | ((found >= unit) & (found < end))
     bad = np.argwhere(followed & (found != expected))
     if not len(bad):
+        seen_of(scheduler).tables[structure, role_of(backend)] = (list(rows), found)
         return
+    # All of them, since what was exchanged or turned round is told by the whole.
     wrong = tuple(
         WrongEntry("unlike", int(row), int(column), int(found[row, column]), int(expected[row, column]))
-        for row, column in bad[:MAX_LISTED]
+        for row, column in bad[:MAX_COMPARED]
     )
     free = {number for pages in free_page_lists(pool) for number in pages.tolist()}
+    held = [set(each[here & (each > 0)].tolist()) for each, here in zip(expected, live, strict=True)]
     kinds = []
     for one in wrong:
-        own = set(expected[one.row][followed[one.row]].tolist())
-        foreign = set(np.delete(expected, one.row, 0)[np.delete(followed, one.row, 0)].tolist())
+        own = held[one.row]
+        foreign = set().union(*(each for number, each in enumerate(held) if number != one.row)) - own
         twin = None if other is None else int(other[one.row, one.column])
         stale = {one.value} if one.value // unit in free else set()
         kinds.append(defect_of(one.value, one.expected, end, own, foreign, stale, twin))
     shown = {"table": TensorPayload.from_array(found), "expected_table": TensorPayload.from_array(expected)}
     kinds, role = or_swapped(wrong, kinds), role_of(backend)
-    report_wrong(scheduler, wrong, TABLE, site, structure, kinds, made, rows, shown, role=role)
+    if old := _is_the_table_before(seen_of(scheduler), structure, role, rows, found, live):
+        # One place that was empty then, and is now, may have been emptied as well.
+        emptied = [one.value for one in wrong] == [0]
+        kinds = [None if emptied else Defect.STALE] * len(wrong)
+    had = {
+        "as_before": None,
+        "table_as_before": old,
+        **owner_of(scheduler, wrong[0].value // unit, "full" if structure is Structure.FULL_TABLE else "swa"),
+    }
+    report_wrong(scheduler, wrong, TABLE, site, structure, kinds, made, rows, shown, had, role)
+
+
+def _is_the_table_before(
+    seen: Seen, structure: Structure, role: str | None, rows: Sequence[int], found: np.ndarray, live: np.ndarray
+) -> bool | None:
+    """Return whether what is followed is what the forward before followed for these rows; None if that is not known."""
+    before = seen.tables.get((structure, role))
+    if before is None or before[0] != list(rows):
+        return None
+    # Behind its end it had nothing yet.
+    had, width = np.zeros_like(found), min(found.shape[1], before[1].shape[1])
+    had[:, :width] = before[1][:, :width]
+    return bool((had == found)[live].all())
 
 
 def check_lists(scheduler: Any, backend: Any, forward_batch: Any) -> None:
@@ -170,7 +198,8 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     spans = [(start, min(stop, table.shape[1])) for start, stop in spans]
     found = locations.cpu().numpy()
     seen = seen_of(scheduler)
-    before, seen.written = seen.written, set(found.tolist())
+    repeated, before = np.array_equal(found, seen.written), set(seen.written.tolist())
+    seen.written = found
     ends = np.cumsum([stop - start for start, stop in spans])
     if found.size < ends[-1]:
         return
@@ -187,7 +216,7 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     owner = np.repeat(np.arange(len(slots)), [stop - start for start, stop in spans])
     column = np.concatenate([np.arange(start, stop) for start, stop in spans])
     wrong = tuple(
-        WrongEntry("unlike", int(owner[i]), int(column[i]), int(found[i]), int(expected[i])) for i in at[:MAX_LISTED]
+        WrongEntry("unlike", int(owner[i]), int(column[i]), int(found[i]), int(expected[i])) for i in at[:MAX_COMPARED]
     )
     allocator = scheduler.token_to_kv_pool_allocator
     inner = getattr(allocator, "full_attn_allocator", allocator)
@@ -202,13 +231,17 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
             for value in table[slot, : spans[number][1]].tolist()
         }
         pages = set(inner.free_pages.tolist())
-        earlier = before | set(table[slots[one.row], : one.column].tolist())
+        of_row = set(table[slots[one.row], : one.column].tolist())
+        # A prefix that two requests share is each one's own.
+        foreign, earlier = foreign - of_row, before | of_row
         free = {one.value} if one.value // allocator.page_size in pages or one.value in earlier else set()
         twin = twin_of(allocator, one.expected)
         end = inner.size + allocator.page_size
-        kinds.append(defect_of(one.value, one.expected, end, own, foreign, free, twin))
+        kind = defect_of(one.value, one.expected, end, own, foreign, free, twin)
+        kinds.append(_of_repeated(kind, found.size) if repeated else kind)
     kinds = or_swapped(wrong, kinds)
-    report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots)
+    had = {"as_before": None, **owner_of(scheduler, wrong[0].value // allocator.page_size)}
+    report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots, had=had)
 
 
 def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None:
@@ -244,7 +277,7 @@ def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None
     if not at.size:
         return
     wrong = tuple(
-        WrongEntry("unlike", int(owner[i]), int(column[i]), int(now[i]), int(expected[i])) for i in at[:MAX_LISTED]
+        WrongEntry("unlike", int(owner[i]), int(column[i]), int(now[i]), int(expected[i])) for i in at[:MAX_COMPARED]
     )
     repeated = bool((found > 0).all()) and np.array_equal(found, before)
     free = {number for pages in free_page_lists(swa) for number in pages.tolist()}
@@ -253,14 +286,19 @@ def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None
         own, foreign = set(expected[owner == one.row].tolist()), set(expected[owner != one.row].tolist())
         stale = {one.value} if one.value in before or one.value // page in free else set()
         kind = defect_of(one.value, one.expected, end, own, foreign, stale, int(full[i]))
-        if repeated:
-            # A decode goes on by one slot: of a single one, that of the step before is one off as well.
-            kind = None if found.size == 1 and kind is Defect.OFF_BY_ONE else Defect.STALE
-        kinds.append(kind)
+        kinds.append(_of_repeated(kind, found.size) if repeated else kind)
     shown = {"locations": TensorPayload.from_array(now), "expected_locations": TensorPayload.from_array(expected)}
     rows, structure, kinds = made.req_pool_indices.tolist(), Structure.WRITE_LOCATIONS, or_swapped(wrong, kinds)
-    had = {"as_before": None, "pool": "swa"}
+    had = {"as_before": None, "pool": "swa", **owner_of(scheduler, wrong[0].value // page, "swa")}
     report_wrong(scheduler, wrong, WRITE, site, structure, kinds, made, rows, shown, had)
+
+
+def _of_repeated(kind: Defect | None, count: int) -> Defect | None:
+    """Return in which way slots are wrong that are all those of the step before.
+
+    A decode goes on by one slot: of a single one, that of the step before is one off as well.
+    """
+    return None if count == 1 and kind is Defect.OFF_BY_ONE else Defect.STALE
 
 
 def _spans(made: Any) -> list[tuple[int, int]] | None:
@@ -319,7 +357,9 @@ def _report_positions(
     at = np.flatnonzero(found != expected)
     if not at.size:
         return
-    wrong = tuple(WrongEntry("unlike", int(owner[i]), int(i), int(found[i]), int(expected[i])) for i in at[:MAX_LISTED])
+    wrong = tuple(
+        WrongEntry("unlike", int(owner[i]), int(i), int(found[i]), int(expected[i])) for i in at[:MAX_COMPARED]
+    )
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     kinds = []
     for one in wrong:

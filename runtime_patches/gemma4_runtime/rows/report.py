@@ -25,14 +25,25 @@ DRAFT_POSITIONS = "set_frozen_kv_positions"
 
 
 def or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:
-    """Return `kinds`, with SWAPPED for wrong entries that have each other's values, two of them or all in a ring."""
+    """Return `kinds`, with SWAPPED for wrong entries that have each other's values.
+
+    Those are two, or as many as have the values that belong there in another order: all of them, or all of one row.
+    """
     pairs = {(one.value, one.expected) for one in wrong}
-    values, expected = [one.value for one in wrong], [one.expected for one in wrong if one.expected is not None]
-    ring = len(wrong) > 1 and sorted(values) == sorted(expected)
+    rows = {one.row for one in wrong}
+    of_rows = {row: [one for one in wrong if one.row == row] for row in rows} if len(rows) < len(wrong) else {}
+    turned = rows if _is_turned(wrong) else {row for row, entries in of_rows.items() if _is_turned(entries)}
     return [
-        Defect.SWAPPED if ring or (one.expected is not None and (one.expected, one.value) in pairs) else kind
+        Defect.SWAPPED
+        if one.row in turned or (one.expected is not None and (one.expected, one.value) in pairs)
+        else kind
         for one, kind in zip(wrong, kinds, strict=True)
     ]
+
+
+def _is_turned(wrong: Sequence[WrongEntry]) -> bool:
+    expected = [one.expected for one in wrong if one.expected is not None]
+    return len(wrong) > 1 and sorted(one.value for one in wrong) == sorted(expected)
 
 
 def common_defect(kinds: Sequence[Defect | None]) -> Defect | None:
@@ -47,6 +58,15 @@ def _bad(one: WrongEntry) -> BadIndex:
     """Return it as an index that had to be one value; where that is not known, as one that had to be above 0."""
     lower, upper = (1, 1 << 62) if one.expected is None else (one.expected, one.expected + 1)
     return BadIndex(one.row, one.column, one.value, lower, upper)
+
+
+def _extents(scheduler: Any) -> dict[str, int]:
+    """Return how many rows there are, and how large the full pool is, the dummy page 0 included."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    inner = getattr(allocator, "full_attn_allocator", allocator)
+    slots, page = int(inner.size) + int(allocator.page_size), int(allocator.page_size)
+    rows = int(scheduler.req_to_token_pool.req_to_token.shape[0])
+    return {"rows_of_requests": rows, "pages_full_pool": slots // page, "slots_full_pool": slots}
 
 
 def report_wrong(
@@ -102,6 +122,7 @@ def report_wrong(
             role=role if made is not None else None,
             step=int(scheduler.forward_ct),
             page_size=int(scheduler.page_size),
+            extents=_extents(scheduler),
             scalars={
                 "structure": structure.value,
                 "defect": None if kind is None else kind.value,

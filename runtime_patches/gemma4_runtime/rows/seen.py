@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemma4_dumps.structures import Structure
 from gemma4_runtime.leak.ledger import ByIdentity
 from gemma4_runtime.release.requests import held, swa_evicted
 
@@ -21,6 +22,7 @@ class Seen:
         written: Where the target's forward before this one wrote.
         swa_written: Where its sliding layers did, one slot for each token.
         lengths: What its kernels were told of each request slot.
+        tables: By structure and whose forward it was: request slots, and the page table that kernels followed last.
         counts: By request slot: its stay there, and what it counted before its forward as committed, as allocated, and
             as gone from the sliding window; None for the last where a prefill may change it.
         launched: By request slot: its stay there, and the length with which its latest forward was launched.
@@ -28,6 +30,8 @@ class Seen:
         agreed: By `id`, the requests whose batch had the length that they have themselves, at the check between steps.
         batch: The batch that runs.
         draft: The forward batch of the draft that was looked at last.
+        draft_lengths: Its lengths, by request slot, as they were then.
+        drafted: The same of the draft before.
         scheduler: The scheduler.
     """
 
@@ -35,15 +39,18 @@ class Seen:
         self.rows: dict[int, tuple[tuple[Any, ...], Any, np.ndarray]] = {}
         self.lost = False
         self.evicted: dict[int, tuple[tuple[Any, ...], int]] = {}
-        self.written: set[int] = set()
+        self.written = np.empty(0, np.int64)
         self.swa_written = np.empty(0, np.int64)
         self.lengths: dict[int, int] = {}
+        self.tables: dict[tuple[Structure, str | None], tuple[list[int], np.ndarray]] = {}
         self.counts: dict[int, tuple[tuple[Any, ...], int, int, int | None]] = {}
         self.launched: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.prefilled: set[int] = set()
         self.agreed: set[int] = set()
         self.batch: Any = None
         self.draft: Any = None
+        self.draft_lengths: dict[int, int] = {}
+        self.drafted: dict[int, int] = {}
         self.scheduler: Any = None
 
 

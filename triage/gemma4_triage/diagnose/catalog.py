@@ -35,6 +35,7 @@ from gemma4_triage.diagnose.rules import (
     mapping_differs,
     mapping_entry_wrong,
     mapping_outlives_page,
+    no_draft_accepted,
     null_page_in_live_column,
     page_freed_twice,
     page_given_twice,
@@ -45,6 +46,7 @@ from gemma4_triage.diagnose.rules import (
     pool_count_wrong,
     pool_size_differs,
     pool_swap_missed_leaf,
+    request_slots_listed_wrong,
     request_state_differs,
     row_not_translated,
     row_too_short,
@@ -88,6 +90,7 @@ RULES: tuple[Rule, ...] = (
     swa_page_shared.RULE,
     freed_while_held.RULE,
     # Who holds what.
+    request_slots_listed_wrong.RULE,
     free_list_entry_wrong.RULE,
     mapping_differs.RULE,
     mapping_entry_wrong.RULE,
@@ -128,6 +131,7 @@ RULES: tuple[Rule, ...] = (
     pool_count_wrong.RULE,
     pages_leaked.RULE,
     accept_length_fell.RULE,
+    no_draft_accepted.RULE,
     scheduler_exception.RULE,
     unknown_verdict.RULE,
 )

@@ -16,7 +16,7 @@ from gemma4_dumps.audit_findings import LIVES, TABLE, Suspect, lives, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
-from gemma4_triage.diagnose.evidence import cell, event, readable_events, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, event, is_another_now, readable_events, tensor_or_none
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.finding import Evidence
@@ -132,6 +132,10 @@ class Census:
         """The step of the audit."""
         return self.dumps[0].manifest.step or 0
 
+    def slot_of(self, owner: tuple[int, int] | None) -> int | None:
+        """Return the request slot of an owner; None if another request has that slot by now, or nobody is known."""
+        return None if owner is None or is_another_now(self.dumps[0], owner) else owner[0]
+
     def pages(self, pool: str) -> int | None:
         """Return how many pages a pool has, its ids begin with 1; None where the dump does not say."""
         return self.dumps[0].manifest.extents.get(f"pages_{pool}_pool")
@@ -210,10 +214,13 @@ def invalid_defect(page: int) -> Defect:
     return Defect.NEGATIVE if page < 0 else Defect.PAST_END
 
 
-def shared_defect(lost: Listed, shared: Listed | None) -> Defect:
-    """Return in which way a page that stands in another's place is wrong: of the same owner as that one, or not."""
+def shared_defect(lost: Listed, shared: Listed | None) -> Defect | None:
+    """Return in which way a page that stands in another's place is wrong: of the same owner as that one, or not.
+
+    None where the owner of one of them is not known.
+    """
     if shared is None or shared.suspect.owner is None or lost.suspect.owner is None:
-        return Defect.FOREIGN
+        return None
     return Defect.DUPLICATE if shared.suspect.owner == lost.suspect.owner else Defect.FOREIGN
 
 
@@ -223,8 +230,11 @@ def single(found: Iterable[Listed]) -> Listed | None:
     return listed[0] if len(listed) == 1 else None
 
 
-def mapped_defect(census: Census, owned: Listed, held: Holder, own: int) -> Defect:
-    """Return in which way the page that the mapping leads to is wrong where `own` belongs, whose owner `owned` has."""
+def mapped_defect(census: Census, owned: Listed, held: Holder, own: int) -> Defect | None:
+    """Return in which way the page that the mapping leads to is wrong where `own` belongs, whose owner `owned` has.
+
+    An old entry leads to a page that is free by now; of one that nobody has found out of place no way is known.
+    """
     to, pages = held.leads_to, census.pages("swa")
     if to <= 0:
         return Defect.NEGATIVE if to else Defect.ZERO
@@ -235,7 +245,10 @@ def mapped_defect(census: Census, owned: Listed, held: Holder, own: int) -> Defe
     if abs(to - own) == 1:
         return Defect.OFF_BY_ONE
     shared = [one for one in census.of("swa", HELD_TWICE) if one.page == to]
-    return shared_defect(owned, shared[0]) if shared else Defect.STALE
+    if shared:
+        return shared_defect(owned, shared[0])
+    is_free = any(one.page == to for one in census.of("swa", FREE_AND_HELD, TWICE_FREE))
+    return Defect.STALE if is_free or held.page in {one.page for one in census.of("full", STALE_MAPPING)} else None
 
 
 _FIRST = "first_pages.0"

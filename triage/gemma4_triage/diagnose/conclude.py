@@ -6,17 +6,20 @@
    Its dumps become evidence of that one, as a consequence or, where one names neither, as what may follow.
    One of other pages and requests is a cause of its own.
    The exception that ended the server is evidence of the first cause that was seen before it.
+   What `request-rows` found of another structure later is a finding below the first, which it may follow from.
 3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
    explained, repetitions left out. After them every dump is in a finding.
 4. What logs say joins its cause, as the table says.
 5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding.
-6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
+6. A cause whose fix was attached is no longer certain: the fix did not prevent it, and is not advised. Of a note, that
+   is an incident.
 7. A finding that rests on a damaged dump is likely at most, and possible if it rests on its files. Beside what
    cannot be read nothing is certain: that may be earlier.
 8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
    Nor is a cause certain beside one that is likely of the same page or request, was seen no later and does not follow
    from it. Both say what would tell them apart.
-9. What names the last owner of an audit's page names those before it, and other pages of which it is said again.
+9. What names the last owner of an audit's page names those before it, and other pages of which it is said again. What
+   other dumps say alike of other pages and requests is counted: they may be of a fault of their own.
 10. What was violated in an earlier step comes first, and of one step what a step comes to first: see `Access`. An
     audit ends its step: what an allocator hands out behind it is of the next one. Of one access the most certain does.
     What no dump shows comes before what is less certain. How the server served comes after, and notes come last.
@@ -33,13 +36,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.census import owners_before
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, resting_on, said
-from gemma4_triage.diagnose.incident import PROCESS_END, Access, Incident
-from gemma4_triage.diagnose.rules import injected_fault
-from gemma4_triage.diagnose.subjects import began, is_of_same, said_again, seen
+from gemma4_triage.diagnose.incident import PROCESS_END, REQUEST_ROWS, Access, Incident
+from gemma4_triage.diagnose.rules import injected_fault, request_state_differs
+from gemma4_triage.diagnose.subjects import began, is_of_same, said_again, said_elsewhere, seen
 from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, more_certain, ranked
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
@@ -48,6 +52,9 @@ _WHICH_IS_FIRST = (
     "what {other} says was so before this: an audit after every step (GEMMA4_TRIAGE_LEAK_EVERY=1) and every probe show "
     "which came first"
 )
+_FIX_DID_NOT_HELP = "{fix}, which repairs this cause, was attached: it missed this path, or the cause is another one."
+_ATTACHES = "--patches default"
+_FOLLOWS = "it follows from what {other} says"
 _DEATH = "what the server died of, later: it may follow from this"
 
 
@@ -60,6 +67,7 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
     """
     asked = [finding for rule in RULES if not rule.fallback and (finding := rule.speak(incident)) is not None]
     found = _with_the_death(list(without_consequences(asked, incident)), incident)
+    found += _of_other_structures(found, incident)
     for rule in RULES:
         while rule.fallback and (finding := rule.speak(incident.without(resting_on(found, incident)))) is not None:
             found.append(finding)
@@ -67,7 +75,7 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
     held = (_hold_against_fix(finding, incident) for finding in every)
     vouched = [_hold_against_damage(finding, incident) for finding in held]
     named = [_with_all_owners(finding, incident) for finding in hold_against_each_other(vouched, incident)]
-    for at, piece in said_again(named, incident):
+    for at, piece in (*said_again(named, incident), *said_elsewhere(named, incident)):
         named[at] = named[at].model_copy(update={"evidence": (*named[at].evidence, piece)})
     return _in_order(named, incident)
 
@@ -185,6 +193,25 @@ def _with_the_death(found: list[Finding], incident: Incident) -> list[Finding]:
     ]
 
 
+def _of_other_structures(found: Sequence[Finding], incident: Incident) -> list[Finding]:
+    """Return what `request-rows` found of structures that nothing so far is about, beside the first that it found.
+
+    Whether these follow from that one is not known.
+    """
+    first = next((one for one in found if one.rule == request_state_differs.ID), None)
+    more: list[Finding] = []
+    while first is not None:
+        rest = incident.without(resting_on([*found, *more], incident))
+        dumps = tuple(dump for dump in rest.dumps if dump.manifest.rule == REQUEST_ROWS)
+        spoken = request_state_differs.RULE.speak(replace(rest, dumps=dumps)) if dumps else None
+        if spoken is None or spoken.structure in {one.structure for one in (*found, *more)}:
+            break
+        told = (*spoken.ruled_out_if, _FOLLOWS.format(other=_what(first)))
+        confidence = at_most(spoken.confidence, Confidence.LIKELY)
+        more.append(spoken.model_copy(update={"confidence": confidence, "ruled_out_if": told}))
+    return more
+
+
 def _explains(cause: Finding, finding: Finding, incident: Incident) -> bool:
     return (
         finding.rule in _BY_ID[cause.rule].explains
@@ -231,7 +258,15 @@ def _hold_against_fix(finding: Finding, incident: Incident) -> Finding:
         return finding
     evidence = guarded(*held, f"the fix {finding.fix} was attached, and this happened all the same")
     confidence = Confidence.LIKELY if finding.confidence is Confidence.CERTAIN else finding.confidence
-    update = {"evidence": (*finding.evidence, evidence), "confidence": confidence, "kind": Kind.CAUSE}
+    # What was there already is nothing to do next.
+    update = {
+        "evidence": (*finding.evidence, evidence),
+        "confidence": confidence,
+        "kind": Kind.CAUSE,
+        "fix": None,
+        "advice": (*finding.advice, _FIX_DID_NOT_HELP.format(fix=finding.fix)),
+        "next_commands": tuple(one for one in finding.next_commands if _ATTACHES not in one),
+    }
     return finding.model_copy(update=update)
 
 

@@ -14,6 +14,9 @@ from gemma4_triage.finding import Evidence, Finding
 
 Value = str | int | float | bool | None
 _OF_REQUEST_ROWS = {
+    "table_as_before": "whether the whole table is what the forward before followed",
+    "page_owner": "the request whose page stands there, by the ledger",
+    "page_is_cached": "whether the prefix cache has that page since",
     "pool": "whose slots they are: what sliding layers write goes by the map",
     "row_had": "what the row had there at the check before",
     "page_event": "what became of that page last, by the ledger",
@@ -127,7 +130,17 @@ def counted_as_gone(dump: Dump) -> int | None:
     except DumpError:
         return None
     (owner,) = owners if len(owners) == 1 else (None,)
-    return None if owner is None else count_of(dump, "evicted", owner[0])
+    return None if owner is None or is_another_now(dump, owner) else count_of(dump, "evicted", owner[0])
+
+
+def were_evicted(dump: Dump) -> bool:
+    """Return whether an eviction is among the calls that the audit kept, or is counted; an older one is not known."""
+    events = readable_events(dump)
+    seen = any(one.get("site") == "evict_swa" for one in events)
+    counted = any(
+        part.partition(":")[2] not in ("", "0") for part in str(dump.manifest.scalars.get("evicted")).split(",")
+    )
+    return seen or counted or not events
 
 
 def by_eviction(dump: Dump) -> bool:
@@ -140,6 +153,20 @@ def count_of(dump: Dump, name: str, slot: int | None) -> int | None:
     told = (entry.partition(":") for entry in str(dump.manifest.scalars.get(name) or "").split(","))
     count = {one: number for one, _, number in told}.get(str(slot))
     return int(count) if count is not None and count.isdecimal() else None
+
+
+def is_another_now(dump: Dump, owner: tuple[int, int]) -> bool:
+    """Return whether another request than this owner, a slot and its generation, has its slot when an audit looked."""
+    now = count_of(dump, "generations", owner[0])
+    return now is not None and now != owner[1]
+
+
+def has_ended(dump: Dump, owner: tuple[int, int]) -> bool | None:
+    """Return whether this request, of a slot and its generation, had ended at the audit; None if it does not say."""
+    running = dump.manifest.scalars.get("running")
+    if not isinstance(running, str):
+        return None
+    return str(owner[0]) not in running.split(",") or is_another_now(dump, owner)
 
 
 def request_row_evidence(dump: Dump) -> Iterator[Evidence]:

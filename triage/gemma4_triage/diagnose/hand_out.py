@@ -17,7 +17,8 @@ Dumps without the lists before the call say nothing of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gemma4_dumps.reader import Dump
@@ -91,6 +92,19 @@ def _gives_back(call: Mapping[str, Any]) -> bool:
     return str(call.get("call")).startswith("free")
 
 
+def _is_release(past: Sequence[Mapping[str, Any]], number: int) -> bool:
+    """Return whether a whole request was released by a call, or by one of the group that it ends.
+
+    That one had ended, and a batch that goes on with it may be the fault.
+    """
+    named = set(_slots(past[number].get("full")))
+    while number >= 0 and _gives_back(past[number]) and named & set(_slots(past[number].get("full"))):
+        if past[number].get("site") == "release_kv_cache":
+            return True
+        number -= 1
+    return False
+
+
 def freed_before(incident: Incident, dump: Dump) -> Wrong | None:
     """Return the free of the page of a hand-out's first bad slot since it was handed out last; None if none is seen.
 
@@ -131,6 +145,7 @@ def _freed_by_a_call(dump: Dump, bad: Offence, pool: str, page: int) -> Wrong | 
     goes_on = at is not None and isinstance(asked, list) and at < len(asked) and asked[at] >= 0
     newest = goes_on and bad.value % size > 0 and _slots(decode.get("full")) == asked
     proof = event(dump, number, "site", f"what gave page {page} of the {pool} pool back, which has a new slot since")
+    newest = newest and not _is_release(past, number)
     return Wrong(Structure.FREE_CALL if newest else None, Defect.EARLY if newest else None, (proof,))
 
 
@@ -247,10 +262,11 @@ class _Call:
                 "before", before, unreturned[0], "the call took it off the list, and did not return it"
             )
             return Wrong(Structure.ALLOCATION, self._defect(self._page, unreturned, taken), proof)
-        strayed = next(self._strayed(), None)
-        if strayed is not None:
+        strayed = [self._of_request(*one, taken) for one in self._strayed()]
+        if strayed:
             # What continues a page does not come off a list, even if the call took this page off for another request.
-            return self._of_request(*strayed, taken)
+            alike = all(one.defect is strayed[0].defect for one in strayed)
+            return strayed[0] if alike else replace(strayed[0], defect=None)
         shifted = next(self._shifted(), None)
         if shifted is not None:
             return shifted
@@ -313,7 +329,7 @@ class _Call:
         if number is None or not _gives_back(past[number]):
             return None
         decode = next((one for one in reversed(past) if one.get("call") == "alloc_decode"), {})
-        newest = _slots(decode.get("full")) == asked
+        newest = _slots(decode.get("full")) == asked and not _is_release(past, number)
         proof = event(self._dump, number, "site", "what gave back the SWA page of the request's last slot")
         return Wrong(Structure.FREE_CALL if newest else None, Defect.EARLY if newest else None, (proof,))
 
@@ -323,7 +339,7 @@ class _Call:
             self._dump, len(self._events) - 1, "site", f"a request continues from page {right}, not from {page}"
         )
         if column == 0:
-            return Wrong(Structure.ALLOCATION, self._defect(page, [right], taken, 0), (told,))
+            return Wrong(Structure.ALLOCATION, self._defect(page, [right], taken, 0, first), (told,))
         # A mapping that led the allocator on, or a wrong result: by what the mapping has for the last slot.
         before = tensor_or_none(self._dump, "swa_before")
         if before is None or before.ndim != 1 or first >= before.shape[0]:
@@ -332,9 +348,11 @@ class _Call:
         of_last = cell(self._dump, "swa_before", (first,), "what the mapping has for the request's last slot")
         if structure is Structure.SWA_MAPPING and (freed := self._given_back(first)) is not None:
             return Wrong(freed.structure, freed.defect, (told, of_last, *freed.proof))
-        return Wrong(structure, self._defect(page, [right], taken, 1), (told, of_last))
+        return Wrong(structure, self._defect(page, [right], taken, 1, first), (told, of_last))
 
-    def _defect(self, page: int, right: list[int], taken: Counter[int], column: int | None = None) -> Defect:
+    def _defect(
+        self, page: int, right: list[int], taken: Counter[int], column: int | None = None, first: int | None = None
+    ) -> Defect | None:
         column = self._bad.column if column is None else column
         if not self._is_of_pool(page, column):
             return invalid_defect(page)
@@ -343,7 +361,30 @@ class _Call:
         same = column == self._bad.column
         if (same and taken[page]) or sum(page == row[column] // self._page_size for row in self._firsts()) > 1:
             return Defect.DUPLICATE
-        return Defect.STALE if page in (self._list("pages", column) or ()) else Defect.FOREIGN
+        if page in (self._list("pages", column) or ()):
+            return Defect.STALE
+        own, is_all = self._own_pages(self._bad.row if first is None else first, column)
+        return Defect.DUPLICATE if page in own else Defect.FOREIGN if is_all else None
+
+    def _own_pages(self, row: int, column: int) -> tuple[set[int], bool]:
+        """Return the pages that calls gave the request of a row, back to its first token; and whether that is all."""
+        own: set[int] = set()
+        at, call, past = _request_of(self._call, row), self._call, len(self._events) - 1
+        while at is not None:
+            asked = call.get("last_loc")
+            if not isinstance(asked, list) or at >= len(asked) or not isinstance(asked[at], int):
+                return own, False
+            if asked[at] < 0:
+                return own, True
+            found = next((n for n in reversed(range(past)) if asked[at] in _slots(self._events[n].get("full"))), None)
+            if found is None or _gives_back(self._events[found]):
+                return own, False
+            call, past = self._events[found], found
+            at = _request_of(call, _slots(call.get("full")).index(asked[at]))
+            given = _slots(call.get("swa" if column else "full"))
+            span = next(((begin, end) for number, begin, end in _spans(call) if number == at), (0, 0))
+            own |= {slot // self._page_size for slot in given[slice(*span)]}
+        return own, False
 
     def _firsts(self) -> Iterator[list[int]]:
         """Yield the first slot of each request of the call."""

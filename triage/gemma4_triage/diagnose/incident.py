@@ -48,7 +48,8 @@ _OF_RULE = {
     "accept-length": Access.KERNEL,
 }
 _OF_VERDICT = {
-    **dict.fromkeys(("row_entry", "row_index", "counter_wrong", "row_overflow", "unusable_spec_info"), Access.ROW),
+    **dict.fromkeys(("row_entry", "row_index", "counter_wrong", "lock_missing"), Access.ROW),
+    **dict.fromkeys(("row_overflow", "unusable_spec_info"), Access.ROW),
     **dict.fromkeys(("table_entry", "write_misplaced"), Access.TABLE),
     **dict.fromkeys(("length_differs", "position_wrong", "table_too_narrow", "stale_write_rows"), Access.LENGTHS),
 }
@@ -206,6 +207,9 @@ class Incident:
 def access_of(dump: Dump) -> Access:
     """Return what a dump's probe looked at; UNKNOWN of a probe that this release does not know."""
     manifest = dump.manifest
+    if manifest.rule == GEOMETRY and manifest.step is not None:
+        # Whatever is looked at in that step goes by it.
+        return Access.ALLOCATOR
     if manifest.rule.startswith("swa-") and manifest.rule not in _OF_RULE:
         return Access.ALLOCATOR
     if manifest.rule in (PAGE_TABLE, SHAPES, REQUEST_ROWS) and manifest.verdict in _OF_VERDICT:
@@ -222,6 +226,7 @@ def _says(dump: Dump, name: str, value: Any) -> bool:
 def _kind(dump: Dump) -> tuple[str | None, ...]:
     manifest = dump.manifest
     spaces = manifest.provenance.table_space, manifest.provenance.buffer_space
-    # Start-up comparisons differ by what they compare.
-    what = str(manifest.scalars.get("what")) if manifest.rule == GEOMETRY else None
+    # What compares many things differs by what it compares.
+    by = {GEOMETRY: "what", REQUEST_ROWS: "structure"}.get(manifest.rule)
+    what = None if by is None else str(manifest.scalars.get(by))
     return manifest.rule, manifest.verdict, manifest.role, manifest.layer.type, manifest.pool_kind, *spaces, what

@@ -16,6 +16,8 @@ from gemma4_triage.finding import Evidence
 
 POOL_SIZE = re.compile(r"target allocator_slots_\w+: found (\d{1,18}), expected (\d{1,18}), in pages of (\d{1,9})")
 """What is said of a pool whose allocator has another size."""
+SINCE_START = "since_start"
+"""What a dump says that is of a change since the start."""
 _LEAST = re.compile(r"(?:at least|more than) (\d{1,18})")
 
 

@@ -10,7 +10,7 @@ from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose.census import FREE_AND_HELD, FREED_AGAIN, TWICE_FREE, lost_pages
-from gemma4_triage.diagnose.evidence import cell, is_guard, resting_on, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, is_guard, resting_on, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Access, Incident, Place
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -85,6 +85,33 @@ def said_again(found: Sequence[Finding], incident: Incident) -> Iterator[tuple[i
             meaning = f"a page of which the audit of step {dump.manifest.step} says the same, and no dump before it"
             yield at, cell(dump, TABLE, (row, 0), meaning)
         of_each[at] |= set(table)
+
+
+def said_elsewhere(found: Sequence[Finding], incident: Incident) -> Iterator[tuple[int, Evidence]]:
+    """Yield the first dump that says the same as a finding's of other pages and requests, and how many do.
+
+    Such a dump may be of a fault of its own. What an audit says again is told by `said_again`.
+    """
+    resting = [resting_on([finding], incident) for finding in found]
+    accounted = frozenset[str]().union(*resting)
+    others: dict[int, list[Dump]] = {}
+    for dump in incident.by_access:
+        if dump.manifest.rule == LEAK or dump.manifest.dump_id in accounted:
+            continue
+        at = next((at for at, names in enumerate(resting) if incident.is_again(dump, names)), None)
+        if at is not None and _is_of_others(dump, subject_of(found[at], incident)):
+            others.setdefault(at, []).append(dump)
+    for at, dumps in others.items():
+        count = f"{len(dumps)} dumps say" if len(dumps) > 1 else "one dump says"
+        meaning = f"the same of other pages and requests, as {count}: it follows from this, or is a fault of its own"
+        yield at, said(dumps[0], "offences.0.value", meaning)
+
+
+def _is_of_others(dump: Dump, known: Subject) -> bool:
+    pages, requests = frozenset(one for one in _pages_of(dump) if one[1] > 0), frozenset(_requests_of(dump))
+    return bool(pages and known.pages and requests and known.requests) and not (
+        pages & known.pages or requests & known.requests
+    )
 
 
 def seen(finding: Finding, incident: Incident) -> Place:

@@ -388,10 +388,22 @@ class _Source:
     def _said(self, name: str, meaning: str) -> tuple[Evidence, ...]:
         return (cell(self._dump, name, (self._bad.row, self._bad.column), meaning),)
 
+    def _may_be_old(self) -> bool:
+        """Return whether a table has nothing where this forward begins a page: one of the step before had nothing yet.
+
+        So it may be that one, and the entry not emptied. What it has before that place tells nothing.
+        """
+        lengths, row, table = tensor_or_none(self._dump, LENGTHS), self._bad.row, self._bad.table
+        if table not in (FULL, "swa_page_table") or lengths is None or not 0 <= row < len(lengths):
+            return False
+        # The first token that this forward stores.
+        first = int(lengths[row]) - self._stored(row)
+        return self._stored(row) > 0 and self._bad.column * self._page_size >= first
+
     def _defect(self, full: int | None = None) -> Defect | None:
         value = self._bad.value
         if value == 0:
-            return Defect.ZERO
+            return None if self._may_be_old() else Defect.ZERO
         if value < 0:
             return Defect.NEGATIVE
         if full is not None and value == full:

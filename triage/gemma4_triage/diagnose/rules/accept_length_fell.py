@@ -7,12 +7,12 @@ from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "accept-length-fell"
-_RULE = "accept-length"
+_VERDICT = "accept_length_fell"
 
 
 def find(incident: Incident) -> Finding | None:
     """Return a finding where the probe saw it."""
-    dump = incident.first(rule=_RULE)
+    dump = incident.first(verdict=_VERDICT)
     if dump is None:
         return None
     return Finding(

@@ -45,7 +45,7 @@ def find(incident: Incident) -> Finding | None:
 def _request_of(census: Census, one: Listed) -> int | None:
     """Return the request slot that has the page beside the cache, if it is the ledger's owner too."""
     found = sorted(holder.holder for holder in census.holders or () if holder.page == one.page)
-    owner = None if one.suspect.owner is None else one.suspect.owner[0]
+    owner = census.slot_of(one.suspect.owner)
     return owner if owner is not None and found == [TREE, owner] else None
 
 

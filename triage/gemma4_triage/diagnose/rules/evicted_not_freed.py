@@ -59,11 +59,12 @@ def find(incident: Incident) -> Finding | None:
 
 def _request_of(census: Census, one: Listed) -> int | None:
     """Return the request slot whose page leads to this SWA page, if it is the ledger's owner."""
-    if not one.was_taken or one.suspect.owner is None:
+    owner = census.slot_of(one.suspect.owner)
+    if not one.was_taken or owner is None:
         return None
     led = [holder for holder in census.holders or () if holder.leads_to == one.page]
-    same = all(holder.holder == one.suspect.owner[0] and holder.page == one.suspect.peer for holder in led)
-    return one.suspect.owner[0] if led and same and one.suspect.owner[0] != TREE else None
+    same = all(holder.holder == owner and holder.page == one.suspect.peer for holder in led)
+    return owner if led and same and owner != TREE else None
 
 
 def _held_against(first: Listed) -> tuple[Evidence, ...]:
@@ -89,8 +90,8 @@ def _evicted_instead(census: Census, lost: Listed) -> tuple[Defect, Evidence] | 
 
 def _had_left(census: Census, one: Listed) -> bool | None:
     """Return whether all that the page's owner counts as evicted has left its window; None where nobody says that."""
-    dump, owner = census.dumps[0], one.suspect.owner
-    evicted, left = (count_of(dump, name, owner[0] if owner else None) for name in ("evicted", "left_window"))
+    dump, slot = census.dumps[0], census.slot_of(one.suspect.owner)
+    evicted, left = (count_of(dump, name, slot) for name in ("evicted", "left_window"))
     return None if evicted is None or left is None else evicted <= left
 
 

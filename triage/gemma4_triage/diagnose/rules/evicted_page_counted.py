@@ -4,7 +4,7 @@ from gemma4_dumps.audit_findings import equations, suspects
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import counted_as_gone, said
+from gemma4_triage.diagnose.evidence import counted_as_gone, said, were_evicted
 from gemma4_triage.diagnose.freed_pages import of_events, places_in_row
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
@@ -17,6 +17,16 @@ _WHY: dict[Structure | None, str] = {
     Structure.WINDOW_EVICTION: " The call that freed what the request counts as gone freed more than that.",
     None: "",
 }
+
+
+_EVICTED = (
+    "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them back, "
+    "so the parts of the SWA pool exceed it."
+)
+_FREED = (
+    "The prefix cache counts SWA pages as present that the pool has back, so the parts of the SWA pool exceed it: they "
+    "were evicted while their request ran, or somebody gave them back beside the cache. No eviction of them was seen."
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -37,17 +47,16 @@ def _of_sums(incident: Incident) -> Finding | None:
     dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
     gone = counted_as_gone(dump)
     structure = None if gone is None else _accused(dump, gone)
-    of_call = structure is Structure.WINDOW_EVICTION
+    of_call, was_evicted = structure is Structure.WINDOW_EVICTION, structure is not None or were_evicted(dump)
     return Finding(
         rule=ID,
         structure=structure,
         defect=Defect.STALE if structure is Structure.TREE_NODE else Defect.EARLY if of_call else None,
-        cause=(
-            "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them "
-            "back, so the parts of the SWA pool exceed it." + _WHY[structure]
-        ),
+        cause=(_EVICTED if was_evicted else _FREED) + _WHY[structure],
         # Where neither the cache nor the count can be accused, the page may have been freed by somebody else.
-        confidence=Confidence.POSSIBLE if structure is None and gone is not None else Confidence.CERTAIN,
+        confidence=Confidence.POSSIBLE
+        if structure is None and (gone is not None or not was_evicted)
+        else Confidence.CERTAIN,
         evidence=(
             said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
             said(dump, "scalars.swa_available", "SWA tokens that are free"),

@@ -5,6 +5,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import lost_pages
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
@@ -73,6 +74,11 @@ def _was_released(dump: Dump) -> bool:
     return any((one.free_step or -1) >= (one.alloc_step or 0) for one in of_slots)
 
 
+def _runs_in_row_0(dump: Dump) -> bool:
+    """Return whether a request runs in the row for padding: then it may be the one that had such a slot."""
+    return any(one.pool == "requests" and one.fault == "held_null" for one in lost_pages(dump))
+
+
 def _one_path(dump: Dump) -> bool | None:
     """Return False where locks are left over too: the three together are what one release gives back."""
     return False if _is_locked(suspects(dump)) else None
@@ -83,6 +89,10 @@ RULE = Rule(
     find,
     ruled_out_if=(
         Exclusion("the ledger saw a free of these pages since they were handed out", in_dump(_was_released)),
+        Exclusion(
+            "a request runs in row 0: then it may be the one whose slot is lost",
+            lambda seen: any(map(_runs_in_row_0, seen.incident.of(rule=LEAK))),
+        ),
         Exclusion("the pages were lost on some path, and the slots on another", in_dump(_one_path)),
     ),
     injected_by=("double-bookkeeping", "finish-inside-forward"),

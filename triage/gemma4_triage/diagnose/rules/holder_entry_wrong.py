@@ -48,7 +48,7 @@ def _loser(census: Census, lost: Listed, of_page: list[Holder]) -> Holder | None
     The ledger says whether the prefix cache was given the page. Where it does not, a prompt's pages go to the cache,
     and what a request is given while it decodes stays its own; without a cache all of it does.
     """
-    owner = None if lost.suspect.owner is None else lost.suspect.owner[0]
+    owner = census.slot_of(lost.suspect.owner)
     stays = lost.suspect.alloc_site in audit.OF_DECODES or not census.caches_prefixes
     of_request = not lost.is_of_cache and stays
     mine = owner if of_request else TREE
@@ -98,6 +98,14 @@ def _is_young(seen: Seen) -> bool:
     return census is not None and lost is not None and census.given_now(lost)
 
 
+def _row_is_lost(seen: Seen) -> bool:
+    """Return whether the request slot of the lost page's owner is nowhere too: nobody reads that row any more."""
+    census = audit.first_census(seen.incident)
+    lost = _lost(census)
+    slot = None if census is None or lost is None else census.slot_of(lost.suspect.owner)
+    return census is not None and slot in {one.page for one in census.of("requests", NOWHERE)}
+
+
 def _is_inferred(seen: Seen) -> bool | None:
     """Return None where the loser is inferred, as of a page that two hold from where the lost one was given."""
     census = audit.first_census(seen.incident)
@@ -106,11 +114,11 @@ def _is_inferred(seen: Seen) -> bool | None:
         return None
     (stranger,) = _strangers(census, lost)
     twice = any(one.page == stranger.page for one in census.of("full", HELD_TWICE))
-    owner = None if lost.suspect.owner is None else lost.suspect.owner[0]
+    owner = census.slot_of(lost.suspect.owner)
     return None if twice or stranger.holder not in (TREE, owner) else False
 
 
-def _defect(census: Census, lost: Listed, stranger: Holder) -> Defect:
+def _defect(census: Census, lost: Listed, stranger: Holder) -> Defect | None:
     if not census.is_of_pool(stranger.page, "full"):
         return audit.invalid_defect(stranger.page)
     if abs(stranger.page - lost.page) == 1:
@@ -128,6 +136,7 @@ RULE = Rule(
             "the lost page was handed out in the step of the audit: then a length may be wrong, and not the place",
             _is_young,
         ),
+        Exclusion("the whole row of its owner is out of use: then no place of it need be wrong", _row_is_lost),
         Exclusion("the other of the two that have the page had the lost one", _is_inferred),
     ),
     explains=FOLLOWS_FROM_AN_ENTRY,

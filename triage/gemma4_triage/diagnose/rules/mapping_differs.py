@@ -1,5 +1,7 @@
 """The full-to-SWA mapping of a page leads to another SWA page than the one that was handed out with it."""
 
+from collections.abc import Mapping, Sequence
+
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
@@ -7,6 +9,8 @@ from gemma4_triage.diagnose.census import (
     HELD_TWICE,
     MAPPED_ELSEWHERE,
     STALE_MAPPING,
+    Holder,
+    Listed,
     first_census,
     lost_pages,
     mapped_defect,
@@ -71,15 +75,15 @@ def _at_audit(incident: Incident) -> Finding | None:
     holder, own = held[first.page], first.suspect.peer or 0
     # Where two have the page that it was handed out with, the hand-out may be what was wrong.
     two = any(one.page == own for one in census.of("swa", HELD_TWICE))
-    swapped = any(
-        other.suspect.peer == holder.leads_to and other.page in held and held[other.page].leads_to == own
-        for other in elsewhere
-    )
+    swapped = holder.leads_to != own and own in _turned(elsewhere, held)
+    # Where one leads to the page of another that is out of place too, pages beside each other may have been exchanged.
+    full = (one for one in census.listed if one.suspect.pool == "full" and one.page != first.page)
+    others_too = any(one.suspect.peer == holder.leads_to for one in full)
     return Finding(
         rule=ID,
         structure=None if two else Structure.SWA_MAPPING,
-        defect=Defect.SWAPPED if swapped else mapped_defect(census, first, holder, own),
-        cause=_CAUSE + (", and the mapping of that one's page leads here." if swapped else _TWO if two else "."),
+        defect=Defect.SWAPPED if swapped else None if others_too else mapped_defect(census, first, holder, own),
+        cause=_CAUSE + (", which the mapping of another full page leads to." if swapped else _TWO if two else "."),
         confidence=Confidence.POSSIBLE if two else Confidence.CERTAIN,
         evidence=(
             cell(first.dump, TABLE, (first.row, 0), "the full page"),
@@ -91,6 +95,22 @@ def _at_audit(incident: Incident) -> Finding | None:
         advice=_ADVICE,
         next_commands=(commands.audit(first.dump), commands.serve(incident, "--debug trap")),
     )
+
+
+def _turned(elsewhere: Sequence[Listed], held: Mapping[int, Holder]) -> frozenset[int]:
+    """Return the SWA pages that the mapping has in another order: each where another one of them belongs.
+
+    Beginning with all that lead elsewhere, those are left out whose page none of the others leads to, or that lead to
+    none of the others' pages, until all that are left have the same pages.
+    """
+    pairs = {(one.suspect.peer or 0, held[one.page].leads_to) for one in elsewhere if one.page in held}
+    while pairs:
+        own, led = {one for one, _ in pairs}, {to for _, to in pairs}
+        left = {(one, to) for one, to in pairs if one in led and to in own}
+        if left == pairs:
+            return frozenset(own) if len(own) == len(pairs) == len(led) else frozenset()
+        pairs = left
+    return frozenset()
 
 
 def _was_given_back(seen: Seen) -> bool:

@@ -19,7 +19,8 @@ _CAUSES: dict[Structure | None, str] = {
     Structure.FULL_FREE_LIST: _ON_LIST,
     Structure.SWA_FREE_LIST: _ON_LIST,
     Structure.ALLOCATION: (
-        "A hand-out returned a page that the allocator did not take off its list: the result is wrong, not the list."
+        "A hand-out returned what the allocator did not take off its list, or not the slot behind a request's last: "
+        "the result is wrong, not the list."
     ),
 }
 

@@ -6,7 +6,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN, NOWHERE, keeps_prefixes, lost_pages
-from gemma4_triage.diagnose.evidence import cell, readable_events, said
+from gemma4_triage.diagnose.evidence import cell, has_ended, readable_events, said
 from gemma4_triage.diagnose.freed_pages import (
     cache_has_the_full_page,
     lost_by_a_count,
@@ -54,7 +54,7 @@ def find(incident: Incident) -> Finding | None:
             *((cell(dump, TABLE, (0, 4), "the request slot that owned it last"),) if first.owner is not None else ()),
             cell(dump, TABLE, (0, 7), f"the step at which {first.alloc_site} handed it out"),
         )
-    ended = None if first is None or first.owner is None else _has_ended(dump, first.owner[0])
+    ended = None if first is None or first.owner is None else has_ended(dump, first.owner)
     known = (
         ended is not False
         and first is not None
@@ -96,12 +96,6 @@ def _given_to_cache(dump: Dump) -> bool:
 def _only_prompts(dump: Dump) -> bool:
     """Return whether all that is lost was handed out for prompts; who was never released leaves its answer's too."""
     return all(one.alloc_site == "alloc_for_extend" for one in suspects(dump) if one.fault == "nowhere")
-
-
-def _has_ended(dump: Dump, slot: int) -> bool | None:
-    """Return whether the request of this slot had ended at the audit; None where the dump does not say."""
-    running = dump.manifest.scalars.get("running")
-    return str(slot) not in running.split(",") if isinstance(running, str) else None
 
 
 def _why(known: bool, ended: bool | None) -> str:

@@ -11,6 +11,7 @@ from gemma4_triage.diagnose.where_wrong import are_free, free_list
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-lost-between-calls"
+_END, _SHORT = "free_group_end", "group_short"
 
 _CAUSES = {
     "restore_state": (
@@ -23,6 +24,10 @@ _CAUSES = {
 _IN_FREE = (
     "A call that gives pages back returned, and pages that it was given are on no free list: whoever had them has "
     "given them back, and the call lost them."
+)
+_IN_END = (
+    "A group of frees ended, and pages that it held until then are on no free list: its calls gave them back, and the "
+    "end of the group lost them."
 )
 _ADVICE = {
     "restore_state": "Free nothing between backup and restore.",
@@ -37,12 +42,13 @@ def find(incident: Incident) -> Finding | None:
         return None
     entry = dump.manifest.site.rpartition(".")[2]
     in_free = entry.startswith("free") and entry not in _CAUSES
+    at_end = entry == _END and dump.manifest.scalars.get(_SHORT) is False
     of_group = entry == "free_group"
     return Finding(
         rule=ID,
-        structure=Structure.FREE_GROUP if of_group else Structure.FREE_CALL if in_free else free_list(dump),
+        structure=Structure.FREE_GROUP if of_group or at_end else Structure.FREE_CALL if in_free else free_list(dump),
         defect=_of_group(dump) if of_group else Defect.LOST,
-        cause=_IN_FREE if in_free else _CAUSES.get(entry, _CAUSES["free_group_begin"]),
+        cause=_IN_END if at_end else _IN_FREE if in_free else _CAUSES.get(entry, _CAUSES["free_group_begin"]),
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the call that lost them"),
@@ -85,11 +91,18 @@ def _replaced(seen: Seen) -> bool | None:
     return None if manifest.site.endswith(".free_group_end") and manifest.pool_kind == "swa" else False
 
 
+def _may_be_the_end(dump: Dump) -> bool | None:
+    """Return None where a group's end is what saw it, and the dump does not say whether the group held them."""
+    is_told = dump.manifest.scalars.get(_SHORT) is not None
+    return None if dump.manifest.site.endswith(f".{_END}") and not is_told else False
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
         Exclusion("they are in a free list of the dump", in_dump(are_free)),
+        Exclusion("the group held them until it ended: then its end lost them, and no call", in_dump(_may_be_the_end)),
         Exclusion("the mapping was replaced within the group of frees, so that another page was freed", _replaced),
     ),
     leads_to=LOSES_PAGES,

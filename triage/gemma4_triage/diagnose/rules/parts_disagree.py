@@ -1,14 +1,16 @@
-"""Draft and target, or layers and pools, were put together from parts that do not fit."""
+"""Draft and target, or layers and pools, were put together from parts that do not fit, or no longer do."""
 
 import re
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.changed_bindings import of_binding, of_change, of_window
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.diagnose.process_state import ships_right_windows
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
 from gemma4_triage.diagnose.start_up import (
     POOL_SIZE,
+    SINCE_START,
     sides_agree,
     start_up_evidence,
     start_up_summaries,
@@ -47,6 +49,9 @@ def find(incident: Incident) -> Finding | None:
     )
     if not evidence:
         return None
+    later = next((dump for dump in incident.of(rule=GEOMETRY) if dump.manifest.scalars.get(SINCE_START)), None)
+    if later is not None and incident.first(rule=GEOMETRY) is later:
+        return of_change(ID, incident, later)
     scale = _of_scales(incident)
     structure = Structure.KV_SCALE if scale else Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None
     return Finding(
@@ -88,38 +93,20 @@ def _defect(incident: Incident) -> Defect | None:
             return Defect.ZERO if scalars.get("layers") == "0" else Defect.OTHER_SPACE
         found, what = scalars.get("found"), scalars.get("what")
         if what == "bound_layer" and "draft layer_id" not in said:
-            return _of_binding(found, str(scalars.get("expected")))
+            return of_binding(found, str(scalars.get("expected")))
         if what in ("bound_layer", "layer_id", "window_left") and isinstance(found, int):
             if found < 0:
                 return Defect.NEGATIVE
             if what != "window_left" or found >= dump.manifest.extents.get("context_length", found + 1):
                 return Defect.PAST_END
-            return _of_window(found, str(scalars.get("expected")), dump.manifest.page_size or 1)
+            return of_window(found, str(scalars.get("expected")), dump.manifest.page_size or 1)
     return None
-
-
-def _of_binding(found: object, expected: str) -> Defect | None:
-    """Return in which way a draft layer is bound to another layer of the target, which has KV of its type."""
-    wanted = expected.partition(",")[0]
-    if not isinstance(found, int) or not wanted.isdecimal():
-        return None
-    if found <= 0:
-        return Defect.NEGATIVE if found else Defect.ZERO
-    return Defect.OFF_BY_ONE if abs(found - int(wanted[:12])) == 1 else Defect.FOREIGN
-
-
-def _of_window(found: int, expected: str, page_size: int) -> Defect | None:
-    """Return in which way a window is wrong: by one token or by one page, or in none that has a word."""
-    if found == 0:
-        return Defect.ZERO
-    wanted = expected.partition(",")[0]
-    return Defect.OFF_BY_ONE if wanted.isdecimal() and abs(found - int(wanted[:12])) in (1, page_size) else None
 
 
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(Exclusion("both sides name the same value", sides_agree),),
-    explains=("index-outside-buffer", "table-too-narrow"),
+    explains=("index-outside-buffer", "null-page-in-live-column", "page-past-pool-end", "table-too-narrow"),
     leads_to=LEAVES_BUFFERS,
 )

@@ -63,7 +63,9 @@ def find(incident: Incident) -> Finding | None:
         named = "an entry" if structure is None else f"the {structure.value}"
         should = f" where {expected} belongs" if is_known(dump) else ""
         way = "" if defect is None else f" ({defect.value})"
-        cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
+        owner = scalars.get("page_owner")
+        of = "" if owner in (None, slot) else f", of a page of the request in slot {owner}"
+        cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{of}{should}{way}."
     if why == SHARED and scalars.get("owners") != CHECKED:
         unsure, structure, defect = True, None, None
         cause = (

@@ -1,0 +1,112 @@
+"""Check that attention layers read what they read at the start, as they did. Plain values in, findings out.
+
+| what         | is another                                                                                     |
+|--------------|------------------------------------------------------------------------------------------------|
+| `pool`       | the pool that a model's layers read                                                            |
+| `layer_id`   | the id that a layer indexes its pool with                                                      |
+| `kv_buffer`  | the keys' or the values' buffer that the pool has for that id                                  |
+| `window_left`| keys before the query's own that the layer shows                                               |
+| `scaling`    | by what a layer scales its scores                                                              |
+| `kv_scales`  | by what it multiplies the keys and values that it reads, where the pool keeps what it was given |
+
+Nothing of SGLang's changes these while it serves; what loads new weights may bring scales with them, and a pool of
+another dtype than it is given has some. So every change is fatal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gemma4_runtime.checks.geometry import Finding, Severity
+
+VERDICT = "geometry_mismatch"
+_WHY = "it was another at the start, and nothing changes it while a server serves"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What one layer reads, and how.
+
+    Attributes:
+        role: `target` or `draft`.
+        pool: Of the pool, its identity.
+        layer_id: The id that it indexes the pool with.
+        buffers: Addresses of the keys' and the values' buffer for that id; None where the pool does not say.
+        window_left: Keys before the query's own, -1 for all of them.
+        scaling: Of the scores.
+        kv_scales: At which keys and values are read, as floats or None; None where these may change.
+    """
+
+    role: str
+    pool: int
+    layer_id: int
+    buffers: tuple[int, int] | None
+    window_left: int
+    scaling: float
+    kv_scales: tuple[float | None, float | None] | None
+
+
+def check_unchanged(before: Sequence[Bound], now: Sequence[Bound]) -> Iterator[Finding]:
+    """Yield a finding for each way in which layers are bound otherwise than before; layers that are alike share one.
+
+    Args:
+        before: Every layer at the start.
+        now: The same layers, in the same order.
+    """
+    groups: dict[tuple[str, str, int | str, int | str], list[int]] = {}
+    for number, (old, new) in enumerate(zip(before, now, strict=True)):
+        for what, found, expected in _differences(number, before, now) if new != old else ():
+            groups.setdefault((old.role, what, found, expected), []).append(old.layer_id)
+    for (role, what, found, expected), layers in groups.items():
+        yield Finding(
+            verdict=VERDICT,
+            severity=Severity.FATAL,
+            what=what,
+            found=found,
+            expected=f"{expected}, as at the start",
+            why=_WHY,
+            role=role,
+            layers=tuple(layers),
+        )
+
+
+def _differences(
+    number: int, before: Sequence[Bound], now: Sequence[Bound]
+) -> Iterator[tuple[str, int | str, int | str]]:
+    old, new = before[number], now[number]
+    if new.pool != old.pool:
+        yield "pool", f"{new.pool:x}", f"{old.pool:x}"
+        return
+    if new.layer_id != old.layer_id:
+        yield "layer_id", new.layer_id, old.layer_id
+    elif new.buffers != old.buffers:
+        yield "kv_buffer", _whose(number, before, now), "its own"
+    for what in ("window_left", "scaling", "kv_scales"):
+        found, expected = getattr(new, what), getattr(old, what)
+        if found != expected:
+            yield what, _plain(found), _plain(expected)
+
+
+def _whose(number: int, before: Sequence[Bound], now: Sequence[Bound]) -> str:
+    """Say which layers had the buffers that layer `number` has now."""
+    old, new = before[number].buffers or (), now[number].buffers or ()
+    if sorted(new) == sorted(old):
+        return "its keys and values exchanged"
+    changed = [place for place, (one, other) in enumerate(zip(new, old, strict=False)) if one != other]
+    owners = {
+        one.layer_id: other
+        for one, other in zip(before, now, strict=True)
+        if one.buffers and all(new[place] == one.buffers[place] for place in changed)
+    }
+    if not owners:
+        return "one of no layer"
+    layer, other = next(iter(owners.items()))
+    exchanged = other.buffers is not None and all(other.buffers[place] == old[place] for place in changed)
+    return f"{'exchanged with that' if exchanged else 'that'} of layer {layer}"
+
+
+def _plain(value: float | int | tuple[float | None, float | None] | None) -> int | str:
+    if isinstance(value, tuple):
+        return " and ".join("1" if one is None else f"{one:g}" for one in value)
+    return value if isinstance(value, int) else f"{value:g}" if value is not None else "none"

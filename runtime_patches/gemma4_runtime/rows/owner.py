@@ -1,0 +1,37 @@
+"""Whose a page is by the leak ledger, for what `request-rows` finds: who is overwritten by a wrong write, say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemma4_runtime import current
+from gemma4_runtime.checks.page_ledger import LastEvent
+from gemma4_runtime.leak.ledger import ledger_of
+
+_IN_USE = (LastEvent.HANDED_OUT, LastEvent.OWNED, LastEvent.GIVEN, LastEvent.FREE_ASKED)
+
+
+def owner_of(scheduler: Any, page: int, pool: str = "full") -> dict[str, Any]:
+    """Return, for a dump, whose a page is that is in use: its request slot and how often that had been given out then.
+
+    Nothing where the ledger is off, the pool has no such page, or nobody has it. Only called where something is wrong.
+
+    Args:
+        scheduler: Whose pools they are.
+        page: The page.
+        pool: Of which pool it is.
+    """
+    if not current.switched_on("leak-ledger"):
+        return {}
+    ledger = ledger_of(scheduler.token_to_kv_pool_allocator)
+    ledger.log.drain()
+    pages = ledger.pools.get(pool)
+    if pages is None or not 0 < page <= pages.pages or not np.isin(pages.last_event[page], _IN_USE):
+        return {}
+    owner = int(pages.owner[page])
+    if owner <= 0:
+        return {}
+    cached = {"page_is_cached": True} if pages.last_event[page] == LastEvent.GIVEN else {}
+    return {"page_owner": owner, "page_owner_generation": int(pages.generation[page]), **cached}

@@ -1,0 +1,57 @@
+"""Several entries of one free list that are others than they were: as many pages are nowhere as places are wrong."""
+
+from gemma4_dumps.audit_findings import TABLE
+from gemma4_dumps.structures import Defect
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import NOWHERE, OUT_OF_RANGE, TWICE_FREE, Census, Listed, invalid_defect
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.freed_pages import strangers
+from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.where_wrong import free_list_of_pool
+from gemma4_triage.finding import Confidence, Finding
+
+_PAGE, _LAST_EVENT = 0, 11
+_SHOWN = 4
+
+
+def several_entries(rule: str, incident: Incident, census: Census, pool: str) -> Finding | None:
+    """Return the finding where several free pages are gone, and as many places of the list have what is none's to have.
+
+    A call that took them off would leave the list shorter, one that put others onto it longer. What was given back in
+    the step of the audit may have been written down as another page by that call.
+    """
+    missing = census.of(pool, NOWHERE)
+    if len(missing) < 2 or not all(one.was_free for one in missing):
+        return None
+    strange = [one for one in strangers(census, pool) if not census.given_now(one)]
+    surplus = sum(1 if one.suspect.fault == OUT_OF_RANGE else one.suspect.places - 1 for one in strange)
+    if surplus != len(missing):
+        return None
+    every = Guards("", "guards.", census.dumps[0].manifest.guards).setting("leak_every")
+    since = census.step - (every if isinstance(every, int) and every else census.step)
+    given_back = any((one.suspect.free_step or 0) >= since for one in missing if one.suspect.free_step is not None)
+    ways = {invalid_defect(one.page) if one.suspect.fault == OUT_OF_RANGE else _way(one) for one in strange}
+    return Finding(
+        rule=rule,
+        structure=None if given_back else free_list_of_pool(pool),
+        defect=ways.pop() if len(ways) == 1 else None,
+        cause=(
+            f"{len(missing)} entries of the free list of the {pool} pool are others than they were: as many free pages "
+            "are nowhere, and the list has others in their places."
+            + (" The list was written, or a call that gave pages back wrote down others." if given_back else "")
+        ),
+        confidence=Confidence.POSSIBLE if given_back else Confidence.LIKELY,
+        evidence=(
+            *(cell(one.dump, TABLE, (one.row, _PAGE), "a page that is nowhere") for one in missing[:_SHOWN]),
+            *(cell(one.dump, TABLE, (one.row, _PAGE), "what the list has instead") for one in strange[:_SHOWN]),
+            cell(missing[0].dump, TABLE, (missing[0].row, _LAST_EVENT), f"last event: {missing[0].suspect.last_event}"),
+            said(missing[0].dump, "step", "the step of the audit that saw it first"),
+        ),
+        advice=("Look at what writes free_pages beside alloc and free: restore_state, clear, merge_and_sort_free.",),
+        next_commands=(commands.audit(missing[0].dump), commands.serve(incident, "--preset debug", "--debug trap")),
+    )
+
+
+def _way(one: Listed) -> Defect:
+    return Defect.DUPLICATE if one.suspect.fault == TWICE_FREE else Defect.FOREIGN
