@@ -53,3 +53,19 @@ class TestCheckpoints:
         frames = [("models/x.py", "init_weights", "self.tie_weights()"), ("models/x.py", "tie_weights", "f()")]
         finding = only([died("AttributeError: 'XForCausalLM' object has no attribute 'y'", *frames)])
         assert "put new weights" not in finding.cause
+
+    @pytest.mark.parametrize("name", ["0.down_proj_packed", "7.w13_weight_scale_2", "gate_up_proj_blocks"])
+    def test_a_packed_name_of_vllm_is_its_loaders(self, name):
+        lines = [
+            '  File "/x/dist-packages/vllm/model_executor/models/utils.py", line 355, in load_weights',
+            f"KeyError: 'layers.0.moe.experts.{name}'",
+        ]
+        before = "(EngineCore pid=272) ERROR 04-18 14:25:37 [core.py:1108] "
+        finding = only([f"{before}{line}\n" for line in lines])
+        assert finding.rule == "weight-names"
+        assert "of SGLang" not in told(finding)
+
+    def test_weights_that_are_put_into_a_running_server_are_not_at_fault(self):
+        frame = ("model_loader/weight_utils.py", "default_weight_loader", "assert a.size() == b.size()")
+        lines = [f"{stamp(1)} Start update_weights. Load format=auto\n", died("AssertionError", frame)]
+        assert "restart the server" in only(lines).advice[0]

@@ -525,3 +525,28 @@ def test_a_line_that_no_rule_knows_is_of_a_kind_by_its_words():
 def test_what_a_release_does_not_serve_may_be_served_by_a_later_one():
     last = died("ValueError: this model does not support that yet", ("model_loader/a.py", "load", "raise x"))
     assert "else a later release, which may serve it" in told(only([last]))
+
+
+@pytest.mark.parametrize(
+    ("last", "frame", "words"),
+    [
+        (
+            "ValueError: not enough values to unpack (expected 6, got 5)",
+            ("layers/moe/moe_runner/x.py", "fused_experts_deepep_to_x_fp4"),
+            "--deepep-mode",
+        ),
+        (
+            "AssertionError: This request holds the node from another tree",
+            ("mem_cache/radix_cache.py", "dec_lock_ref"),
+            "flush only when",
+        ),
+        (
+            "AttributeError: LlamaTokenizerFast has no attribute image_token_id",
+            ("managers/tokenizer_manager.py", "__init__"),
+            "transformers",
+        ),
+        ("ValueError: Unsupported weight strategy=block, supported are", ("models/x.py", "__init__"), "8.9"),
+    ],
+)
+def test_words_of_arguments_caches_and_packages_leave_one_cause(last, frame, words):
+    assert words in told(only([died(last, (*frame, "f()"))]))

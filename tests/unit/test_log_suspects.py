@@ -172,7 +172,7 @@ def test_records_of_suspects_have_their_form():
         asked = set(said.get("on", {})) | {"log_running", "log_end_running"}
         for text in (said["change"], said["why"]):
             assert {name for _, name, _, _ in Formatter().parse(text) if name} <= asked, said["id"]
-        assert all(re.fullmatch(r"SGLang \d+", thread) for thread in said.get("threads", ()))
+        assert all(re.fullmatch(r"(?:SGLang|vLLM) \d+", thread) for thread in said.get("threads", ()))
 
 
 def test_each_part_has_one_name_and_every_one_of_a_start_line_says_why():
@@ -339,3 +339,35 @@ def test_experts_that_were_moved_come_first_where_they_were():
 
 def test_an_idle_core_is_not_shown_where_the_log_decodes():
     assert "core-of-an-idle-server" not in found(GEMMA, of_records=True)
+
+
+ANSWERED = 'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "suspect"),
+    [
+        ("$ vllm serve org/m --enable-lora --lora-target-modules qkv_proj\n" + ANSWERED, "adapter-modules"),
+        ("vllm serve org/m-AWQ \\\n  --tensor-parallel-size 8\n" + ANSWERED, "shares-below-a-block"),
+        ("env: SGLANG_SANITIZE_NAN_LOGITS=1 model: m\n" + ANSWERED, "nan-hidden"),
+        ("a prompt twice. HiCache + mooncake store, EAGLE on. #cached-token: 0 every time.\n", "keys-of-drafts"),
+        ("# google/gemma-4-31B, tp 4, --kv-cache-dtype fp8_e5m2\n" + ANSWERED, "fp8-kv-cache"),
+    ],
+)
+def test_a_command_or_a_note_beside_answers_says_what_to_suspect(text, suspect):
+    facts = read_log("x", [text.encode()])
+    assert facts.understood_lines
+    assert findings(facts) == ()
+    assert suspect in [one.id for one in suspects(facts)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ANSWERED * 3,
+        "[2026-01-01 00:00:00] Please launch with --enable-lora --tp-size 8\n" + ANSWERED,
+        "ERROR: use `--kv-cache-dtype fp8` # or leave it out\n",
+    ],
+)
+def test_advice_of_a_program_is_no_argument_of_it(text):
+    assert read_log("x", [text.encode()]).settings == {}

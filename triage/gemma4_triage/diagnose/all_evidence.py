@@ -21,12 +21,21 @@ from gemma4_triage.readers.reading import Reading
 def incidents_of(material: Material, logs: Sequence[LogFacts], readings: Iterable[Reading] = ()) -> list[Incident]:
     """Return the incidents, the newest first, with what is proven to be theirs; then what stands alone.
 
-    Logs in which nothing was understood are left out.
+    Logs in which nothing was understood, and of which no rule says anything, are left out.
     """
     found = material.incidents
     given = list(readings)
     bundles = [reading.identity for reading in given if reading.identity.folder]
-    return assign_readings(assign_logs(found, [one for one in logs if one.understood_lines], bundles), given)
+    return assign_readings(assign_logs(found, [one for one in logs if _says_something(one)], bundles), given)
+
+
+def _says_something(facts: LogFacts) -> bool:
+    """Say whether a line was understood, or a rule knows what a request failed of that no line tells apart."""
+    if facts.understood_lines:
+        return True
+    from gemma4_triage.logs.catalog import with_those_alike
+
+    return bool(with_those_alike(facts))
 
 
 def concluded(incidents: Sequence[Incident]) -> list[tuple[Incident, tuple[Finding, ...]]]:

@@ -164,7 +164,7 @@ _HARD_LINE, _SOFT_LINE = _alternatives(_HARD), _alternatives(_SOFT)
 # Whoever says this goes on; "leaked semaphore" is what Python's resource tracker says at any end.
 _SURVIVED = re.compile(
     rb"(?i)\bretry|\bretries\b(?! exceeded)|\bignor|fall(?:ing|s)?[ -]?back|\bskip(?:s\b|p)|\boptional|\bwarn|"
-    rb"not fatal|non-fatal|harmless|"
+    rb"not fatal|non-fatal|harmless|\bno errors? (?:in|on|at|from|is|was|anywhere)\b|"
     rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b|using (?:the )?default|"
     rb"\bkeep(?:ing|s)?\b|\bdefaulting\b|\bpreserving\b|\bleaving\b|\boverriding\b|\bstays?\b|\bdisabl(?:ed|ing)\b|"
     rb"[;,] using\b|import failed|\bderegister|\bunlink|clean(?:er| ?up)\b|peer gone|"

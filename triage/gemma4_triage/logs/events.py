@@ -119,8 +119,10 @@ def pool_tokens(line: bytes) -> dict[Pool, int]:
 
 
 def asked_for(arguments: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the arguments that rules ask for, and the switches that are on."""
-    switched = (name for name, value in arguments.items() if name.startswith("enable_") and value == "True")
+    """Return those of the arguments that rules ask for, the switches that are on, and variables."""
+    switched = (
+        name for name, value in arguments.items() if name.isupper() or (name.startswith("enable_") and value == "True")
+    )
     return {name: arguments[name] for name in (*filter(arguments.__contains__, _SETTINGS), *switched)}
 
 

@@ -16,6 +16,7 @@ _TIME = _DAY + rb"[T ]" + _CLOCK + rb"(?:Z| ?[+-]\d\d:?\d\d| UTC)?"
 _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _WEEKDAY = rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _LEVEL = rb"(?:TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_RAISED = rb"[\w.]+(?:Error|Exception)(?:: |\s*$)"
 _UNIT = rb"(?:[\w@./:-]{1,80}\[\d+\]|kernel|sglang[\w.@-]*|docker[\w.@-]*|python[\d.]*): "
 
 _KNOWN = (
@@ -43,8 +44,10 @@ _KNOWN = (
     rb"(?:<\d{1,3}>)?(?:" + _WEEKDAY + rb" )?" + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: \d{4})? "
     rb"(?:[\w.-]{1,80} " + _UNIT + rb")?",  # journald, syslog, ts
     rb"\((?:[\w.:<>\[\]-]{1,80},? )?(?:rank=\d+, )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",  # Ray, SkyPilot
-    # vLLM, below a first line that names its file too
-    _LEVEL + rb" \d\d-\d\d " + _CLOCK + rb"(?= (?:  File |    |Traceback |[\w.]+(?:Error|Exception): )) ?",
+    # vLLM: of an exception, with its file, or below a first line that names it; people leave the time out
+    rb"(?:ERROR|CRITICAL) \d\d-\d\d " + _CLOCK + rb" \[[\w.]+\.py:\d+\](?: |$)",
+    _LEVEL + rb" \d\d-\d\d " + _CLOCK + rb"(?= (?:  File |    |Traceback |" + _RAISED + rb")) ?",
+    rb"(?:ERROR|CRITICAL|FATAL):? +(?=" + _RAISED + rb")",
     rb"\[rank\d+\]:(?: |$)",  # torch's excepthook
     rb"\[default\d+\]:",  # torchrun --tee
     rb"\[\d+,\d+\]<std(?:out|err)>: ?",  # mpirun --tag-output
@@ -139,6 +142,8 @@ class Prefixes:
         first, last = min(shapes), max(shapes)
         size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
         size = min(size, _LONGEST_COMMON, *(at for line in some if (at := line.find(b"[2")) >= 0))
+        # What a frame is indented by is the traceback's own.
+        size = min(size, *(at.start() for line in some if _FILE in line and (at := _FRAME.search(line))), size)
         common = _UP_TO_A_GAP.match(some[0][:size])
         if common is None:
             return

@@ -43,6 +43,7 @@ _MARKS = (
     *((mark, f"remark {name}") for mark, name in remarks.MARKS),
     *((mark, "stack") for mark in remarks.STACKS),
     *((mark, "process") for mark in events.NAMES_A_PROCESS),
+    *((mark, "note") for mark in start_line.NOTES),
     *((mark, "introduction") for mark in INTRODUCTIONS),
     (FRAME, "frame"),
     *((mark, "release") for mark in release.MARKS),
@@ -50,7 +51,7 @@ _MARKS = (
 _BATCH_AND_MARKS = ((MARK, "batch"), *_MARKS)
 _ANSWER = b'" 200 OK'
 # Lines of these may be alarms as well.
-_ALARMS_TOO = frozenset({"", "process", "leak", "command"})
+_ALARMS_TOO = frozenset({"", "process", "leak", "command", "note"})
 _OF_THE_WATCHDOG = 8
 """Lines below the watchdog's in which it prints the pools."""
 _OUTPUTS_OF_A_ZOMBIE = 8
@@ -136,6 +137,7 @@ class LogReading:
         self._orphans: dict[bytes, int] = {}
         self._settings: dict[str, str] = {}
         self._arguments: dict[str, str] = {}
+        self._answered, self._noted = 0, False
         self._pool_tokens: dict[Pool, int] = {}
         self._device: Device = ""
         self._release = ""
@@ -220,6 +222,7 @@ class LogReading:
         lines, numbers = list(compress(block.lines, asked)), list(compress(block.numbers, asked))
         streams = None if block.streams is None else list(compress(block.streams, asked))
         answers = [number for number, other in zip(block.numbers, asked, strict=True) if not other]
+        self._answered += len(answers)
         # Of a busy server's lines, which are alike, few have a word that anything looks for.
         few = self._sieve.pick(lines)
         # Of many that say the same one is searched.
@@ -396,10 +399,14 @@ class LogReading:
             self._arguments = start_line.arguments(line)
             for name in remarks.FIRST_TOO:
                 self._remarks.pop(f"first_{name}", None)
-        elif kind == "command":
+        elif kind in ("command", "note"):
             # What the server itself prints of its arguments says more, and what they came to.
-            if not self._starts and (typed := start_line.typed(line)):
-                self._arguments, self._settings = typed, events.asked_for(typed)
+            if not self._starts and (typed := (start_line.typed if kind == "command" else start_line.noted)(line)):
+                self._arguments = typed if kind == "command" else {**typed, **self._arguments}
+                self._settings = events.asked_for(self._arguments)
+                self._noted = self._noted or (kind == "note" and len(self._settings) > 1)
+            if kind == "command" and b"vllm" in line:
+                self._remarks["vllm"] = remarks.remark(line, stamp.rank, place)
             return False
         elif kind == "named_file":
             if (named := events.named_file(line)) and len(self._named_files) < MAX_NAMED:
@@ -501,6 +508,8 @@ class LogReading:
         alarms = self._alarms.alarms()
         told = sum(alarm.count for alarm in alarms)
         of_a_start = 0 if self._understood else len(remarks.OF_A_START.intersection(self._remarks))
+        # Of any program's answers: those of a server whose start is here, or whose command.
+        answered = self._answered if not self._understood and (of_a_start or self._arguments) else 0
         return LogFacts(
             name=self._name,
             size_bytes=self._size,
@@ -508,6 +517,8 @@ class LogReading:
             understood=self._understood
             | ({"alarm": told} if told else {})
             | ({"remark": of_a_start} if of_a_start else {})
+            | ({"answer": answered} if answered else {})
+            | ({"note": 1} if self._noted and not (self._understood or answered or of_a_start) else {})
             # What is torn on both sides is a traceback all the same.
             | ({"traceback": len(torn)} if torn and not self._understood else {}),
             device=self._device,

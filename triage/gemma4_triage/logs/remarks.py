@@ -43,6 +43,13 @@ MARKS = (
     (b"data transfer timeout", "transport_slow"),
     (b"Failed to complete transfers after", "transport_slow"),
     (b"SpecDecoding metrics: ", "vllm_drafts"),
+    (b"Application startup complete", "http_ready"),
+    (b"Avg prompt throughput: ", "vllm_serves"),
+    (b"profiling/warmup run took", "vllm_start"),
+    (b"Available KV cache memory: ", "vllm_start"),
+    (b"Maximum concurrency for ", "vllm_start"),
+    (b"torch.compile took", "vllm_start"),
+    (b"Graph capturing finished in", "vllm_start"),
     (b"sglang.bench_latency", "benchmark"),
     (b"sglang.bench_one_batch", "benchmark"),
     (b"sglang.bench_offline", "benchmark"),
@@ -81,6 +88,9 @@ MARKS = (
     (b"using different TP sizes", "split_differs"),
     (b"Init torch distributed ends", "groups_end"),
     (b"NCCL WARN", "nccl_warn"),
+    (b"Start update_weights", "weights_put"),
+    (b"Update engine weights online", "weights_put"),
+    (b"/update_weights", "weights_put"),
     (b"not found in params_dict", "left_out"),
     (b"are not initialized from checkpoints", "not_loaded"),
     (b"Ignore import error when loading", "not_imported"),
@@ -117,7 +127,21 @@ MARKS = (
     (b"Available mamba: ", "free_mamba"),
     (b"Pyspy failed to dump", "no_pyspy"),
     (b"errors detected in the compilation", "compiler"),
+    # What somebody writes of a server beside a stack of it.
+    (b"not answer", "stands"),
+    (b"o batch line", "stands"),
+    (b"o progress", "stands"),
+    (b" hangs", "stands"),
+    (b" stuck", "stands"),
+    (b"frozen", "stands"),
+    (b"=compute_", "compiled_for"),
+    (b"cubin only", "compiled_for"),
     (b" fatal error: ", "compiler"),
+    (b"requires .target sm_", "compiler"),
+    (b"CMake Error", "compiler"),
+    (b"undefined reference to", "compiler"),
+    (b"cannot find -l", "compiler"),
+    (b" error: use of", "compiler"),
     (b": error: ", "compiler"),
     (b"ompute capability", "capability"),
     (b"CUDA_VISIBLE_DEVICES')='", "visible"),
@@ -126,20 +150,21 @@ MARKS = (
 )
 OF_A_START = frozenset(
     {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}
-    | {"groups_begin", "groups_end", "deep_gemm", "vllm_drafts"}
+    | {"groups_begin", "groups_end", "deep_gemm", "vllm_drafts", "vllm_start", "vllm_serves", "http_ready"}
 )
 """What a server alone writes, most of it as it starts: a log that has nothing else is a server's all the same."""
 ORPHANS = re.compile(rb"output for (?:self\.)?rid=(\S+)")
 """What names a request whose outputs nobody waits for."""
-FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch")
+FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch", "compiler")
 """Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
-STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler")
+STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler", b'): "MainThread"')
 MOST_STACKS = 16
 _LONGEST_TEXT = 400
 _LONGEST_STACK = 200  # lines
 _FRAMES = 12
 _PROCESS = re.compile(rb"sglang::scheduler((?:_[A-Z]+\d+)*)")
-_PYSPY_FRAME = re.compile(rb"\s+([\w.<>:~ *()]{1,120}?) \(([^()]{1,200})\)\s*$")
+_PYSPY_FRAME = re.compile(rb"\s+([\w.<>:~ *()]{1,120}?) \(([^()]{1,200})\)\s*(?:#.*)?$")
+_THREAD = re.compile(rb"\s*Thread ")
 
 
 def number_in(text: str, name: str) -> float | None:
@@ -165,7 +190,7 @@ class StackReader:
         self._main = False
 
     def begin(self, line: bytes, rank: str, place: Place) -> None:
-        """Take note of a line with one of STACKS."""
+        """Take note of a line with one of STACKS; people paste the main thread without what names its process."""
         if self.inside and not self._frames:
             # py-spy names the process below SGLang's own line.
             return
@@ -173,7 +198,7 @@ class StackReader:
         named = _PROCESS.search(line)
         rank = rank or (named[1].replace(b"_", b" ").decode().strip() if named else "")
         self.inside, self._left = True, _LONGEST_STACK
-        self._rank, self._place, self._frames, self._main = rank, place, [], False
+        self._rank, self._place, self._frames, self._main = rank, place, [], _THREAD.match(line) is not None
 
     def line(self, line: bytes) -> bool:
         """Say whether the line belongs to the stack."""

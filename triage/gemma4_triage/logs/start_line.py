@@ -37,9 +37,21 @@ def arguments(line: bytes) -> dict[str, str]:
     return found
 
 
-COMMANDS = (b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"--model-path ")
+COMMANDS = (b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"vllm.entrypoints.", b"--model-path ")
 """How a server is started at a shell, which people paste above its log."""
-_FLAG = re.compile(r"--([a-z][a-z0-9-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
+NOTES = (b" --", b"# ", b"server_args: ", b"env: ", b"export ", b"HiCache +")
+"""What a line may have in which somebody noted arguments or the environment beside a log."""
+_NOTE = re.compile(rb"\s*(?:#+ |\(|--[a-z]|(?:\$ )?export |env: |server_args: )|[^\[\]{}]{0,200}\bHiCache \+")
+_SPOKEN = (
+    (re.compile(r"\bHiCache\b"), "enable_hierarchical_cache", "True"),
+    (re.compile(r"(?i)\bmooncake\b"), "hicache_storage_backend", "mooncake"),
+    (re.compile(r"\bEAGLE\b|\bMTP\b"), "speculative_algorithm", "EAGLE"),
+)
+_MODEL = re.compile(r"\b(?:vllm|sglang) serve +(?!\.\.\.|…)(<[^>\n]{1,200}>|[^\s<-][^\s\\]*)")
+_PAIR = re.compile(r"\b([a-z][a-z0-9]*_[a-z0-9_]{1,60})=(True|\d{1,9}|'[^']{1,200}')")
+_VARIABLE = re.compile(r"\b((?:SGLANG|SGL|VLLM)_[A-Z0-9_]{2,80})=([\w./:-]{1,80})")
+_SIZE = re.compile(r"(?i)(?<![\w-])(tp|pp|dp|ep)[ =](\d{1,3})\b")
+_FLAG = re.compile(r"(?<![\w`'-])--([a-z][a-z0-9-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
 _SHORT = {
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
@@ -57,6 +69,23 @@ def typed(line: bytes) -> dict[str, str]:
     if begin is None:
         return {}
     text = line[begin : begin + LONGEST_VALUE * 4].decode(errors="replace")
+    model = _MODEL.match(text)
+    return ({"model_path": model[1]} if model else {}) | _flags(text)
+
+
+def noted(line: bytes) -> dict[str, str]:
+    """Return the arguments and variables in a line that somebody wrote beside a log, or that goes on with a command."""
+    if not _NOTE.match(line):
+        return {}
+    text = line[: LONGEST_VALUE * 4].decode(errors="replace")
+    sizes = {f"{name.lower()}_size": number for name, number in _SIZE.findall(text)}
+    pairs = {name: _plain(value) for name, value in _PAIR.findall(text) if not names_a_secret(name)}
+    spoken = {name: value for words, name, value in _SPOKEN if "HiCache" in text and words.search(text)}
+    flags = {name: value.rstrip(";,.)") for name, value in _flags(text).items()}
+    return sizes | spoken | pairs | dict(_VARIABLE.findall(text)) | flags
+
+
+def _flags(text: str) -> dict[str, str]:
     found = {}
     for name, value in _FLAG.findall(text)[:MAX_ARGUMENTS]:
         plain: str = name.replace("-", "_")

@@ -338,9 +338,13 @@ PARTS: tuple[Part, ...] = (
 )
 
 
+_READY = frozenset({"ready", "http_ready", "no_workers"})
+
+
 def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     """Return what to try if something is wrong that the log does not show: the first few of each kind, in order."""
-    if not (facts.served or facts.settings or {"ready", "no_workers"} & facts.remarks.keys()):
+    answered = facts.served or "answer" in facts.understood
+    if not (answered or facts.settings or _READY & facts.remarks.keys()):
         return ()
     start = Started(facts)
     found: dict[str, Suspect] = {}
@@ -351,7 +355,7 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
             # What is known of this very model stands for the same switch of all models.
             found.setdefault(change, suspect)
     # Of a start that never came to its end nobody has seen answers.
-    if facts.served or {"ready", "no_workers"} & facts.remarks.keys():
+    if answered or _READY & facts.remarks.keys() or "note" in facts.understood:
         for suspect in _of_records(facts, start):
             found.setdefault(suspect.change, suspect)
     kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}

@@ -10,7 +10,8 @@ from gemma4_triage.logs.suspects import features
 
 _TIMEOUT = pattern(
     r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
-    r"collective.{0,40}timed? ?out|Timed out waiting \d+ ?ms for (?:recv|send) operation"
+    r"collective.{0,40}timed? ?out|Timed out waiting \d+ ?ms for (?:recv|send) operation|"
+    r"Application timeout caused pair closure"
 )
 _GONE = pattern(
     r"(?i)connection (?:closed|reset) by peer|ncclRemoteError|remote process exited|\[gloo/|Broken pipe|"
@@ -20,7 +21,7 @@ _BEGIN = pattern(
     r"(?i)unhandled (?:cuda|system) error|ncclInternalError|ncclInvalidUsage|, invalid usage|"
     r"DistNetworkError|DistStoreError|clients? (?:has|have) (?:not )?joined|connectFullMesh|waiting for clients"
 )
-_NCCL = pattern(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective")
+_NCCL = pattern(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective|pair closure")
 _NCCL_SAYS = (
     (
         pattern(r"nvls|NVLS|Cuda failure 401"),
@@ -225,6 +226,7 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("an exception of some rank stands before the first timeout: that is the cause",),
         advice=(
+            *((_RAY,) if _over_ray(facts, death) else ()),
             *((_LINK,) if together else ()),
             *((_EARLY,) if not facts.served and facts.settings.keys() | facts.remarks.keys() else ()),
             *(f"once {one.without}: its code was exchanging data" for one in named),
@@ -240,6 +242,20 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
 
 
 _SHOWN = 8
+_RAY = (
+    "vLLM's ranks were started by Ray over several nodes, and what they share within one (shm_broadcast) was looked "
+    "for across: the other executor once (VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0, or --distributed-executor-backend mp "
+    "with --nnodes, --node-rank and --master-addr), then another release, such as the one that worked (vLLM 43420, "
+    "vLLM 52907); if one node alone serves, and nc and all_reduce_perf between them do, the network is not at fault"
+)
+_RAY_ACTOR = pattern(r"Ray\w*(?:Proc|Actor|Executor)|ActorInstance|DPMoEEngineCoreActor")
+
+
+def _over_ray(facts: LogFacts, death: Death) -> bool:
+    """Say whether gloo gave up between processes that Ray had started for vLLM."""
+    asked = (facts.arguments.get(name) for name in ("distributed_executor_backend", "data_parallel_backend"))
+    named = any(_RAY_ACTOR.search(alarm.text) for alarm in facts.alarms)
+    return ("ray" in asked or named) and ("gloo" in death.message or "pair closure" in death.message)
 
 
 RULE = of_death(

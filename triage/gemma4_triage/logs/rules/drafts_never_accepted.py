@@ -9,7 +9,7 @@ from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, pattern
 
 _NONE, _HARDLY = 1.02, 1.1  # tokens per request and verify step; the target's own token is one of them
-_LINES = 5
+_LINES, _FEW = 5, 2
 
 
 _OF_VLLM = pattern(r"\bAccepted: 0 tokens, Drafted: (\d+) tokens")
@@ -34,7 +34,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     for rank in facts.schedulers:
         length = rank.accept_length
         seen = sum(value is not None for value in rank.series.get("accept_length", ()))
-        if length is None or length > _HARDLY or seen < _LINES:
+        mixed_up = _mixed_up(facts)
+        # Where the arguments say why, few lines are enough.
+        if length is None or length > _HARDLY or seen < (_FEW if mixed_up and length <= _NONE else _LINES):
             continue
         policy = "draft_policy" in facts.remarks
         left_out = ", or the server leaves drafts out of its steps, which count as well" if policy else ""
@@ -56,7 +58,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 ),
             ),
             advice=(
-                *_mixed_up(facts),
+                *mixed_up,
                 "check that the draft was made for this target, and that both have the same quantisation of the head",
             ),
             next_commands=("gemma4-triage repro mtp-zero-accept",),

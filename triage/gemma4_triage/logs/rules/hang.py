@@ -9,6 +9,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
+from gemma4_triage.logs.suspects import features
 
 _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
 _SHOWN = 8
@@ -93,7 +94,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=confidence,
         evidence=(*evidence, *missing, *_stacks(facts, places)),
         ruled_out_if=("another rank died before: look for its exception",),
-        advice=tuple(dict.fromkeys((*advice, *lacks, *once))),
+        advice=tuple(dict.fromkeys((*(one for one in once if one is _NO_PDMUX), *advice, *lacks, *once))),
         next_commands=(COLLECT,),
     )
 
@@ -271,6 +272,12 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
     if asked.get("pp_size", "1") not in ("1", "None"):
         found.append("--max-running-requests at least twice --pp-size: a stage takes its share of them only")
         found.append("once without --pp-size")
+    inside = " ".join(frame for stack in facts.stacks for frame in stack.frames)
+    if _PDMUX.search(inside) or asked.get("enable_pdmux") == "True":
+        found.insert(0, _NO_PDMUX)
+    for one in features(facts) if inside else ():
+        if one.words is not None and one.setting not in _HAVE_THEIRS and one.words.search(inside):
+            found.append(f"once {one.without}: its code stands in the stack")
     waits = any(_COPIED.search(frame) for stack in facts.stacks for frame in stack.frames)
     if waits and asked.get("disable_overlap_schedule", "None") != "True":
         found.insert(
@@ -281,6 +288,15 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
     return (*found, "another release; a longer --watchdog-timeout helps only where a compilation ran") if found else ()
 
 
+_PDMUX = pattern(r"pdmux|multiplexing_mixin|split_prefill")
+_NO_PDMUX = (
+    "once without --enable-pdmux: prefill and decode then share the GPU by streams, which wait for each other "
+    "(a long prompt that comes in while others decode, on models that keep states too); then a later release "
+    "(SGLang 37904)"
+)
+_HAVE_THEIRS = frozenset(
+    {"enable_pdmux", "enable_hierarchical_cache", "enable_dp_attention", "speculative_algorithm", "pp_size"}
+)
 _COPIED = pattern(
     r"\b(?:process_batch_result\w*|copy_done|event_loop_overlap\w*) |(?:process_batch_result\w*|copy_done)$"
 )
@@ -309,6 +325,10 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if death is None and asked is not None and _several_wait(facts.stacks):
         # Somebody looked where it stands while it did not answer.
         death = Death(asked.place, asked.rank, "", asked.text)
+    elif death is None and not facts.deaths and not facts.served and (stood := facts.remarks.get("stands")) is not None:
+        # Whoever writes that it stands has looked where: a stack in an idle loop says nothing.
+        waits = [stack for stack in facts.stacks if where(stack) not in ("a receive from another process", "")]
+        death = Death(stood.place, stood.rank, "", stood.text) if waits else None
     if death is not None:
         yield _tell(facts, death)
 

@@ -49,6 +49,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = f"{_LACKS} The build is for other architectures: older ones, such as one before Blackwell, or later "
         cause += "ones than this GPU's."
         advice = (_COMPARE, _NEWER, _OLDER, _NOT_HERE)
+    if _JIT.search(death.message) or "compiled_for" in facts.remarks:
+        cause = "A kernel that was compiled on this machine has no code for this GPU: it was compiled for another "
+        cause += "architecture than this GPU's."
+        advice = (JIT_ARCHITECTURE, _NOT_HERE)
     # A message that names no library has one in its innermost frame.
     if (library := _LIBRARY.search(death.message) or _LIBRARY.fullmatch(death.package)) is not None:
         cause += f" It is {library[1] or library[2]}'s kernel."
@@ -57,13 +61,24 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         rule=RULE.id,
         cause=cause,
         confidence=Confidence.LIKELY,
-        evidence=(*of_failure(facts, death), *remarked(facts, "capability", "what the start said of the GPU")),
+        evidence=(
+            *of_failure(facts, death),
+            *remarked(facts, "capability", "what the start said of the GPU"),
+            *remarked(facts, "compiled_for", "what it was compiled for"),
+        ),
         ruled_out_if=("torch.cuda.get_arch_list() and the wheel's files name this GPU's compute capability",),
         advice=advice,
         next_commands=("gemma4-triage doctor",),
     )
 
 
+_JIT = pattern(r"(?i)Runtime check failed at|\bjit\b|tvm_ffi|csrc/include")
+JIT_ARCHITECTURE = (
+    "TVM_FFI_CUDA_ARCH_LIST (and TORCH_CUDA_ARCH_LIST, FLASHINFER_CUDA_ARCH_LIST) of this GPU, as 8.9, 9.0a, 10.0 or "
+    "12.0, then rm -r ~/.cache/tvm-ffi ~/.cache/flashinfer ~/.cache/torch_extensions: the architecture is taken from "
+    "nvidia-smi, which an old driver answers wrongly, or from the host's first card, whatever CUDA_VISIBLE_DEVICES "
+    "says; hold nvidia-smi --query-gpu=compute_cap --format=csv against torch.cuda.get_device_capability()"
+)
 _LACKS = "A compiled package, such as sglang-kernel or torch, has no kernel for this GPU."
 
 

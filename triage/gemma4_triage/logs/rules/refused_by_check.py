@@ -111,6 +111,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
         return
     error = next((error for error in reversed(facts.errors) if error.frames and part_of_file(error.caller)), None)
     if error is None or (part := part_of(error) or part_of_file(error.caller)) is None:
+        yield from _of_a_class(facts)
         return
     # What serves HTTP starts the processes too, which it had done by then.
     part = REQUEST if part is LAUNCH else part
@@ -138,6 +139,42 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
             *((_NO_TOKENIZER,) if facts.settings.get("skip_tokenizer_init") == "True" else ()),
             *((_NO_CHATS,) if _is_a_chat(facts) else ()),
             part.look,
+        ),
+    )
+
+
+_OF_MEDIA = pattern(r"(?i)processor|image|video|audio|vision|media|mm_")
+
+
+def _of_a_class(facts: LogFacts) -> Iterator[Finding]:
+    """Yield that requests failed of an attribute that a class of the server's lacks, whatever frames are left of it."""
+    found = ((error, _LACKS.search(error.message)) for error in reversed(facts.errors))
+    error, lacks = next(
+        (
+            (one, words)
+            for one, words in found
+            if words and words[1] not in _PLAIN and one.type_name == "AttributeError"
+        ),
+        (None, None),
+    )
+    if error is None or lacks is None:
+        return
+    of_media = _OF_MEDIA.search(lacks[0]) is not None
+    yield Finding(
+        rule=ID,
+        cause=f"Requests failed, and the server went on: its class {lacks[1]} reads {lacks[2]}, which nothing in this "
+        "build sets (any more). A defect of its code, or a base class of another release, not of the request or model.",
+        confidence=Confidence.LIKELY,
+        evidence=(at(facts, error.place, exception_text(error), "what the request failed of"),),
+        ruled_out_if=("the same request is answered by the same build",),
+        advice=(
+            f"another build: the release before, or a later one, whose {lacks[1]} or its base class sets {lacks[2]}; "
+            "not two checkouts or images mixed (pip show of the server and of its fork)",
+            *(
+                ("until then text alone, or media of another kind (pictures in place of a video, or as embeddings)",)
+                if of_media
+                else ("until then requests without what that class is for",)
+            ),
         ),
     )
 

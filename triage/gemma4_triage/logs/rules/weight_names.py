@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.facts import Death, LogFacts, Remark
 from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, pattern, remarked
 from gemma4_triage.logs.rules import quantised_kernel
 
@@ -48,6 +48,9 @@ _LOADS = pattern(
     r"_handle_\w*param\w*|_?(?:permute|remap|convert|shard|split|fuse)_?\w*weights?\w*|load_\w*experts?\w*)\w*$"
 )
 
+# As vLLM says it.
+_NO_PLACE = pattern(r"There is no module or parameter named '[\w.]+' in \w+")
+_UNKNOWN_TO = pattern(r"(?<=named )'[\w.]+'")
 _LACKED = pattern(r"weights (?:were|are) not initialized from (?:the )?checkpoints?: (.{0,120})")
 _TIED = "a later release, which passes that weight over; or a copy whose config.json says tie_word_embeddings false"
 
@@ -60,6 +63,8 @@ def _explains(death: Death) -> bool:
         return False
     loading = any(_LOADS.match(frame) for frame in death.frames)
     named = death.type_name == "KeyError" and _NAME.search(said) is not None
+    if _NO_PLACE.search(said):
+        return True
     return (
         (
             loading
@@ -91,6 +96,11 @@ _PACKED = "a later release of SGLang: its code of this model splits or fuses suc
 _LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
 
 
+_SPLIT_NAME = pattern(r"(?:_proj|experts?|w[123]|gate|up|down)_(?:packed|scale\w*|blocks|shape|weight_\w+|zero_point)$")
+_OTHER_LOADER = (
+    "another release: a later one, or the one (or tag) with which this checkpoint loaded: its loader lost the name as "
+    "another was added; the checkpoint is seldom at fault"
+)
 _OF_ANY_LAYER = pattern(r"(?:layers|blocks)\.\d+\.")
 _SAVED_INSIDE = (
     "the copy of another maker, or the publisher's; or save it anew with a later release of the tool that wrote it, or "
@@ -155,6 +165,11 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
         return (
             " It is of a quantised copy: the method was not recognised, or this class does not serve it so quantised."
         )
+    if _SPLIT_NAME.search(name):
+        return (
+            " It is a packed weight of one expert or layer: such names are put together by the loader, which in this "
+            "build does not know them in that form (with a dot or an underscore, packed or whole)."
+        )
     if name.startswith(("embed_tokens.", "layers.", "norm.")):
         return (
             " Its name lacks the prefix of a language model, as that of an encoder or a model for embeddings does, or "
@@ -185,7 +200,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     unknown = _UNKNOWN.search(death.message)
     conflict = _CONFLICT.search(f"{death.type_name}: {death.message}")
     quantised = facts.settings.get("quantization") in ("compressed-tensors", "modelopt_fp4", "modelopt_fp8", "quark")
-    name = _NAME.search(death.message)
+    name = _NAME.search(death.message) or _UNKNOWN_TO.search(death.message)
     stages = facts.settings.get("pp_size", "1")
     staged = stages not in ("1", "None") or death.rank.startswith("PP")
     unnamed = facts.settings.get("quantization", "None") == "None" and "model_path" in facts.settings
@@ -214,6 +229,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             if sizes
             else (f"; it says: {' '.join(death.message.split())[:_QUOTED]}." if death.message.strip() else ".")
         )
+    updated = facts.remarks.get("weights_put") if not conflict else None
+    if updated is not None and updated.place.line < death.place.line:
+        return _of_an_update(facts, death, updated)
     if packed:
         cause += " It comes as one column of bytes, as bitsandbytes packs weights (NF4)."
     if outside is not None and (scale := _OF_A_SCALE.search(outside.text)):
@@ -234,11 +252,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ("for another form", _OTHER_FORM),
         ("FP8 blocks", _OF_BLOCKS),
         ("of text alone", _AS_A_WHOLE),
+        ("packed weight of one", (_OTHER_LOADER,)),
     ):
         of_name = look if words in why else of_name
     if "keeps whole" in cause:
         of_name = (_LESS_QUANTISED,)
-    return Finding(
+    finding = Finding(
         rule=RULE.id,
         cause=cause,
         confidence=Confidence.LIKELY if conflict or name else Confidence.POSSIBLE,
@@ -254,6 +273,30 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *((_TIED,) if name and "lm_head" in name[0] else ()),
             "leave --quantization out where config.json names the method; else name the one that it was made with",
             "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",
+        ),
+    )
+    if death.package != "vllm" and not _NO_PLACE.search(death.message):
+        return finding
+    return finding.model_copy(update={"advice": tuple(one.replace("of SGLang", "of vLLM") for one in finding.advice)})
+
+
+def _of_an_update(facts: LogFacts, death: Death, updated: Remark) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause="The weights of a running server were replaced, and one no longer fits its place: after the first "
+        "load weights are turned into the form of their kernels (FP8 in blocks, Marlin), which takes none of the "
+        "checkpoint's form any more. The checkpoint is not at fault.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            at(facts, updated.place, updated.text, "the update that it was in"),
+            *of_failure(facts, death),
+            *of_settings(facts, "quantization", "model_path"),
+        ),
+        ruled_out_if=("a server that is started with those weights dies alike",),
+        advice=(
+            "restart the server with the new weights on disk",
+            "update weights of a model in bfloat16, or of a release that undoes the form first (a later one)",
+            "names, shapes, dtype and parallelism that a trainer sends have to be the server's",
         ),
     )
 

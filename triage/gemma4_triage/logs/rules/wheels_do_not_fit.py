@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import of_wordings, pattern, remarked
+from gemma4_triage.logs.facts import LogFacts, Remark
+from gemma4_triage.logs.rule import at, of_wordings, pattern, remarked, written
+from gemma4_triage.logs.rules.no_kernel_image import JIT_ARCHITECTURE
 
 _TYPES = (
     "",
@@ -62,8 +63,46 @@ _NO_HEADER = (
 )
 
 
+_A_SOURCE = pattern(
+    r"\.(?:cuh?|hip|cpp|cc|cxx|h|hpp|c)[:(]\d+|CMake Error|undefined reference|"
+    r"\b(?:ptxas|cc1plus|clang|gcc|hipcc|ld)\b|\b[gc]\+\+:"
+)
+
+
+def _said_by_compiler(facts: LogFacts) -> tuple[Remark, str, str] | None:
+    """Return the first thing that a compiler says of a source, what it means, and what to do; None if it says none."""
+    for name in ("first_compiler", "compiler"):
+        said = facts.remarks.get(name)
+        if said is None or not _A_SOURCE.search(said.text):
+            continue
+        if one := next((one for one in written("compilers.toml") if one.words.search(said.text)), None):
+            found = one.words.search(said.text)
+            named = {what: text or "" for what, text in found.groupdict().items()} if found else {}
+            return said, one.cause.format_map(named), one.advice
+    return None
+
+
+def _of_a_source(facts: LogFacts) -> Iterator[Finding]:
+    """Yield what a compiler said of a source, of a server that never came up and of which nothing else tells more."""
+    said = _said_by_compiler(facts)
+    if said is None or facts.served or {"ready", "http_ready"} & facts.remarks.keys() or "answer" in facts.understood:
+        return
+    yield Finding(
+        rule=RULE.id,
+        cause=said[1],
+        confidence=Confidence.LIKELY,
+        evidence=(at(facts, said[0].place, said[0].text, "what the compiler said first"),),
+        ruled_out_if=("a later line says that the kernel was built",),
+        advice=(said[2],),
+        next_commands=("gemma4-triage doctor",),
+    )
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    for finding in _OF_WORDINGS.find(facts):
+    found = list(_OF_WORDINGS.find(facts))
+    if not found and not facts.deaths:
+        found = list(_of_a_source(facts))
+    for finding in found:
         compiler = remarked(facts, "compiler", "what the compiler said last") if "compile" in finding.cause else []
         lacks = any("No processor registered" in str(one.value) for one in finding.evidence)
         unknown = "no code for the model's architecture" in finding.cause and "not_imported" in facts.remarks
@@ -78,6 +117,12 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 "brings it."
             )
             update["advice"] = (_NO_HEADER.format(missing[1]),)
+        elif "compile" in finding.cause and (said := _said_by_compiler(facts)) is not None:
+            first = at(facts, said[0].place, said[0].text, "what the compiler said first")
+            update |= {"cause": said[1], "advice": (said[2],), "evidence": (*finding.evidence, first)}
+        elif "did not compile" in finding.cause and (of := facts.remarks.get("compiled_for")) is not None:
+            update["advice"] = (JIT_ARCHITECTURE, *finding.advice)
+            update["evidence"] = (*finding.evidence, at(facts, of.place, of.text, "what it was compiled for"))
         yield finding.model_copy(update=update)
 
 
