@@ -268,7 +268,7 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "tests/kernels/test_layer_tail_gpu.py",
                 "tests/unit/test_layer_tail_patch.py",
                 "tests/engine/test_layer_ops_live.py",
-                "kernels/bench/rows/layer_tail_h200_2026-11-27.json::layer_tail",
+                "kernels/bench/rows/layer_tail_h200_2026-11-28.json::layer_tail",
                 "docs/bench/step_wide_front_h200_2026-11-28_e4b.json::all-separate",
             ),
         ),
