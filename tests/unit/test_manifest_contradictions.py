@@ -49,6 +49,6 @@ def test_it_is_damage(tmp_path, path, where, value, said):
         place = place[key]
     place[last] = value
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    (damage,) = read_dump(copy).damage
+    # A value may contradict more than one other.
+    (damage,) = [one for one in read_dump(copy).damage if said in one]
     assert damage.startswith("offences: ")
-    assert said in damage
