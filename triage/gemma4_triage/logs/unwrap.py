@@ -36,6 +36,7 @@ _STAMPED_FRAME = re.compile(rb'^\[\d{4}-\d\d-\d\d \d\d:[^\]\n]{5,90}\]   File "'
 # What a user wrote in a request is no word of the server's.
 _REQUEST = re.compile(rb"\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionRequest|CompletionRequest)\(")
 _REQUESTS = (b"ReqInput(", b"CompletionRequest(")
+_BEFORE_MARK = len("Embedding")  # the longest that stands before one of these in a name
 # The server's process as journald, syslog or Ray tell it: of docker's or a shell's own nothing is known.
 _PID = re.compile(
     rb"(?:^|\s)(?:sglang|python|gemma4-triage)[\w.@-]{0,40}\[(\d{1,10})\]: $|"
@@ -81,33 +82,34 @@ class Unwrapper:
     def block(self, block: Block) -> Block | None:
         """Return the block as it came if nothing stands around its lines, else one with other lines; None of none."""
         self._last_number = block.numbers[-1]
-        lines = block.lines
-        text = block.text
+        # First what is longest, and of no interest: all that follows looks at the rest alone.
+        requests = any(mark in block.text for mark in _REQUESTS)
+        text = _without_requests(block.text) if requests else block.text
+        plain = lines = text.split(b"\n") if requests else block.lines
         escaped = any(mark in text for mark in _CONTROLS)
         if escaped or b"[0m" in text:
             lines = [_ESCAPES.sub(b"", line) for line in lines]
         if b"&" in text or not text.isascii() or (b"<" in text and any(mark in text for mark in _TAG_MARKS)):
             lines = [_as_typed(line) for line in lines]
-        redrawn, bars = False, text
+        redrawn = False
         if b"\r" in text:
             lines = [line.rstrip(b"\r") for line in lines]
             redrawn = any(b"\r" in line for line in lines)
-        if any(mark in text for mark in _REQUESTS):
-            lines = [
-                _without_request(line) if b"ReqInput(" in line or b"CompletionRequest(" in line else line
-                for line in lines
-            ]
-            bars = b"\n".join(lines)
+        if requests and lines is not plain:
+            lines = [_without_request(line) for line in lines]
         if b"] [" in text:
             lines = self._stamped_once(lines)
         # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
-        odd = [at for at, line in enumerate(lines) if line[:2] != b"[2" or line[5:12:3] != b"-- "]
+        day = lines[len(lines) // 2][:12]
+        day = b"\n" if _is_odd(day) else day
+        odd = [at for at, line in enumerate(lines) if not line.startswith(day)]
+        odd = [at for at in odd if _is_odd(lines[at])] if day != b"\n" else odd
         if self._first:
             self._first = False
             if (some := next(filter(None, lines), b""))[:1] != b"{" and opened(some) is None:
                 self._prefixes.learn_what_all_have(lines)
         self._prefixes.learn(lines[at] for at in odd)
-        if redrawn or _may_have_a_bar(bars):
+        if redrawn or _may_have_a_bar(text):
             odd = list(range(len(lines)))
         changed: dict[int, list[tuple[bytes, bytes]]] = {}
         if len(self._plain) > _MOST_PLAIN or self._prefixes.learnt != self._learnt or self._held:
@@ -185,7 +187,7 @@ class Unwrapper:
         if b"\r" in line:
             yield from self._redrawn(line, depth, stream)
             return
-        if line[:2] != b"[2" or line[5:12:3] != b"-- ":
+        if _is_odd(line):
             end, who = self._prefixes.split(line)
             if end:
                 prefix, line = line[:end], line[end:]
@@ -216,7 +218,7 @@ class Unwrapper:
     def _redrawn(self, line: bytes, depth: int, stream: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield a line that was written over again and again, as progress bars are."""
         # The prefix stands before the first state only.
-        end, who = self._prefixes.split(line) if line[:2] != b"[2" or line[5:12:3] != b"-- " else (0, b"")
+        end, who = self._prefixes.split(line) if _is_odd(line) else (0, b"")
         stream += who
         states = [state for state in line[end:].split(b"\r") if state]
         for state in states:
@@ -291,6 +293,11 @@ def _as_typed(line: bytes) -> bytes:
     return line
 
 
+def _is_odd(line: bytes) -> bool:
+    """Say whether a line does not begin with a stamp of SGLang's."""
+    return line[:2] != b"[2" or line[5:12:3] != b"-- "
+
+
 def _may_have_a_bar(text: bytes) -> bool:
     return b"it/s" in text or b"s/it" in text or b"B/s" in text
 
@@ -302,6 +309,22 @@ def _last_bar(line: bytes) -> int:
         for match in _BAR.finditer(line):
             end = match.end()
     return end
+
+
+def _without_requests(text: bytes) -> bytes:
+    """Return lines as `_without_request` does, of which most need not be looked at one by one."""
+    for mark in _REQUESTS:
+        parts, done = [], 0
+        at = text.find(mark)
+        while at >= 0:
+            end = text.find(b"\n", at)
+            end = len(text) if end < 0 else end
+            if match := _REQUEST.search(text, max(done, at - _BEFORE_MARK), end):
+                parts.append(text[done : match.end()])
+                done = end
+            at = text.find(mark, end)
+        text = b"".join([*parts, text[done:]]) if parts else text
+    return text
 
 
 def _without_request(line: bytes) -> bytes:
