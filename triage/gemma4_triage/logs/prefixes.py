@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
+from gemma4_triage.logs.lines import DIGITS
+
 _DAY = rb"\d{4}[-/]\d\d[-/]\d\d"
 _CLOCK = rb"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _TIME = _DAY + rb"[T ]" + _CLOCK + rb"(?:Z| ?[+-]\d\d:?\d\d| UTC)?"
@@ -143,7 +145,7 @@ class Prefixes:
         if common is None:
             return
         rests = [line[common.end() :] for line in some]
-        words = {rest.split(None, 1)[0] for rest in rests if rest.strip()}
+        words = {rest.split(None, 1)[0].translate(None, DIGITS) for rest in rests if rest.strip()}
         # Lines that say the same again and again have no prefix; a space is one only where it is an indentation of all.
         several = len(words) >= max(_FEWEST_COMPARED, len(some) // 4)
         if several and (common[0].strip() or any(map(_AT_THE_MARGIN.match, rests))):
