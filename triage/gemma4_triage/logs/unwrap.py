@@ -284,7 +284,9 @@ def _as_typed(line: bytes) -> bytes:
     if b"<" in line and any(mark in line for mark in _TAG_MARKS):
         line = _TAGS.sub(b"", line)
     if b"&" in line and any(mark in line for mark in _ENTITIES):
-        line = html.unescape(line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        # One line stays one, also where a page shows the end of another in it.
+        shown = html.unescape(line.decode(errors="surrogateescape")).replace("\n", " ")
+        line = shown.encode(errors="surrogateescape")
     for drawn, letter in _TYPESET.items():
         if drawn in line:
             line = line.replace(drawn, letter)
