@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gemma4_triage.logs.envelope import opened
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block
-from gemma4_triage.logs.prefixes import Prefixes
+from gemma4_triage.logs.prefixes import STAMP_SHAPE, Before, Prefixes, may_teach, shapes_of
 from gemma4_triage.logs.tracebacks import CHAIN, TRACEBACK
 
 # Escape sequences; colours also where a web page has swallowed the escape itself, or shows it as two characters.
@@ -61,7 +61,7 @@ _MOST_PIDS = 64
 _FIELDS = (b'": "', b'":"', b'"=>"', b'["', b'"[')
 _DEEPEST = 4
 _MOST_HELD = 64
-_MOST_PLAIN = 2000
+_MOST_SHAPES = 2000
 
 
 class Unwrapper:
@@ -73,8 +73,9 @@ class Unwrapper:
         self._stamped = _StampedTracebacks()
         self._last_number = 0
         self._first, self._twice = True, False
-        # Lines around which nothing stands, as long as no further form is learnt.
-        self._plain: set[bytes] = set()
+        # By lines without their digits, as long as no further form is learnt: what stands before each; None where a
+        # line has to be looked at itself.
+        self._before: dict[bytes, Before | None] = {}
         self._learnt = 0
         self.pids: dict[int, None] = {}
         """Of the server, as what stands before its lines has them."""
@@ -101,31 +102,21 @@ class Unwrapper:
             lines = self._stamped_once(lines)
         # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
         day = lines[len(lines) // 2][:12]
-        day = b"\n" if _is_odd(day) else day
-        odd = [at for at, line in enumerate(lines) if not line.startswith(day)]
-        odd = [at for at in odd if _is_odd(lines[at])] if day != b"\n" else odd
+        odd: Sequence[int] = range(len(lines))
+        if not _is_odd(day):
+            odd = [at for at, line in enumerate(lines) if not line.startswith(day)]
+        odd = [at for at in odd if lines[at][:2] != b"[2" or _is_odd(lines[at])]
         if self._first:
             self._first = False
             if (some := next(filter(None, lines), b""))[:1] != b"{" and opened(some) is None:
                 self._prefixes.learn_what_all_have(lines)
-        self._prefixes.learn(lines[at] for at in odd)
+        shapes = shapes_of([lines[at] for at in odd])
+        teach = {shape for shape in {*shapes} if may_teach(shape)}
+        if teach:
+            self._prefixes.learn(lines[at] for at, shape in zip(odd, shapes, strict=True) if shape in teach)
         if redrawn or _may_have_a_bar(text):
-            odd = list(range(len(lines)))
-        changed: dict[int, list[tuple[bytes, bytes]]] = {}
-        if len(self._plain) > _MOST_PLAIN or self._prefixes.learnt != self._learnt or self._held:
-            self._plain.clear()
-            self._learnt = self._prefixes.learnt
-        for at in odd:
-            if lines[at] in self._plain:
-                continue
-            if (piece := self._behind_a_prefix(lines[at])) is not None:
-                changed[at] = [piece]
-                continue
-            pieces = list(self._pieces(lines[at]))
-            if len(pieces) != 1 or pieces[0][0] or pieces[0][1] is not lines[at]:
-                changed[at] = pieces
-            elif not self._held:
-                self._plain.add(lines[at])
+            odd, shapes = list(range(len(lines))), shapes_of(lines)
+        changed = self._around(lines, odd, shapes)
         if changed:
             self._bare_within(changed)
         if not self._twice and self._stamped.concerns(text):
@@ -134,6 +125,57 @@ class Unwrapper:
         if changed:
             return _replaced(block, lines, changed)
         return block if lines is block.lines else block.with_lines(lines, block.numbers, block.streams)
+
+    def _around(
+        self, lines: list[bytes], odd: Sequence[int], shapes: list[bytes]
+    ) -> dict[int, list[tuple[bytes, bytes]]]:
+        """Return, by line, the (stream, line) of all that are in one around which something stands."""
+        if len(self._before) > _MOST_SHAPES or self._prefixes.learnt != self._learnt:
+            self._before.clear()
+            self._learnt = self._prefixes.learnt
+        known = self._before
+        distinct = dict(zip(shapes, odd, strict=True))
+        for shape, at in distinct.items():
+            if shape not in known:
+                known[shape] = self._before_alike(lines[at], shape)
+        changed: dict[int, list[tuple[bytes, bytes]]] = {}
+        if all((before := known[shape]) is not None and not before.end for shape in distinct):
+            return changed
+        for at, shape in zip(odd, shapes, strict=True):
+            before = known[shape]
+            if before is not None and not before.end:
+                continue
+            line = lines[at]
+            if before is not None and not self._held and (not before.stamped or line.startswith(b"[2", before.end)):
+                changed[at] = [(self._prefixes.writer_of(line, before), line[before.end :])]
+                continue
+            if (piece := self._behind_a_prefix(lines[at])) is not None:
+                changed[at] = [piece]
+                continue
+            pieces = list(self._pieces(lines[at]))
+            if len(pieces) != 1 or pieces[0][0] or pieces[0][1] is not lines[at]:
+                changed[at] = pieces
+        return changed
+
+    def _before_alike(self, line: bytes, shape: bytes) -> Before | None:
+        """Return what stands before all lines that differ from this one in digits only; None if they may differ in it.
+
+        They may where a number is read: SGLang's stamp, the number of a process, what is in an envelope.
+        """
+        if b"\r" in line or _may_have_a_bar(line):
+            return None
+        if STAMP_SHAPE in shape:
+            at = line.find(b"[2")
+            if at != shape.find(b"[0") or _PID.search(line[:at]) or self._behind_a_prefix(line) is None:
+                return None
+            before = self._prefixes.before_all(line, at)
+            return before._replace(stamped=True) if before is not None and before.end == at else None
+        before = self._prefixes.before_all(line)
+        if before is None:
+            return None
+        prefix, rest = line[: before.end], line[before.end :]
+        opens = rest[:1] in (b"{", b'"') or (rest[:1] == b"[" and _may_be_opened(rest)) or opened(rest) is not None
+        return None if opens or prefix.endswith((b"out P ", b"err P ")) or _PID.search(prefix) else before
 
     def _stamped_once(self, lines: list[bytes]) -> list[bytes]:
         """Return lines without the stamp of whatever puts one before SGLang's, where that is what it does."""
@@ -148,7 +190,11 @@ class Unwrapper:
 
     def _bare_within(self, changed: dict[int, list[tuple[bytes, bytes]]]) -> None:
         """Take off what stands before the lines within an envelope, which is learnt of them as of any other."""
-        self._inner.learn(line for pieces in changed.values() for _, line in pieces if line[:2] != b"[2")
+        inner = [line for pieces in changed.values() for _, line in pieces if line[:2] != b"[2"]
+        shapes = shapes_of(inner)
+        teach = {shape for shape in {*shapes} if may_teach(shape)}
+        if teach:
+            self._inner.learn(line for line, shape in zip(inner, shapes, strict=True) if shape in teach)
         if self._inner.learnt:
             for at, pieces in changed.items():
                 ends = [self._inner.split(line) for _, line in pieces]
@@ -199,7 +245,7 @@ class Unwrapper:
                     self._hold(channel, line)
                     return
                 line = self._held.pop(channel, b"") + line if self._held else line
-            found = opened(line) if depth and (line[:1] not in b"[ " or any(mark in line for mark in _FIELDS)) else None
+            found = opened(line) if depth and _may_be_opened(line) else None
             if found is not None:
                 message, who = found
                 if b'"_PID"' in line and _JOURNAL_NAME.search(line):
@@ -293,6 +339,10 @@ def _as_typed(line: bytes) -> bytes:
     if line.startswith(_BOXES) and (ended := line.rstrip()).endswith(_BOXES):
         line = ended[:-3].rstrip()
     return line
+
+
+def _may_be_opened(line: bytes) -> bool:
+    return line[:1] not in b"[ " or any(mark in line for mark in _FIELDS)
 
 
 def _is_odd(line: bytes) -> bool:
