@@ -10,6 +10,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import read
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
+from gemma4_triage.logs.unwrap import Unwrapper
 from made_logs import death, decode, only, prefill, stamp
 
 SIGQUIT = f"{stamp(9)} SIGQUIT received. signum=None, frame=None. It usually means one child failed.\n"
@@ -272,21 +273,57 @@ def test_a_group_of_exceptions_is_told_by_those_within_it():
 
 
 LINES = [line for text in (*ALARMS.values(), *SURVIVED.values(), *CLEAN.values()) for line in text.splitlines()]
+COUNTED = (
+    "worker # exited with exit code 137",
+    "a worker exited with exit code #",
+    "Worker Process # exited with exit code 1",
+    "CUDA error: an illegal memory access was encountered (request #)",
+    "NVRM: Xid (PCI:0000:#): 79, pid=#",
+    "run.sh: line #: 10# Killed  python3 -m sglang",
+    'INFO:     10.0.0.#:50# - "POST /generate HTTP/1.1" 500 Internal Server Error',
+)
+PREFIXES = (
+    "",
+    "{} ",
+    "[2026-01-01 00:{:02d}:07 TP{}] ",
+    "2026-01-01T00:{:02d}:07.123456789Z ",
+    "[pod/sglang-{1}/server] ",
+    "[pod/sglang-{1}/server] 2026-01-01T00:00:07Z [2026-01-01 00:{0:02d}:07 TP0] ",
+    "Jan  1 00:{:02d}:07 host python3[10{}]: ",
+)
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([*LINES, decode(5).strip(), death(4, "KeyError: 'x'").strip()]), st.integers(1, 40)),
+        st.tuples(
+            st.sampled_from([*LINES, *COUNTED, decode(5).strip(), death(4, "KeyError: 'x'").strip()]),
+            st.integers(1, 40),
+        ),
         max_size=40,
     ),
-    st.sampled_from(["", "{} ", "[2026-01-01 00:{:02d}:07 TP{}] "]),
+    st.sampled_from(PREFIXES),
 )
 def test_a_flood_of_the_same_lines_says_what_it_says_line_by_line(runs, prefix):
-    """Most lines of many that say the same are only counted."""
-    rows = [prefix.format(at % 50, at % 3) + line for line, times in runs for at in range(times)]
+    """Most lines of many that say the same are only counted, and what stands before them is known of the first."""
+    rows = [prefix.format(at % 50, at % 3) + line.replace("#", f"{at}") for line, times in runs for at in range(times)]
     text = "\n".join(rows).encode() + b"\n"
     quick = read_log("x", [text])
-    with patch.object(read, "MANY", 10**9):
+    with patch.object(read, "MANY", 10**9), patch.object(Unwrapper, "_before_alike", return_value=None):
         slow = read_log("x", [text])
     assert quick == slow
     assert findings(quick) == findings(slow)
+
+
+@pytest.mark.parametrize("line", COUNTED)
+@pytest.mark.parametrize("prefix", ["", "2026-01-01T00:00:07.123456789Z "])
+def test_a_flood_with_numbers_that_count_is_no_prefix(line, prefix):
+    """What all lines begin with is what they say, where only numbers follow that differ from line to line."""
+    facts = read_log("x", ["".join(f"{prefix}{line.replace('#', f'{at}')}\n" for at in range(300)).encode()])
+    assert facts.death_count + sum(alarm.count for alarm in facts.alarms) >= 290
+
+
+def test_a_line_that_a_web_page_broke_stays_one_line():
+    facts = read_log("x", ["".join(f"page&#10;{at} &quot;x&quot; exit code 137\n" for at in range(100)).encode()])
+    assert [(alarm.kind, alarm.count, alarm.text) for alarm in facts.alarms] == [
+        ("killed", 100, 'page 0 "x" exit code 137')
+    ]

@@ -50,5 +50,4 @@ def test_it_is_damage(tmp_path, path, where, value, said):
     place[last] = value
     (copy / "manifest.json").write_text(json.dumps(manifest))
     # A value may contradict more than one other.
-    (damage,) = [one for one in read_dump(copy).damage if said in one]
-    assert damage.startswith("offences: ")
+    assert [one for one in read_dump(copy).damage if one.startswith("offences: ") and said in one]

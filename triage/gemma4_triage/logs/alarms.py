@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
 
 from gemma4_triage.logs.facts import Alarm, Death, Place
 from gemma4_triage.logs.lines import DIGITS, lines_with
@@ -321,8 +322,11 @@ _LONGEST_ANSWER = 400  # lines of the traceback of a request
 _ENOUGH_LINES = 1000
 
 
-# Numbers that differ from line to line and change no kind: every other one may be an exit code or a status.
-_OF_ONE_LINE = re.compile(rb"\d+(?:\.\d+){3}(?::\d+)?|\d\d:\d\d:\d\d(?:[.,]\d+)?|(?<=0x)[0-9a-f]+|[0-9a-f]{8,}|\d{4,}")
+# Numbers that differ from line to line and change no kind: every other one may be an exit code or a status. Each
+# expression begins with what few characters are, which is what makes it fast.
+_HEXADECIMAL = re.compile(rb"[0-9a-f]{8,}")
+_ADDRESS = re.compile(rb"0x[0-9a-f]+")
+_OF_ONE_LINE = re.compile(rb"\d(?:\d*(?:\.\d+){3}(?::\d+)?|\d:\d\d:\d\d(?:[.,]\d+)?|\d{3,})")
 # Codes, statuses, marks that hold a digit, a number at the end (a count of failures), a stamp within the line.
 _NUMBERS_MATTER = re.compile(rb"(?i)exit|status|code|signal|with -|http|hread x|^\s|=>|[:=]\s*\.?\s*$|.\[-- ::|^E ::")
 _HAS_FRAMES = re.compile(rb"^ |hread 0x|\| ")
@@ -359,23 +363,31 @@ class AlarmReader:
         # What was made of a line, by what it is without numbers of its own: a kind, or "" of none.
         self._shapes: dict[bytes, str] = {}
         self._by_number: dict[bytes, bool] = {}
+        self._kinds: dict[bytes, str] = {}
         self._worded: str | None = None
         self._counts: dict[str, int] = {}
         self._lasts: dict[str, tuple[int, bytes]] = {}
 
     def shapes(self, lines: list[bytes]) -> list[bytes]:
         """Return for each line what all lines have that say the same: its words, its rank, and numbers that matter."""
-        found = []
-        for line, bare in zip(lines, b"\n".join(lines).translate(None, DIGITS).split(b"\n"), strict=True):
-            by_number = self._by_number.get(bare)
-            if by_number is None:
-                if len(self._by_number) >= _MOST_SHAPES:
-                    self._by_number.clear()
-                by_number = self._by_number[bare] = _NUMBERS_MATTER.search(bare) is not None
-            if by_number:
-                found.append(_OF_ONE_LINE.sub(b"1", line))
-            else:
-                found.append(bare + line[20 : line.find(b"]", 20, 60)] if line[:2] == b"[2" else bare)
+        text = b"\n".join(lines)
+        found = text.translate(None, DIGITS).split(b"\n")
+        if len(self._by_number) >= _MOST_SHAPES:
+            self._by_number.clear()
+        for bare in {*found}.difference(self._by_number):
+            self._by_number[bare] = _NUMBERS_MATTER.search(bare) is not None
+        by_number = list(compress(range(len(found)), map(self._by_number.__getitem__, found)))
+        if b"[2" in text:
+            found = [
+                bare + line[20 : line.find(b"]", 20, 60)] if line[:2] == b"[2" else bare
+                for line, bare in zip(lines, found, strict=True)
+            ]
+        if by_number:
+            text = b"\n".join([lines[at] for at in by_number])
+            text = _ADDRESS.sub(b"0x1", text) if b"0x" in text else text
+            shapes = _OF_ONE_LINE.sub(b"1", _HEXADECIMAL.sub(b"1", text)).split(b"\n")
+            for at, shape in zip(by_number, shapes, strict=True):
+                found[at] = shape
         return found
 
     def knows(self, shape: bytes) -> bool:
@@ -426,7 +438,7 @@ class AlarmReader:
 
     def remember(self, shape: bytes, line: bytes) -> None:
         """Keep what `kind_of` has just made of a line by its words alone."""
-        kind = self._worded
+        kind, self._worded = self._worded, None
         # Of a crash the lines below it are counted from the last one; an answer's failure comes with its traceback.
         if kind in (None, "exception", "signalled") or _HAS_FRAMES.search(line) or _OF_A_REQUEST.search(line):
             return
@@ -466,8 +478,14 @@ class AlarmReader:
         """Take note of a line that only a working server writes: what was soft before it was survived."""
         self.last_work = max(self.last_work, number)
 
-    def kind_of(self, number: int, line: bytes) -> str:
-        """Return the kind of alarm that a line is; "" if it is none."""
+    def kind_of(self, number: int, line: bytes, shape: bytes | None = None) -> str:
+        """Return the kind of alarm that a line is; "" if it is none.
+
+        Args:
+            number: Of the line.
+            line: As it stands.
+            shape: What `shapes` has of it, where that was asked: what its words say is then known of the first one.
+        """
         self._worded = None
         line = line[:_LONGEST_LINE]
         if line[:1] == b" " and b"| " in line[:16]:
@@ -510,6 +528,19 @@ class AlarmReader:
             self.last_work = number
             return ""
         self._worded = None if self._frames else ""
+        if shape is None or self._frames:
+            kind = self._kind_by_words(line)
+        elif (kind := self._kinds.get(shape)) is None:
+            if len(self._kinds) >= _MOST_SHAPES:
+                self._kinds.clear()
+            kind = self._kinds[shape] = self._kind_by_words(line)
+        if not kind:
+            return ""
+        self._worded = None if kind == "error" and self._frames else kind
+        early = kind == "unhealthy" and not self.last_work
+        return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
+
+    def _kind_by_words(self, line: bytes) -> str:
         low = line.lower()
         if not self._triggers or not any(trigger in low for trigger in self._triggers):
             return ""
@@ -519,11 +550,8 @@ class AlarmReader:
                 kind = found.lastgroup.replace("_", "-")
                 # Below a traceback it is an exception, whatever words it has; a word of it does not say who went on.
                 raised = kind == "error" and bool(self._frames)
-                if _AVOIDED.search(line) or (kind not in _NO_ADVICE and not raised and excuse.search(line)):
-                    continue
-                self._worded = None if raised else kind
-                early = kind == "unhealthy" and not self.last_work
-                return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
+                if not _AVOIDED.search(line) and (kind in _NO_ADVICE or raised or not excuse.search(line)):
+                    return kind
         return ""
 
     def _crash_frame(self, number: int, line: bytes) -> None:

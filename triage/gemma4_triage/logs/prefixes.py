@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import NamedTuple
+
+from gemma4_triage.logs.lines import DIGITS, MAX_LINE_BYTES
 
 _DAY = rb"\d{4}[-/]\d\d[-/]\d\d"
 _CLOCK = rb"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
@@ -85,13 +88,32 @@ _ONE_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 _NUMBERS = re.compile(rb"\d+|[0-9a-f]{6,}")
 
 
+STAMP_SHAPE = b"[0000-"
+"""What of SGLang's stamp is in the shape of every line that has one."""
+
+
+class Before(NamedTuple):
+    """What stands before all lines of one shape.
+
+    Attributes:
+        end: where they themselves begin; 0 where nothing stands before them.
+        parts: of what stands there, each prefix, and who wrote the line by it; None where its numbers say that.
+        stamped: whether they begin with SGLang's stamp, if its year is one of this millennium.
+    """
+
+    end: int
+    parts: tuple[tuple[slice, bytes | None], ...]
+    stamped: bool = False
+
+
 class Prefixes:
     """The forms that are known, and those that a log has shown so far."""
 
     def __init__(self) -> None:
         self._learnt: dict[bytes, tuple[re.Pattern[bytes], bool]] = {}
-        # By prefixes without their digits: where each ends, and who wrote the line if no number of theirs says that.
-        self._shapes: dict[bytes, tuple[list[slice], bytes | None]] = {}
+        # By what stands before a stamp, with all digits alike.
+        self._shapes: dict[bytes, Before] = {}
+        # By a prefix whose numbers tell writers apart.
         self._writers: dict[bytes, bytes] = {}
 
     def learn(self, lines: Iterable[bytes]) -> None:
@@ -148,7 +170,7 @@ class Prefixes:
         if common is None:
             return
         rests = [line[common.end() :] for line in some]
-        words = {rest.split(None, 1)[0] for rest in rests if rest.strip()}
+        words = {rest.split(None, 1)[0].translate(None, DIGITS) for rest in rests if rest.strip()}
         # Lines that say the same again and again have no prefix; a space is one only where it is an indentation of all.
         several = len(words) >= max(_FEWEST_COMPARED, len(some) // 4)
         if several and (common[0].strip() or any(map(_AT_THE_MARGIN.match, rests))):
@@ -179,27 +201,42 @@ class Prefixes:
         """
         if self._learnt or at > _LONGEST:
             return None
-        head = line[:at]
-        if (known := self._writers.get(head)) is not None:
-            return known
-        shape = head.translate(_ONE_DIGIT)
-        found = self._shapes.get(shape)
-        if found is None:
-            parts, end = [], 0
-            while end < at and (match := _PREFIX.match(line, end)) and match.end() > end:
-                parts.append(slice(*match.span()))
-                end = match.end()
-            whole = end == at and len(parts) <= _MOST_PREFIXES
-            who = b"".join(writer(shape[part]) for part in parts)
-            found = (parts if whole else [], None if b"0" in who else who)
+        shape = line[:at].translate(_ONE_DIGIT)
+        if (before := self._shapes.get(shape)) is None:
+            before = self.before_all(line, at) or Before(0, ())
             if len(self._shapes) < _MOST_SHAPES:
-                self._shapes[shape] = found
-        parts, who = found
-        if not parts or who is not None:
-            return who if parts else None
-        who = b"".join([writer(head[part]) for part in parts])
-        if len(self._writers) < _MOST_SHAPES:
-            self._writers[head] = who
+                self._shapes[shape] = before
+        return self.writer_of(line, before) if before.end == at else None
+
+    def before_all(self, line: bytes, until: int = MAX_LINE_BYTES) -> Before | None:
+        """Return what stands before all lines that differ from this one in digits only; None if that is not known.
+
+        A form that was learnt has numbers that may tell writers apart, or not.
+
+        Args:
+            line: One of them.
+            until: Behind that many bytes no further prefix is looked for.
+        """
+        parts, end = [], 0
+        while end < until and len(parts) < _MOST_PREFIXES and (match := _PREFIX.match(line, end)) and match.end() > end:
+            who = writer(match[0].translate(_ONE_DIGIT))
+            parts.append((slice(*match.span()), None if b"0" in who else who))
+            end = match.end()
+        return Before(end, tuple(parts)) if not self._learnt or (not end and not self.split(line)[0]) else None
+
+    def writer_of(self, line: bytes, before: Before) -> bytes:
+        """Return who wrote a line, as `split` does."""
+        who = b""
+        for part, writer_of_all in before.parts:
+            if writer_of_all is None:
+                prefix = line[part]
+                if (known := self._writers.get(prefix)) is None:
+                    known = writer(prefix)
+                    if len(self._writers) < _MOST_SHAPES:
+                        self._writers[prefix] = known
+                who += known
+            else:
+                who += writer_of_all
         return who
 
     def _own(self, line: bytes, at: int, used: list[bytes]) -> tuple[re.Match[bytes] | None, bool]:
@@ -212,6 +249,16 @@ class Prefixes:
                 used.append(form)
                 return match, numbered
         return None, True
+
+
+def shapes_of(lines: list[bytes]) -> list[bytes]:
+    """Return each line with all of its digits alike: what stands before a line does not depend on which they are."""
+    return b"\n".join(lines).translate(_ONE_DIGIT).split(b"\n") if lines else []
+
+
+def may_teach(shape: bytes) -> bool:
+    """Say whether `Prefixes.learn` may learn of a line of this shape."""
+    return shape[:1] in (b" ", b"\t") or b"[00" in shape or _FILE in shape or _TRACEBACK in shape
 
 
 def writer(prefix: bytes) -> bytes:

@@ -50,8 +50,6 @@ _MARKS = (
 )
 _BATCH_AND_MARKS = ((MARK, "batch"), *_MARKS)
 _ANSWER = b'" 200 OK'
-# Lines of these may be alarms as well.
-_ALARMS_TOO = frozenset({"", "process", "leak", "command", "note"})
 _OF_THE_WATCHDOG = 8
 """Lines below the watchdog's in which it prints the pools."""
 _OUTPUTS_OF_A_ZOMBIE = 8
@@ -109,6 +107,7 @@ class LogReading:
         self._torn = False
         self._understood: dict[str, int] = {}
         self._stamps = StampReader()
+        self._waiting: tuple[bytes, bytes] | None = None
         self._first = self._last = ""
         self._ranks: dict[str, RankReading] = {}
         self._dropped_rank_lines = 0
@@ -217,17 +216,19 @@ class LogReading:
             feed.fed = end
 
     def _others(self, block: Block) -> None:
+        lines, numbers, streams, answers = block.lines, block.numbers, block.streams, []
         # Answers are most of what is no batch line, and hold nothing that is looked for.
-        asked = [not line.endswith(_ANSWER) for line in block.lines]
-        lines, numbers = list(compress(block.lines, asked)), list(compress(block.numbers, asked))
-        streams = None if block.streams is None else list(compress(block.streams, asked))
-        answers = [number for number, other in zip(block.numbers, asked, strict=True) if not other]
-        self._answered += len(answers)
+        if _ANSWER in block.text:
+            asked = [not line.endswith(_ANSWER) for line in lines]
+            answers = [number for number, other in zip(numbers, asked, strict=True) if not other]
+            lines, numbers = list(compress(lines, asked)), list(compress(numbers, asked))
+            streams = None if streams is None else list(compress(streams, asked))
+            self._answered += len(answers)
         # Of a busy server's lines, which are alike, few have a word that anything looks for.
         few = self._sieve.pick(lines)
         # Of many that say the same one is searched.
         shapes = self._alarms.shapes([lines[at] for at in few]) if len(few) >= MANY else few
-        distinct = {shape: at for at, shape in zip(reversed(few), reversed(shapes), strict=True)}
+        distinct = dict(zip(reversed(shapes), reversed(few), strict=True))
         text = b"\n".join(lines[at] for at in distinct.values())
         ends = list(accumulate(len(lines[at]) + 1 for at in distinct.values()))
         names = list(distinct)
@@ -237,8 +238,9 @@ class LogReading:
                 kinds.setdefault(names[at], kind)
         said = {names[at] for at in self._alarms.begin(lines, text, ends, answers)}.union(kinds)
         concerned = [(at, shape) for at, shape in zip(few, shapes, strict=True) if shape in said]
-        at, alike = 0, None
-        whole_runs = self._table is None and not answers and streams is None
+        at = 0
+        whole_runs = self._table is None and not answers
+        one_writer = streams is None or len({*streams}) == 1
         last = -1
         for place, (goal, shape) in enumerate((*concerned, (len(lines), -1))):
             if place <= last:
@@ -251,33 +253,42 @@ class LogReading:
                 break
             at = goal + 1
             kind = kinds.get(shape, "")
-            by_words = isinstance(shape, bytes) and kind in _ALARMS_TOO
+            by_words = isinstance(shape, bytes) and kind != "batch"
             if isinstance(shape, bytes) and by_words and not self._watching(streams is not None):
                 self._catch_up(numbers[goal])
                 self._alarms.answers_before(numbers[goal])
-                if kind and self._alarms.knows(shape):
+                if kind == "introduction" and not lines[goal].startswith(INTRODUCTIONS):
+                    # It introduces none, and says no more than its words.
+                    kind = ""
+                    self._stamp_later(lines[goal], shape)
+                each = kind not in ("", "death")
+                if each and self._alarms.knows(shape):
                     if self._event(kind, numbers[goal], lines[goal]):
                         continue
                     kind = ""
-                again = self._alarms.again(numbers[goal], lines[goal], shape)
-                alike = goal if again else alike
-                if again is not None:
-                    if whole_runs and shape not in kinds:
+                again = self._alarms.again(numbers[goal], lines[goal], shape) if kind != "death" else None
+                ended = kind == "death" and whole_runs and one_writer and self._deaths.is_full
+                if again is not None or ended:
+                    if whole_runs and not each:
                         last = place
                         while last + 1 < len(concerned) and concerned[last + 1][1] == shape:
                             last += 1
                         goal = concerned[last][0]
-                        at, alike = goal + 1, goal if again else alike
+                    at = goal + 1
+                    if again or ended:
+                        self._stamp_later(lines[goal], shape)
+                    if again is not None and last > place:
                         self._alarms.count(again, last - place, numbers[goal], lines[goal])
+                    if ended:
+                        self._turn_to(streams[goal] if streams else b"")
+                        self._ends_again(last - place + 1, numbers[goal], lines[goal])
                     continue
-            if alike is not None:
-                self._stamp(lines[alike], len(lines[alike]))
-                alike = None
-            self._other(numbers[goal], lines[goal], kind, streams[goal] if streams else b"")
+            self._stamp_now()
+            name = shape if isinstance(shape, bytes) else None
+            self._other(numbers[goal], lines[goal], kind, streams[goal] if streams else b"", name)
             if isinstance(shape, bytes) and by_words:
                 self._alarms.remember(shape, lines[goal])
-        if alike is not None:
-            self._stamp(lines[alike], len(lines[alike]))
+        self._stamp_now()
         self._alarms.answers_before(self._lines + 1)
 
     def _place(self, number: int, line: bytes) -> Place:
@@ -290,16 +301,17 @@ class LogReading:
         return several and any(reader.watching for reader in self._streams.values())
 
     def _turn_to(self, stream: bytes) -> None:
-        """Take up the traceback of another writer; of many writers the one that was silent longest is forgotten."""
+        """Take up the traceback of a writer; of many writers the one that was silent longest is forgotten."""
+        if stream == self._stream:
+            return
         self._streams[self._stream] = self._tracebacks
         self._stream = stream
         self._tracebacks = self._streams.pop(stream, None) or TracebackReader()
         if len(self._streams) > MAX_RANKS:
             self._streams.pop(next(iter(self._streams)))
 
-    def _other(self, number: int, line: bytes, kind: str, stream: bytes) -> None:
-        if stream != self._stream:
-            self._turn_to(stream)
+    def _other(self, number: int, line: bytes, kind: str, stream: bytes, shape: bytes | None = None) -> None:
+        self._turn_to(stream)
         self._catch_up(number)
         self._alarms.answers_before(number)
         if kind == "batch":
@@ -313,7 +325,7 @@ class LogReading:
             return
         if kind and self._event(kind, number, line):
             return
-        if alarm := self._alarms.kind_of(number, line):
+        if alarm := self._alarms.kind_of(number, line, shape):
             stamp = self._stamp(line, len(line))
             self._alarms.add(alarm, line, stamp.rank, Place(number, stamp.text), self._tracebacks.caught)
 
@@ -391,8 +403,7 @@ class LogReading:
         elif kind == "death":
             # Where somebody caught it, its traceback ends in this very line.
             self._die(Death(place, stamp.rank, "", events.death_message(line), self._tracebacks.survived))
-            self._tracebacks.survived = ()
-            self._watchdog = number if b"atchdog" in line else self._watchdog
+            self._below_death(number, line)
         elif kind == "start":
             self._starts += 1
             self._settings = events.settings(line)
@@ -419,6 +430,16 @@ class LogReading:
             self._faults[fault] = None
         self._understand(kind, 1)
         return True
+
+    def _below_death(self, number: int, line: bytes) -> None:
+        self._tracebacks.survived = ()
+        self._watchdog = number if b"atchdog" in line else self._watchdog
+
+    def _ends_again(self, times: int, number: int, line: bytes) -> None:
+        """Count ends of processes that the log has told of often enough; the last one's number and line."""
+        self._deaths.count += times
+        self._below_death(number, line)
+        self._understand("death", times)
 
     def _orphan(self, line: bytes) -> None:
         """Count an output of a request that nobody waits for; a step or two of one are what every abort leaves."""
@@ -471,6 +492,17 @@ class LogReading:
             self._first = self._first or stamp.text
             self._last = stamp.text
         return stamp
+
+    def _stamp_later(self, line: bytes, shape: bytes) -> None:
+        """Take a line of which no more is of interest than when it was; of lines that are alike, the last one is."""
+        if self._waiting is not None and self._waiting[1] != shape:
+            self._stamp_now()
+        self._waiting = line, shape
+
+    def _stamp_now(self) -> None:
+        if self._waiting is not None:
+            line, self._waiting = self._waiting[0], None
+            self._stamp(line, len(line))
 
     def _rank(self, name: str) -> RankReading | None:
         found = self._ranks.get(name)

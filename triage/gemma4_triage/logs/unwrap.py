@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gemma4_triage.logs.envelope import opened
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block
-from gemma4_triage.logs.prefixes import Prefixes
+from gemma4_triage.logs.prefixes import STAMP_SHAPE, Before, Prefixes, may_teach, shapes_of
 from gemma4_triage.logs.tracebacks import CHAIN, TRACEBACK
 
 # Escape sequences; colours also where a web page has swallowed the escape itself, or shows it as two characters.
@@ -36,6 +36,7 @@ _STAMPED_FRAME = re.compile(rb'^\[\d{4}-\d\d-\d\d \d\d:[^\]\n]{5,90}\]   File "'
 # What a user wrote in a request is no word of the server's.
 _REQUEST = re.compile(rb"\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionRequest|CompletionRequest)\(")
 _REQUESTS = (b"ReqInput(", b"CompletionRequest(")
+_BEFORE_MARK = len("Embedding")  # the longest that stands before one of these in a name
 # The server's process as journald, syslog or Ray tell it: of docker's or a shell's own nothing is known.
 _PID = re.compile(
     rb"(?:^|\s)(?:sglang|python|gemma4-triage)[\w.@-]{0,40}\[(\d{1,10})\]: $|"
@@ -60,7 +61,7 @@ _MOST_PIDS = 64
 _FIELDS = (b'": "', b'":"', b'"=>"', b'["', b'"[')
 _DEEPEST = 4
 _MOST_HELD = 64
-_MOST_PLAIN = 2000
+_MOST_SHAPES = 2000
 
 
 class Unwrapper:
@@ -72,8 +73,9 @@ class Unwrapper:
         self._stamped = _StampedTracebacks()
         self._last_number = 0
         self._first, self._twice = True, False
-        # Lines around which nothing stands, as long as no further form is learnt.
-        self._plain: set[bytes] = set()
+        # By lines without their digits, as long as no further form is learnt: what stands before each; None where a
+        # line has to be looked at itself.
+        self._before: dict[bytes, Before | None] = {}
         self._learnt = 0
         self.pids: dict[int, None] = {}
         """Of the server, as what stands before its lines has them."""
@@ -81,49 +83,40 @@ class Unwrapper:
     def block(self, block: Block) -> Block | None:
         """Return the block as it came if nothing stands around its lines, else one with other lines; None of none."""
         self._last_number = block.numbers[-1]
-        lines = block.lines
-        text = block.text
+        # First what is longest, and of no interest: all that follows looks at the rest alone.
+        requests = any(mark in block.text for mark in _REQUESTS)
+        text = _without_requests(block.text) if requests else block.text
+        plain = lines = text.split(b"\n") if requests else block.lines
         escaped = any(mark in text for mark in _CONTROLS)
         if escaped or b"[0m" in text:
             lines = [_ESCAPES.sub(b"", line) for line in lines]
         if b"&" in text or not text.isascii() or (b"<" in text and any(mark in text for mark in _TAG_MARKS)):
             lines = [_as_typed(line) for line in lines]
-        redrawn, bars = False, text
+        redrawn = False
         if b"\r" in text:
             lines = [line.rstrip(b"\r") for line in lines]
             redrawn = any(b"\r" in line for line in lines)
-        if any(mark in text for mark in _REQUESTS):
-            lines = [
-                _without_request(line) if b"ReqInput(" in line or b"CompletionRequest(" in line else line
-                for line in lines
-            ]
-            bars = b"\n".join(lines)
+        if requests and lines is not plain:
+            lines = [_without_request(line) for line in lines]
         if b"] [" in text:
             lines = self._stamped_once(lines)
         # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
-        odd = [at for at, line in enumerate(lines) if line[:2] != b"[2" or line[5:12:3] != b"-- "]
+        day = lines[len(lines) // 2][:12]
+        odd: Sequence[int] = range(len(lines))
+        if not _is_odd(day):
+            odd = [at for at, line in enumerate(lines) if not line.startswith(day)]
+        odd = [at for at in odd if lines[at][:2] != b"[2" or _is_odd(lines[at])]
         if self._first:
             self._first = False
             if (some := next(filter(None, lines), b""))[:1] != b"{" and opened(some) is None:
                 self._prefixes.learn_what_all_have(lines)
-        self._prefixes.learn(lines[at] for at in odd)
-        if redrawn or _may_have_a_bar(bars):
-            odd = list(range(len(lines)))
-        changed: dict[int, list[tuple[bytes, bytes]]] = {}
-        if len(self._plain) > _MOST_PLAIN or self._prefixes.learnt != self._learnt or self._held:
-            self._plain.clear()
-            self._learnt = self._prefixes.learnt
-        for at in odd:
-            if lines[at] in self._plain:
-                continue
-            if (piece := self._behind_a_prefix(lines[at])) is not None:
-                changed[at] = [piece]
-                continue
-            pieces = list(self._pieces(lines[at]))
-            if len(pieces) != 1 or pieces[0][0] or pieces[0][1] is not lines[at]:
-                changed[at] = pieces
-            elif not self._held:
-                self._plain.add(lines[at])
+        shapes = shapes_of([lines[at] for at in odd])
+        teach = {shape for shape in {*shapes} if may_teach(shape)}
+        if teach:
+            self._prefixes.learn(lines[at] for at, shape in zip(odd, shapes, strict=True) if shape in teach)
+        if redrawn or _may_have_a_bar(text):
+            odd, shapes = list(range(len(lines))), shapes_of(lines)
+        changed = self._around(lines, odd, shapes)
         if changed:
             self._bare_within(changed)
         if not self._twice and self._stamped.concerns(text):
@@ -132,6 +125,57 @@ class Unwrapper:
         if changed:
             return _replaced(block, lines, changed)
         return block if lines is block.lines else block.with_lines(lines, block.numbers, block.streams)
+
+    def _around(
+        self, lines: list[bytes], odd: Sequence[int], shapes: list[bytes]
+    ) -> dict[int, list[tuple[bytes, bytes]]]:
+        """Return, by line, the (stream, line) of all that are in one around which something stands."""
+        if len(self._before) > _MOST_SHAPES or self._prefixes.learnt != self._learnt:
+            self._before.clear()
+            self._learnt = self._prefixes.learnt
+        known = self._before
+        distinct = dict(zip(shapes, odd, strict=True))
+        for shape, at in distinct.items():
+            if shape not in known:
+                known[shape] = self._before_alike(lines[at], shape)
+        changed: dict[int, list[tuple[bytes, bytes]]] = {}
+        if all((before := known[shape]) is not None and not before.end for shape in distinct):
+            return changed
+        for at, shape in zip(odd, shapes, strict=True):
+            before = known[shape]
+            if before is not None and not before.end:
+                continue
+            line = lines[at]
+            if before is not None and not self._held and (not before.stamped or line.startswith(b"[2", before.end)):
+                changed[at] = [(self._prefixes.writer_of(line, before), line[before.end :])]
+                continue
+            if (piece := self._behind_a_prefix(lines[at])) is not None:
+                changed[at] = [piece]
+                continue
+            pieces = list(self._pieces(lines[at]))
+            if len(pieces) != 1 or pieces[0][0] or pieces[0][1] is not lines[at]:
+                changed[at] = pieces
+        return changed
+
+    def _before_alike(self, line: bytes, shape: bytes) -> Before | None:
+        """Return what stands before all lines that differ from this one in digits only; None if they may differ in it.
+
+        They may where a number is read: SGLang's stamp, the number of a process, what is in an envelope.
+        """
+        if b"\r" in line or _may_have_a_bar(line):
+            return None
+        if STAMP_SHAPE in shape:
+            at = line.find(b"[2")
+            if at != shape.find(b"[0") or _PID.search(line[:at]) or self._behind_a_prefix(line) is None:
+                return None
+            before = self._prefixes.before_all(line, at)
+            return before._replace(stamped=True) if before is not None and before.end == at else None
+        before = self._prefixes.before_all(line)
+        if before is None:
+            return None
+        prefix, rest = line[: before.end], line[before.end :]
+        opens = rest[:1] in (b"{", b'"') or (rest[:1] == b"[" and _may_be_opened(rest)) or opened(rest) is not None
+        return None if opens or prefix.endswith((b"out P ", b"err P ")) or _PID.search(prefix) else before
 
     def _stamped_once(self, lines: list[bytes]) -> list[bytes]:
         """Return lines without the stamp of whatever puts one before SGLang's, where that is what it does."""
@@ -146,7 +190,11 @@ class Unwrapper:
 
     def _bare_within(self, changed: dict[int, list[tuple[bytes, bytes]]]) -> None:
         """Take off what stands before the lines within an envelope, which is learnt of them as of any other."""
-        self._inner.learn(line for pieces in changed.values() for _, line in pieces if line[:2] != b"[2")
+        inner = [line for pieces in changed.values() for _, line in pieces if line[:2] != b"[2"]
+        shapes = shapes_of(inner)
+        teach = {shape for shape in {*shapes} if may_teach(shape)}
+        if teach:
+            self._inner.learn(line for line, shape in zip(inner, shapes, strict=True) if shape in teach)
         if self._inner.learnt:
             for at, pieces in changed.items():
                 ends = [self._inner.split(line) for _, line in pieces]
@@ -185,7 +233,7 @@ class Unwrapper:
         if b"\r" in line:
             yield from self._redrawn(line, depth, stream)
             return
-        if line[:2] != b"[2" or line[5:12:3] != b"-- ":
+        if _is_odd(line):
             end, who = self._prefixes.split(line)
             if end:
                 prefix, line = line[:end], line[end:]
@@ -197,7 +245,7 @@ class Unwrapper:
                     self._hold(channel, line)
                     return
                 line = self._held.pop(channel, b"") + line if self._held else line
-            found = opened(line) if depth and (line[:1] not in b"[ " or any(mark in line for mark in _FIELDS)) else None
+            found = opened(line) if depth and _may_be_opened(line) else None
             if found is not None:
                 message, who = found
                 if b'"_PID"' in line and _JOURNAL_NAME.search(line):
@@ -216,7 +264,7 @@ class Unwrapper:
     def _redrawn(self, line: bytes, depth: int, stream: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield a line that was written over again and again, as progress bars are."""
         # The prefix stands before the first state only.
-        end, who = self._prefixes.split(line) if line[:2] != b"[2" or line[5:12:3] != b"-- " else (0, b"")
+        end, who = self._prefixes.split(line) if _is_odd(line) else (0, b"")
         stream += who
         states = [state for state in line[end:].split(b"\r") if state]
         for state in states:
@@ -282,13 +330,24 @@ def _as_typed(line: bytes) -> bytes:
     if b"<" in line and any(mark in line for mark in _TAG_MARKS):
         line = _TAGS.sub(b"", line)
     if b"&" in line and any(mark in line for mark in _ENTITIES):
-        line = html.unescape(line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        # One line stays one, also where a page shows the end of another in it.
+        shown = html.unescape(line.decode(errors="surrogateescape")).replace("\n", " ")
+        line = shown.encode(errors="surrogateescape")
     for drawn, letter in _TYPESET.items():
         if drawn in line:
             line = line.replace(drawn, letter)
     if line.startswith(_BOXES) and (ended := line.rstrip()).endswith(_BOXES):
         line = ended[:-3].rstrip()
     return line
+
+
+def _may_be_opened(line: bytes) -> bool:
+    return line[:1] not in b"[ " or any(mark in line for mark in _FIELDS)
+
+
+def _is_odd(line: bytes) -> bool:
+    """Say whether a line does not begin with a stamp of SGLang's."""
+    return line[:2] != b"[2" or line[5:12:3] != b"-- "
 
 
 def _may_have_a_bar(text: bytes) -> bool:
@@ -302,6 +361,22 @@ def _last_bar(line: bytes) -> int:
         for match in _BAR.finditer(line):
             end = match.end()
     return end
+
+
+def _without_requests(text: bytes) -> bytes:
+    """Return lines as `_without_request` does, of which most need not be looked at one by one."""
+    for mark in _REQUESTS:
+        parts, done = [], 0
+        at = text.find(mark)
+        while at >= 0:
+            end = text.find(b"\n", at)
+            end = len(text) if end < 0 else end
+            if match := _REQUEST.search(text, max(done, at - _BEFORE_MARK), end):
+                parts.append(text[done : match.end()])
+                done = end
+            at = text.find(mark, end)
+        text = b"".join([*parts, text[done:]]) if parts else text
+    return text
 
 
 def _without_request(line: bytes) -> bytes:
