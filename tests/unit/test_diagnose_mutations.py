@@ -143,7 +143,11 @@ CASES = {
     "goes-on-a-slot-too-early": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
     "draft-of-a-former-pool": ("parts-disagree", S.DRAFT_BINDING, None, C.CERTAIN),
     "freed-beside-the-cache": ("evicted-page-counted", None, None, C.POSSIBLE),
-    "an-ended-request-goes-on": ("allocator-past-pool-end", None, None, C.CERTAIN),
+    "an-ended-request-goes-on": ("allocator-past-pool-end", None, None, C.POSSIBLE),
+    "goes-on-at-the-length-of-before": ("allocator-past-pool-end", S.BATCH_LENGTHS, D.FOREIGN, C.LIKELY),
+    "node-a-page-on-and-a-right-free": ("holder-entry-wrong", None, D.STALE, C.POSSIBLE),
+    "evicted-count-short-of-the-cache": ("evicted-page-counted", None, None, C.POSSIBLE),
+    "evicted-without-a-lock": ("null-page-in-live-column", None, D.EARLY, C.POSSIBLE),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

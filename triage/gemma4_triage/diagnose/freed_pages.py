@@ -110,6 +110,19 @@ def others_are_lost(incident: Incident, pool: str) -> bool:
     return census is not None and bool(census.of(pool, NOWHERE)) and calls_went_unseen(census.dumps[0])
 
 
+def entry_names_another(incident: Incident, held: Sequence[Suspect]) -> bool:
+    """Return whether the prefix cache alone holds such a page of the full pool, and one is lost that nobody freed.
+
+    Then the free may be its owner's own, and the node names it in the place of the lost one.
+    """
+    census = first_census(incident)
+    if census is None or not any(one.never_asked_back for one in census.of("full", NOWHERE)):
+        return False
+    pages = {one.page for one in held if one.pool == "full"}
+    holders = [one.holder for one in census.holders or () if one.page in pages]
+    return bool(holders) and set(holders) == {TREE}
+
+
 def was_handed_out_before(dump: Dump, held: Sequence[Suspect]) -> bool:
     """Return whether such a page had an owner before, and may have been given back twice then."""
     try:

@@ -7,6 +7,7 @@
 | continues a request, but not the page of its last slot         | what the call returned |
 | ... of the sliding-window pool, where the mapping leads there  | the mapping            |
 | ... and a free before named the slot that was its newest       | that free              |
+| ... and calls have that request go on behind its last slot     | the length             |
 | is the right one, and its slot is not behind the last one      | what the call returned |
 | was on the list, and the call took it off                      | the list               |
 | is of the full pool, on no list or still on one after the call | what the call returned |
@@ -318,13 +319,16 @@ class _Call:
     def _given_back(self, first: int) -> Wrong | None:
         """Return the free that named the last slot of the request at row `first`, if nothing handed it out since.
 
-        It came too early if that slot was the request's newest, by the decode before. Else no structure is named: a
-        length or a row that leads back to an old slot looks alike.
+        It came too early if that slot was the request's newest, by the decode before. Where calls have the request go
+        on behind it, and it is at its place, the length is wrong. Else no structure is named: a row that leads back to
+        an old slot looks alike.
         """
         at, asked = _request_of(self._call, first), self._call.get("last_loc")
         if at is None or not isinstance(asked, list) or at >= len(asked):
             return None
         past = self._events[:-1]
+        if (length := self._length_of_before(at, asked[at])) is not None:
+            return length
         number = next((n for n in reversed(range(len(past))) if asked[at] in _slots(past[n].get("full"))), None)
         if number is None or not _gives_back(past[number]):
             return None
@@ -332,6 +336,37 @@ class _Call:
         newest = _slots(decode.get("full")) == asked and not _is_release(past, number)
         proof = event(self._dump, number, "site", "what gave back the SWA page of the request's last slot")
         return Wrong(Structure.FREE_CALL if newest else None, Defect.EARLY if newest else None, (proof,))
+
+    def _length_of_before(self, at: int, slot: int) -> Wrong | None:
+        """Return the length as wrong where a call gave `slot` for this very place, and more of the request behind it.
+
+        The row has there what it was given, and the request has gone on: only the length leads back. A free of the full
+        page since then may have ended that request.
+        """
+        lengths, went_on = self._call.get("seq_lens"), False
+        if not isinstance(lengths, list) or at >= len(lengths) or self._call.get("call") != "alloc_decode":
+            return None
+        for number in reversed(range(len(self._events) - 1)):
+            one = self._events[number]
+            given = _slots(one.get("full"))
+            if _gives_back(one):
+                of_page = slot // self._page_size in {other // self._page_size for other in given}
+                if of_page and not str(one.get("call")).startswith("free_swa"):
+                    return None
+                continue
+            last = one.get("last_loc")
+            went_on |= isinstance(last, list) and slot in last
+            row = given.index(slot) if slot in given else -1
+            span = next(((of, begin, end) for of, begin, end in _spans(one) if begin <= row < end), None)
+            if span is None:
+                continue
+            of, _, end = span
+            if one["seq_lens"][of] - end + row != lengths[at] - 2 or not (went_on or row < end - 1):
+                return None
+            others = {count for other, count in enumerate(lengths) if other != at}
+            proof = event(self._dump, number, "site", f"what gave the request slot {slot}, behind which it has gone on")
+            return Wrong(Structure.BATCH_LENGTHS, Defect.FOREIGN if lengths[at] in others else Defect.STALE, (proof,))
+        return None
 
     def _of_request(self, column: int, first: int, right: int, taken: Counter[int]) -> Wrong:
         page = self._slots[first][column] // self._page_size

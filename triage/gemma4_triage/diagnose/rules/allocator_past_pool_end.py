@@ -28,6 +28,10 @@ _WHENCE: dict[Structure | None, str] = {
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
 
+_GONE_ON = (
+    "A decode goes on behind a slot that its request has left behind, by the calls before: its length is wrong, and "
+    "what the allocator gave follows from it."
+)
 _WRITTEN = (
     "The mapping has no slot of the sliding-window pool for what was handed out, although that pool gave one: its "
     "entry was not written, or was written wrong."
@@ -53,12 +57,20 @@ def find(incident: Incident) -> Finding | None:
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
     follows = _seen_before(incident, dump) if wrong.structure in _LISTS else ()
+    gone_on = wrong.structure is Structure.BATCH_LENGTHS and not asked
     return Finding(
         rule=ID,
         structure=None if follows else wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
-        cause=_WRITTEN if mapped else _cause(asked, beyond) + (_SEEN if follows else _WHENCE.get(wrong.structure, "")),
-        confidence=Confidence.POSSIBLE if follows else Confidence.CERTAIN,
+        cause=_GONE_ON
+        if gone_on
+        else _WRITTEN
+        if mapped
+        else _cause(asked, beyond) + (_SEEN if follows else _WHENCE.get(wrong.structure, "")),
+        # A page 0 that no account says is wrong may follow from what asked for it: a length, a row or a mapping.
+        confidence=Confidence.POSSIBLE
+        if follows or (wrong.structure is None and not asked and not beyond)
+        else Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof, *follows),
         advice=(
             "Look at the free list and at what changed it: a free of foreign slots, a restore_state, a resized pool. "

@@ -53,10 +53,9 @@ def _of_sums(incident: Incident) -> Finding | None:
         structure=structure,
         defect=Defect.STALE if structure is Structure.TREE_NODE else Defect.EARLY if of_call else None,
         cause=(_EVICTED if was_evicted else _FREED) + _WHY[structure],
-        # Where neither the cache nor the count can be accused, the page may have been freed by somebody else.
-        confidence=Confidence.POSSIBLE
-        if structure is None and (gone is not None or not was_evicted)
-        else Confidence.CERTAIN,
+        # Where neither the cache nor the count can be accused, the page may have been freed by somebody else; of a
+        # request that has ended nobody knows what it counted as it gave the cache its pages.
+        confidence=Confidence.POSSIBLE if structure is None else Confidence.CERTAIN,
         evidence=(
             said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
             said(dump, "scalars.swa_available", "SWA tokens that are free"),

@@ -7,6 +7,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import (
+    entry_names_another,
     free_and_held,
     freed_beside_eviction,
     given_in_use,
@@ -32,6 +33,10 @@ _INSTEAD = (
     ", or one in the place of another, or the page had been given back twice before: nobody looked at the calls, so "
     "that a free, its group, an eviction or a row that it followed may be wrong."
 )
+_OR_ENTRY = (
+    ", or the free was right, and a node of the prefix cache or a row names this page where another, which is nowhere "
+    "and was never given back, belongs. Their order in the row of the request that cached them tells which."
+)
 _SLOTS = (
     "A request slot is on the list of free ones although its request runs, so that the next request may get the same "
     "row of req_to_token: it was given back too early or twice, or something else wrote the list."
@@ -48,12 +53,14 @@ def find(incident: Incident) -> Finding | None:
     if (again := handed_out_in_use(dump, held)) is not None:
         return given_in_use(incident, dump, again, ID)
     of_slots = of_request_slots(dump, FREE_AND_HELD)
+    stranger = entry_names_another(incident, held)
     instead = bool(held) and (others_are_lost(incident, held[0].pool) or was_handed_out_before(dump, held))
+    instead |= stranger
     return Finding(
         rule=ID,
         structure=None if of_slots or instead else Structure.FREE_CALL,
         defect=None if of_slots or instead else Defect.EARLY,
-        cause=_SLOTS if of_slots else _PAGES + (_INSTEAD if instead else "."),
+        cause=_SLOTS if of_slots else _PAGES + (_OR_ENTRY if stranger else _INSTEAD if instead else "."),
         confidence=Confidence.POSSIBLE if instead else Confidence.CERTAIN,
         evidence=_evidence(dump, "request slots" if of_slots else "pages", names_owner=not instead),
         advice=(

@@ -23,6 +23,10 @@ _OF_ANOTHER = (
     "An SWA page was given back while its request still needs it, by the eviction of another request's window: that "
     "named a page that is not its own."
 )
+_EVICTED = (
+    "The prefix cache evicted an SWA page that a running request still needs: the request's lock was given back too "
+    "early, or the eviction passed over it. The counts of the nodes' locks before it tell which."
+)
 _ROW_OR_FREE = (
     "An SWA page was given back as another request's than the one that needs it now: that call named a page of this "
     "request, or the row of this one has a page of that. Which of them is not known."
@@ -70,7 +74,9 @@ def find(incident: Incident) -> Finding | None:
     of_map |= wrong.handed_out and offences[0].table == "swa_page_table"
     freed, given = of_map and scalars.get("peer_given_back") is True, of_map and scalars.get("null_page_given") is True
     by_other = freed and may_be_the_row(dump)
-    structure = None if by_other else freed_by(dump) if freed else None if given else wrong.structure
+    # What the prefix cache evicts has no lock: a lock is missing, or the eviction did not look at it.
+    by_cache = freed and scalars.get("peer_free_site") == "evict_tree"
+    structure = None if by_other or by_cache else freed_by(dump) if freed else None if given else wrong.structure
     defect = wrong.defect if structure else Defect.ZERO
     if freed and not by_other:
         defect = None if is_anothers(dump) else Defect.EARLY
@@ -78,7 +84,13 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=structure,
         defect=defect,
-        cause=_ROW_OR_FREE if by_other else _OF_ANOTHER if freed and defect is None else _cause(wrong, freed, given),
+        cause=_ROW_OR_FREE
+        if by_other
+        else _EVICTED
+        if by_cache
+        else _OF_ANOTHER
+        if freed and defect is None
+        else _cause(wrong, freed, given),
         confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),

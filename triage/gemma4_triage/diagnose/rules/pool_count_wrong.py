@@ -18,11 +18,12 @@ def find(incident: Incident) -> Finding | None:
     return Finding(
         rule=ID,
         cause=(
-            "The prefix cache counts its evictable or protected tokens wrongly: every page is free, cached or held by "
-            "one request, and the sums of SGLang's counters are not the pool's size."
+            "A count of tokens is wrong, of the prefix cache's evictable or protected ones or of the allocator's free "
+            "ones: every page is free, cached or held by one request, and SGLang's sums are not the pool's size."
         ),
         confidence=Confidence.CERTAIN,
         evidence=(
+            said(dump, f"scalars.{pool}_available", "what the allocator says is free; compare it with its lists"),
             said(dump, f"scalars.{pool}_evictable", "what the prefix cache says that it can evict"),
             said(dump, f"scalars.{pool}_protected", "what it says that requests hold of it"),
             said(dump, f"scalars.{pool}_uncached", "what requests hold beside it, as the audit counted"),
