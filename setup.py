@@ -1,8 +1,9 @@
 """Wheels are built in a folder of their own: setuptools packs whatever an earlier build left in build/.
 
 They carry the records of known issues as one file, since a hundred small ones take a block of a disk each, and as
-JSON, which is sooner read than TOML; and the public incidents and the table of SGLang's arguments packed. Files that
-only say what a package is for are left out of them too: each takes a block, and what is compiled of it another.
+JSON, which is sooner read than TOML; the public incidents, the table of SGLang's arguments and the constraints packed;
+and other JSON without spaces. Files that only say what a package is for are left out of them too: each takes a block,
+and what is compiled of it another.
 """
 
 import ast
@@ -37,6 +38,12 @@ class PackRecords(build_py):
             incidents.unlink()
             table.with_suffix(".json.gz").write_bytes(gzip.compress(table.read_bytes(), mtime=0))
             table.unlink()
+            for lock in Path().glob("constraints*.txt"):
+                packed = gzip.compress(lock.read_bytes(), mtime=0)
+                (package / "cli" / f"{lock.name}.gz").write_bytes(packed)
+            for published in Path(self.build_lib).rglob("*.json"):
+                read = json.loads(published.read_text(encoding="utf-8"))
+                published.write_text(json.dumps(read, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
             for said_alone in Path(self.build_lib).glob("*/**/__init__.py"):
                 outermost = said_alone.parent.parent == Path(self.build_lib)
                 # Python takes a folder within a package for one without it, too.

@@ -16,7 +16,7 @@ from gemma4_repro.engine.readiness import model_arguments
 from gemma4_repro.engine.run_folder import FREE_SPACE, disk_is_full
 from gemma4_repro.errors import OutputUnwritable
 from gemma4_repro.parity.pictures import make_pictures, remove_pictures
-from gemma4_repro.recorders.traces import remove_traces
+from gemma4_repro.recorders.catalog import remove_traces
 from gemma4_repro.run_engines import EngineRun, Place
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.staged_workload import StagedWorkload, at_once

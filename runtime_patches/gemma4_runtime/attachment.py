@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.cost import timed
 from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease, VerificationFailed
 from gemma4_runtime.hook_arguments import handing_on
-from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
+from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch, check_conflicts
 from gemma4_runtime.release import (
     EditSpec,
     HookRegistry,

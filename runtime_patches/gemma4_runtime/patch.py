@@ -1,11 +1,14 @@
-"""The record of a patch: plain data that imports neither torch nor sglang, so that anything may read the catalog."""
+"""The record of a patch, and what no two may claim: plain data that anything may read, without torch and sglang."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from gemma4_runtime.errors import PatchConflict
 from gemma4_runtime.releases import BASE
 
 
@@ -163,3 +166,20 @@ class Patch:
             raise ValueError(f"probe {self.id} needs a self test")
         if not self.attachments:
             raise ValueError(f"patch {self.id} attaches nothing")
+
+
+def check_conflicts(patches: Iterable[Patch]) -> None:
+    """Refuse two exclusive claims (a replacement, an edit, a binding) on one target by different patches.
+
+    Raises:
+        PatchConflict: naming the target and every patch that claims it.
+    """
+    owners: dict[str, set[str]] = defaultdict(set)
+    for patch in patches:
+        for attachment in patch.attachments:
+            if attachment.exclusive:
+                owners[attachment.target].add(patch.id)
+    clashes = {target: ids for target, ids in owners.items() if len(ids) > 1}
+    if clashes:
+        lines = [f"{target}: {', '.join(sorted(ids))}" for target, ids in sorted(clashes.items())]
+        raise PatchConflict("patches claim the same target: " + "; ".join(lines) + ". Choose one of each.")

@@ -9,11 +9,10 @@ import pytest
 
 from gemma4_repro.bench.arms import ARMS
 from gemma4_repro.bench.targets import judge_targets
-from gemma4_repro.serving_bench.ceiling import gemm_ceiling
 from gemma4_repro.serving_bench.needed import needed_rows
 from gemma4_repro.serving_bench.plan import make_plan
 from gemma4_repro.serving_bench.rows import judge_targets as judge_serving_targets
-from gemma4_repro.step_bench.model_sizes import SIZES
+from gemma4_repro.step_bench.model_sizes import SIZES, gemm_ceiling
 from gemma4_repro.step_bench.plan import StepPlan
 from gemma4_repro.step_bench.rows import judge_targets as judge_step_targets
 from gemma4_runtime.mtp_v2.draft_policy import MEASURED

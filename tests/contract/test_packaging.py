@@ -224,7 +224,7 @@ def test_a_wheel_says_where_sglang_is_and_carries_types_samples_and_constraints(
     packages = [path.parent for folder in FOLDERS for path in (ROOT / folder).glob("gemma4_*/__init__.py")]
     assert {f"{package.name}/py.typed" for package in packages} <= set(held)
     shared = {name.partition("/share/gemma4-triage/")[2] for name in held}
-    assert {f"constraints/{lock}" for lock in LOCKS.values()} <= shared
+    assert {f"gemma4_triage/cli/{lock}.gz" for lock in LOCKS.values()} <= set(held)
     assert {f"samples/{sample.file}" for sample in SAMPLES if sample.is_log} <= shared
     assert {f"samples/{sample.file}/manifest.json" for sample in SAMPLES if not sample.is_log} <= shared
     assert not [name for name in held if "toys" in name and name.endswith(".safetensors")]

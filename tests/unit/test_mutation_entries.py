@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_repro.engine.serving import request_id
 from gemma4_repro.mutations import forward_state, standing_state
 from gemma4_repro.mutations.entry import Change, Entry, corrupt
 from gemma4_repro.mutations.live_state import LiveState
-from gemma4_repro.request_ids import request_id
 from gemma4_runtime.release.requests import held, set_swa_evicted, swa_evicted, swa_kept_until
 from gemma4_runtime.releases import BASE, installed_or_base
 

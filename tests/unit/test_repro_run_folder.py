@@ -9,7 +9,7 @@ import pytest
 from gemma4_repro.engine import run_folder
 from gemma4_repro.engine.run_folder import prepare_run_folder, writing
 from gemma4_repro.errors import OutputRefused, OutputUnwritable
-from gemma4_repro.recorders.traces import remove_traces
+from gemma4_repro.recorders.catalog import remove_traces
 
 Usage = namedtuple("Usage", "total used free")
 

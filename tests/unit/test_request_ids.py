@@ -7,7 +7,7 @@ from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.scheduler import Scheduler
 
-from gemma4_repro.request_ids import prompt_of, request_id
+from gemma4_repro.engine.serving import prompt_of, request_id
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

@@ -3,9 +3,8 @@
 import pytest
 
 from gemma4_runtime.catalog import CATALOG
-from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.errors import PatchConflict, SettingsError
-from gemma4_runtime.patch import Bind, Hook, How, Kind, Patch
+from gemma4_runtime.patch import Bind, Hook, How, Kind, Patch, check_conflicts
 from gemma4_runtime.selection import left_out, select
 from gemma4_runtime.settings import read_settings
 

@@ -16,7 +16,7 @@ from gemma4_repro.corpus.matrix import CleanRow, FaultRow, Matrix, Row
 from gemma4_repro.engine.arm_request import ArmRequest
 from gemma4_repro.engine.outcome import Outcome
 from gemma4_repro.engine.readiness import model_arguments
-from gemma4_repro.recorders.traces import remove_traces
+from gemma4_repro.recorders.catalog import remove_traces
 from gemma4_repro.run_engines import EngineRun, Place
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS, e4b_engine
 from gemma4_runtime.releases import installed_or_base

@@ -8,9 +8,11 @@ from typing import Any
 
 from gemma4_repro.engine.arm_request import ArmRequest
 from gemma4_repro.engine.outcome import Answer
-from gemma4_repro.request_ids import request_id
 
 Listener = Callable[[int, dict[str, Any]], None]
+# SGLang aborts every request whose id *begins* with the one named, so no id may be the beginning of another: all have
+# the same width.
+_PREFIX, _DIGITS = "prompt-", 6
 
 
 def serve(engine: Any, request: ArmRequest, listeners: Sequence[Listener] = ()) -> tuple[Answer, ...]:
@@ -114,3 +116,19 @@ def _answer(prompt: int, reply: dict[str, Any]) -> Answer:
         output_ids=tuple(reply["output_ids"]),
         verify_rounds=int(reply["meta_info"].get("spec_verify_ct", 0)),
     )
+
+
+def request_id(prompt: int) -> str:
+    """Return the id under which prompt number `prompt` is sent.
+
+    Raises:
+        ValueError: the number is negative or has too many digits.
+    """
+    if not 0 <= prompt < 10**_DIGITS:
+        raise ValueError(f"prompts are numbered from 0 to {10**_DIGITS - 1}, not {prompt}")
+    return f"{_PREFIX}{prompt:0{_DIGITS}}"
+
+
+def prompt_of(rid: str) -> int:
+    """Return the number of the prompt that was sent under this id, of any width."""
+    return int(rid.removeprefix(_PREFIX))

@@ -10,9 +10,9 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from gemma4_repro.engine.serving import prompt_of
 from gemma4_repro.mutations.entry import Entry
 from gemma4_repro.mutations.live_state import LiveState
-from gemma4_repro.request_ids import prompt_of
 
 
 def table_entries(live: LiveState, backend: Any, forward_batch: Any, swa: bool) -> list[Entry]:

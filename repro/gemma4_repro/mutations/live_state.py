@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gemma4_repro.engine.serving import prompt_of
 from gemma4_repro.mutations.entry import Entry
-from gemma4_repro.request_ids import prompt_of
 from gemma4_runtime.release.requests import held
 
 _NEXT = 8

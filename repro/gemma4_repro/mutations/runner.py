@@ -20,8 +20,8 @@ from gemma4_repro.mutations.matrix import Matrix, matrix
 from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_repro.mutations.score import Clean, Named, Row, Sight, effect_of, ending_text, score
 from gemma4_repro.mutations.truth import read_truth
+from gemma4_repro.recorders.catalog import remove_traces
 from gemma4_repro.recorders.steps import STEPS_NAME, read_step_times, step_at
-from gemma4_repro.recorders.traces import remove_traces
 from gemma4_repro.run_engines import EngineRun, Place
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS
 from gemma4_runtime.releases import installed_or_base

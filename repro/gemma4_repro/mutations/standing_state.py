@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from gemma4_dumps.structures import Structure
+from gemma4_repro.engine.serving import prompt_of
 from gemma4_repro.mutations.entry import Entry
 from gemma4_repro.mutations.forward_state import list_entries
 from gemma4_repro.mutations.live_state import LiveState
-from gemma4_repro.request_ids import prompt_of
 from gemma4_runtime.release.requests import held, set_swa_evicted, swa_evicted, swa_kept_until
 
 _NO_END = 1 << 30

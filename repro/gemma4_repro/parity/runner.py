@@ -19,8 +19,8 @@ from gemma4_repro.parity.oracle_run import OracleRun
 from gemma4_repro.parity.pictures import make_pictures, remove_pictures
 from gemma4_repro.parity.side import TIME_LIMITS_S, Side
 from gemma4_repro.parity.tracks import Oracle, Track, read_arm, read_finished
+from gemma4_repro.recorders.catalog import remove_traces
 from gemma4_repro.recorders.reach import REACHED_NAME, read_reached
-from gemma4_repro.recorders.traces import remove_traces
 from gemma4_repro.recorders.usage import USAGE_NAME, Usage, read_usage
 from gemma4_repro.run_engines import EngineRun, Place
 

@@ -1,11 +1,16 @@
-"""The recorders by name. An arm's request names those that it wants, and what each needs to know stands in it."""
+"""The recorders by name, and what of an arm's files is removed after the verdict, unless a user asks to keep it.
+
+An arm's request names the recorders that it wants, and what each needs to know stands in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from gemma4_repro.engine.arm_request import ArmRequest
+from gemma4_repro.engine.arm_request import PHASE_NAME, REQUEST_NAME, ArmRequest
+from gemma4_repro.engine.run_folder import writing
 from gemma4_repro.mutations.mutator import Mutator
 from gemma4_repro.recorders.arrivals import AfterLastRounds
 from gemma4_repro.recorders.drafts import DRAFTS_NAME, DraftRecorder
@@ -61,3 +66,23 @@ def recorders_of(request: ArmRequest) -> list[Recorder]:
     """
     implied = [name for name, kind in RECORDERS.items() if kind.implied(request) and name not in request.recorders]
     return [RECORDERS[name].make(request) for name in (*request.recorders, *implied)]
+
+
+TRACES = (REQUEST_NAME, PHASE_NAME, *(name for kind in RECORDERS.values() for name in kind.traces))
+"""The request with its prompts, how far the arm came, and what the recorders say are traces of theirs."""
+
+
+def remove_traces(folder: Path, arms: tuple[str, ...]) -> None:
+    """Remove TRACES of these arms.
+
+    Args:
+        folder: The run's; each arm has a folder of its own in it.
+        arms: Their names.
+
+    Raises:
+        OutputUnwritable: The system does not let one be removed.
+    """
+    with writing(folder):
+        for arm in arms:
+            for name in TRACES:
+                (folder / arm / name).unlink(missing_ok=True)

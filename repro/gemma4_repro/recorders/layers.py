@@ -19,8 +19,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.engine.serving import prompt_of
 from gemma4_repro.recorders.recorder import Recorder
-from gemma4_repro.request_ids import prompt_of
 from gemma4_runtime.targets import dotted_path
 
 ROWS_NAME, STATES_NAME = "layers.jsonl", "layers.f32"

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.engine.serving import prompt_of
 from gemma4_repro.recorders.recorder import Recorder
-from gemma4_repro.request_ids import prompt_of
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.targets import dotted_path
 

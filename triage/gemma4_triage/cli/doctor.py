@@ -1,5 +1,6 @@
 """`gemma4-triage doctor`: what works here, what the environment asks for, and whether that can be had."""
 
+import gzip
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -66,18 +67,23 @@ def doctor(
 
 
 def _print_constraints(extra: str, as_json: bool) -> None:
-    from gemma4_triage.samples import shared_file
-
     if extra not in LOCKS:
         raise UsageMistake(f"there are no constraints for {extra!r}", f"extras: {', '.join(LOCKS)}")
-    path = shared_file(Path(), "constraints", LOCKS[extra])
-    if path is None:
-        raise EnvironmentCannot(f"{LOCKS[extra]} is not there", "install gemma4-triage again")
+    text = _lock(LOCKS[extra])
     if as_json:
-        lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
         emit_json("constraints", {"extra": extra, "constraints": lines})
     else:
-        print_plain(path.read_text().rstrip("\n"))
+        print_plain(text.rstrip("\n"))
+
+
+def _lock(name: str) -> str:
+    """Return what a lock says: of the source tree, or packed as an install has it. Raises EnvironmentCannot."""
+    packed, own = Path(__file__).with_name(f"{name}.gz"), Path(__file__).resolve().parents[3] / name
+    try:
+        return gzip.decompress(packed.read_bytes()).decode() if packed.is_file() else own.read_text()
+    except FileNotFoundError as error:
+        raise EnvironmentCannot(f"{name} is not there", "install gemma4-triage again") from error
 
 
 def _print(checks: list) -> None:

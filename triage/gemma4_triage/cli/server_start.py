@@ -14,10 +14,9 @@ from types import MappingProxyType
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.store import default_root
 from gemma4_repro.engine.host_environment import REQUIRED, host_engine_is_forced
-from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError, UnsupportedRelease
 from gemma4_runtime.host_environment import NEEDED, with_stand_ins
-from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.patch import Kind, Patch, check_conflicts
 from gemma4_runtime.releases import HOW_TO_INSTALL, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings, read_settings

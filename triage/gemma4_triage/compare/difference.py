@@ -1,4 +1,4 @@
-"""What two dumps do not have in common, as plain records."""
+"""What two dumps do not have in common, as plain records, and the order in which tensors lead to a kernel."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ class Absent:
 
 
 ABSENT: Final = Absent()
+
+PAGE_TABLES, SEQUENCE_LENGTHS, SLOTS, OTHER_TENSORS = "page tables", "sequence lengths", "slots", "other tensors"
+TENSOR_STAGES = (PAGE_TABLES, SEQUENCE_LENGTHS, SLOTS, OTHER_TENSORS)
+
+# Parts of the names that the probes give. A table's row ends (`_indptr`) are part of it.
+_PARTS = (
+    (PAGE_TABLES, ("page_table", "kv_indices", "kv_indptr")),
+    (SEQUENCE_LENGTHS, ("seqlens", "seq_lens")),
+    (SLOTS, ("slots", "cache_loc")),
+)
 
 
 @dataclass(frozen=True)
@@ -92,3 +102,13 @@ class Comparison:
     def equal(self) -> bool:
         """But for what is volatile."""
         return not (self.sections or self.tensors or self.events)
+
+
+def tensor_stage(name: str) -> str:
+    """Return one of TENSOR_STAGES."""
+    return next((stage for stage, parts in _PARTS if any(part in name for part in parts)), OTHER_TENSORS)
+
+
+def tensor_order(name: str) -> tuple[int, str]:
+    """Sorts tensors by stage, then by name: what was translated happens to come after what it was made of."""
+    return TENSOR_STAGES.index(tensor_stage(name)), name

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemma4_dumps.plain_json import plain
-from gemma4_triage.compare.difference import Comparison, FieldDifference, TensorDifference
-from gemma4_triage.compare.stages import TENSOR_STAGES, tensor_stage
+from gemma4_triage.compare.difference import TENSOR_STAGES, Comparison, FieldDifference, TensorDifference, tensor_stage
 from gemma4_triage.compare.value_text import value_texts
 
 _BEFORE_TENSORS = ("provenance", "geometry")
@@ -19,7 +18,7 @@ _OF_THE_PROCESS = ("guards", "versions")
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """stage: a section of the manifest, a stage of `stages.TENSOR_STAGES`, or "events". text: what is there."""
+    """stage: a section of the manifest, a stage of `difference.TENSOR_STAGES`, or "events". text: what is there."""
 
     stage: str
     text: str

@@ -11,10 +11,9 @@ import numpy as np
 from gemma4_dumps.dtypes import to_float32
 from gemma4_dumps.plain_json import plain
 from gemma4_dumps.schema import TensorRecord
-from gemma4_triage.compare.difference import ABSENT, EntryDifference, FieldDifference, TensorDifference
+from gemma4_triage.compare.difference import ABSENT, EntryDifference, FieldDifference, TensorDifference, tensor_order
 from gemma4_triage.compare.fields import field_order
 from gemma4_triage.compare.side import Side
-from gemma4_triage.compare.stages import tensor_order
 
 WINDOW_ENTRIES = 512 * 1024
 """Read at once from each side: 4 MiB at most."""

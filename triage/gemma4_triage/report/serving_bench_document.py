@@ -10,12 +10,11 @@ from typing import Any
 
 from gemma4_repro.bench.arms import BenchArm
 from gemma4_repro.bench.rows import HOST_DEVICE
-from gemma4_repro.serving_bench.ceiling import gemm_ceiling
 from gemma4_repro.serving_bench.loads import HOST_MODEL
 from gemma4_repro.serving_bench.measure import Measured
 from gemma4_repro.serving_bench.plan import ACCEPTED, ServingPlan, server_arguments
 from gemma4_repro.serving_bench.rows import build_rows, judge_targets, wrong_arms
-from gemma4_repro.step_bench.model_sizes import SIZES
+from gemma4_repro.step_bench.model_sizes import SIZES, gemm_ceiling
 from gemma4_triage.report.bench_origin import portable_command, portable_name
 from gemma4_triage.report.step_bench_document import SPEEDUP, TOLERANCE
 
