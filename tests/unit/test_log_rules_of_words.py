@@ -550,3 +550,32 @@ def test_what_a_release_does_not_serve_may_be_served_by_a_later_one():
 )
 def test_words_of_arguments_caches_and_packages_leave_one_cause(last, frame, words):
     assert words in told(only([died(last, (*frame, "f()"))]))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "cutlass.base_dsl.common.DSLUserCodeError: \nerror[TYPE_UNSTABLE_JOIN]: `n` has type `None` on one path",
+        "tvm.error.InternalError: Check failed: (0) is false: Cannot lower it, at /tilelang/src/tl/op.cc:12",
+        "tvm_ffi.error.TVMError: unsupported type",
+    ],
+)
+def test_a_kernel_that_its_compiler_refuses_is_of_another_release_of_the_compiler(said):
+    finding = only([f"{stamp(1)} Scheduler hit an exception: {TRACEBACK}[...]\n{said}\n"])
+    assert finding.rule == "told-by-words"
+    assert "nvidia-cutlass-dsl" in told(finding)
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("env: VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1\ncmd: vllm serve a/b -dp 8\n", "FUSION_SHARED_EXPERTS=0"),
+        ("$ VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1 vllm serve a/b\n", "FUSION_SHARED_EXPERTS=0"),
+        (started(enforce_shared_experts_fusion="True"), "leave --enforce-shared-experts-fusion out"),
+    ],
+)
+def test_a_name_of_experts_may_be_of_shared_ones_that_are_fused(start, words):
+    last = "KeyError: 'layers.0.ffn.experts.w13_weight_scale_inv'"
+    frame = ("models/x.py", "load_weights", "f()")
+    assert words in told(only([start, died(last, frame)]))
+    assert "FUSION_SHARED_EXPERTS" not in told(only([died(last, frame)]))
