@@ -353,6 +353,7 @@ class LogReading:
             self._remarks[name] = remarks.remark(line, stamp.rank, place)
             if name in remarks.FIRST_TOO:
                 self._remarks.setdefault(f"first_{name}", self._remarks[name])
+            remarks.keep_standing(self._remarks, name)
             if name == "orphan":
                 self._orphan(line)
             return False
