@@ -557,7 +557,7 @@ def test_words_of_arguments_caches_and_packages_leave_one_cause(last, frame, wor
     [
         "cutlass.base_dsl.common.DSLUserCodeError: \nerror[TYPE_UNSTABLE_JOIN]: `n` has type `None` on one path",
         "tvm.error.InternalError: Check failed: (0) is false: Cannot lower it, at /tilelang/src/tl/op.cc:12",
-        "tvm_ffi.error.TVMError: unsupported type",
+        "tvm_ffi.error.TVMError: InternalError: no layout for it in LayoutInference",
     ],
 )
 def test_a_kernel_that_its_compiler_refuses_is_of_another_release_of_the_compiler(said):
@@ -570,7 +570,6 @@ def test_a_kernel_that_its_compiler_refuses_is_of_another_release_of_the_compile
     ("start", "words"),
     [
         ("env: VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1\ncmd: vllm serve a/b -dp 8\n", "FUSION_SHARED_EXPERTS=0"),
-        ("$ VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1 vllm serve a/b\n", "FUSION_SHARED_EXPERTS=0"),
         (started(enforce_shared_experts_fusion="True"), "leave --enforce-shared-experts-fusion out"),
     ],
 )

@@ -70,8 +70,7 @@ def typed(line: bytes) -> dict[str, str]:
         return {}
     text = line[begin : begin + LONGEST_VALUE * 4].decode(errors="replace")
     model = _MODEL.match(text)
-    variables = dict(_VARIABLE.findall(line[:begin].decode(errors="replace")))
-    return variables | ({"model_path": model[1]} if model else {}) | _flags(text)
+    return ({"model_path": model[1]} if model else {}) | _flags(text)
 
 
 def noted(line: bytes) -> dict[str, str]:
