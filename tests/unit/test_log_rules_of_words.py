@@ -550,3 +550,110 @@ def test_what_a_release_does_not_serve_may_be_served_by_a_later_one():
 )
 def test_words_of_arguments_caches_and_packages_leave_one_cause(last, frame, words):
     assert words in told(only([died(last, (*frame, "f()"))]))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "cutlass.base_dsl.common.DSLUserCodeError: \nerror[TYPE_UNSTABLE_JOIN]: `n` has type `None` on one path",
+        "tvm.error.InternalError: Check failed: (0) is false: Cannot lower it, at /tilelang/src/tl/op.cc:12",
+        "tvm_ffi.error.TVMError: InternalError: no layout for it in LayoutInference",
+    ],
+)
+def test_a_kernel_that_its_compiler_refuses_is_of_another_release_of_the_compiler(said):
+    finding = only([f"{stamp(1)} Scheduler hit an exception: {TRACEBACK}[...]\n{said}\n"])
+    assert finding.rule == "told-by-words"
+    assert "nvidia-cutlass-dsl" in told(finding)
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("env: VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1\ncmd: vllm serve a/b -dp 8\n", "FUSION_SHARED_EXPERTS=0"),
+        (started(enforce_shared_experts_fusion="True"), "leave --enforce-shared-experts-fusion out"),
+    ],
+)
+def test_a_name_of_experts_may_be_of_shared_ones_that_are_fused(start, words):
+    last = "KeyError: 'layers.0.ffn.experts.w13_weight_scale_inv'"
+    frame = ("models/x.py", "load_weights", "f()")
+    assert words in told(only([start, died(last, frame)]))
+    assert "FUSION_SHARED_EXPERTS" not in told(only([died(last, frame)]))
+
+
+def of_vllm(minute: int, running: int, waiting: int, *, engine: int = 0) -> str:
+    rate = 40.5 * running
+    return (
+        f"(APIServer pid=1) INFO 06-12 09:{minute:02}:11 [loggers.py:259] Engine {engine:03}: Avg prompt throughput: "
+        f"{rate} tokens/s, Avg generation throughput: {rate} tokens/s, Running: {running} reqs, Waiting: {waiting} "
+        "reqs, GPU KV cache usage: 61.4%, Prefix cache hit rate: 0.0%\n"
+    )
+
+
+def test_vllm_stands_where_requests_wait_and_none_runs():
+    stands = [of_vllm(minute, 0, 2) for minute in (1, 2, 3)]
+    finding = only([of_vllm(0, 2, 0), *stands])
+    assert (finding.rule, finding.confidence) == ("queue-stands", "likely")
+    assert "61% of the KV cache is held" in told(finding)
+    # Another engine that is idle takes nothing back.
+    others = [of_vllm(minute, 0, 0, engine=1) for minute in (1, 2, 3)]
+    assert only([line for pair in zip(stands, others, strict=True) for line in pair]).rule == "queue-stands"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [of_vllm(minute, 0, 0) for minute in range(9)],
+        [of_vllm(minute, 3, 2) for minute in range(9)],
+        [of_vllm(minute, 0, 2) for minute in (1, 2)],
+        [of_vllm(1, 0, 2)] * 3,
+        [*(of_vllm(minute, 0, 2) for minute in (1, 2, 3)), of_vllm(4, 2, 0)],
+    ],
+    ids=["idle", "busy", "two-lines", "at-once", "runs-again"],
+)
+def test_vllm_that_is_idle_or_runs_does_not_stand(lines):
+    assert found_in(lines) == ()
+
+
+def test_sglang_stands_where_its_lines_have_none_running_and_some_waiting():
+    line = "[2026-11-24 03:0{}:00] Decode batch, #running-req: 0, #token: 9, token usage: 0.50, gen throughput "
+    line += "(token/s): 0.00, #queue-req: {}\n"
+    assert only([line.format(minute, 2) for minute in range(3)]).rule == "queue-stands"
+    assert found_in([line.format(minute, 0) for minute in range(3)]) == ()
+
+
+DRAFTS = "INFO 06-25 20:14:17 [metrics.py:100] SpecDecoding metrics: Mean acceptance length: {}, {}Per-position "
+DRAFTS += "acceptance rate: {}\n"
+
+
+def test_drafts_of_vllm_that_are_hardly_accepted():
+    lines = [
+        DRAFTS.format(2.23, "", "0.600, 0.385, 0.215, 0.031"),
+        DRAFTS.format(1.27, "", "0.242, 0.030, 0.000, 0.000"),
+    ]
+    finding = only(lines)
+    assert (finding.rule, finding.confidence) == ("drafts-never-accepted", "possible")
+    assert "num_speculative_tokens" in told(finding)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (2.23, "", "0.600, 0.385, 0.215, 0.031"),
+        (1.3, "", "0.200, 0.060, 0.030, 0.010"),
+        (1.33, "", "0.333, 0.000, 0.000, 0.000"),
+        (1.2, "Accepted: 2 tokens, Drafted: 40 tokens, ", "0.200, 0.000, 0.000, 0.000"),
+        (1.2, "", "0.200"),
+    ],
+    ids=["long", "later-ones", "few-drafts", "few-tokens", "one-position"],
+)
+def test_drafts_of_vllm_that_are_accepted_or_few(said):
+    assert found_in([DRAFTS.format(*said)]) == ()
+
+
+def test_an_argument_that_a_class_does_not_take_is_the_request_s_or_of_another_release():
+    failed = f'{stamp(2)} INFO:     10.8.1.20:5 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
+    failed += f"{stamp(2)} ERROR:    Exception in ASGI application\n{TRACEBACK}[...]\n"
+    failed += "TypeError: DeepSeekR1Detector.__init__() got an unexpected keyword argument 'force_nonempty_content'\n"
+    finding = only([decode(1), failed, decode(3)])
+    assert finding.rule == "refused-by-check"
+    assert "the request itself sends force_nonempty_content (chat_template_kwargs" in told(finding)

@@ -40,6 +40,11 @@ def found(arguments: str, *lines: str, of_records: bool = False) -> list[str]:
     return [suspect.id for suspect in suspects(facts) if (suspect.id in parts) is not of_records]
 
 
+def test_shared_experts_that_are_fused_are_suspected():
+    assert "shared-experts-fused" in found(f"{GEMMA}, enforce_shared_experts_fusion=True", of_records=True)
+    assert "shared-experts-fused" not in found(f"{GEMMA}, enforce_shared_experts_fusion=False", of_records=True)
+
+
 def test_a_plain_server_of_gemma_4_has_none():
     assert found(GEMMA) == []
 

@@ -365,6 +365,7 @@ class LogReading:
             self._remarks[name] = remarks.remark(line, stamp.rank, place)
             if name in remarks.FIRST_TOO:
                 self._remarks.setdefault(f"first_{name}", self._remarks[name])
+            remarks.keep_standing(self._remarks, name)
             if name == "orphan":
                 self._orphan(line)
             return False
@@ -413,7 +414,8 @@ class LogReading:
         elif kind in ("command", "note"):
             # What the server itself prints of its arguments says more, and what they came to.
             if not self._starts and (typed := (start_line.typed if kind == "command" else start_line.noted)(line)):
-                self._arguments = typed if kind == "command" else {**typed, **self._arguments}
+                variables = {name: value for name, value in self._arguments.items() if name.isupper()}
+                self._arguments = {**variables, **typed} if kind == "command" else {**typed, **self._arguments}
                 self._settings = events.asked_for(self._arguments)
                 self._noted = self._noted or (kind == "note" and len(self._settings) > 1)
             if kind == "command" and b"vllm" in line:

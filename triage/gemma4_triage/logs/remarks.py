@@ -178,6 +178,30 @@ def remark(line: bytes, rank: str, place: Place) -> Remark:
     return Remark(place, rank, line[:_LONGEST_TEXT].decode(errors="replace").strip())
 
 
+STANDING = "standing engine "
+"""Before an engine's name, and " 1" to " 3": vLLM's first, second and last line in a row by which it stands."""
+_STANDS = re.compile(
+    r"Avg prompt throughput: 0\.0 .{0,40}generation throughput: 0\.0 .{0,20}Running: 0 reqs,.{0,30}?"
+    r"(?:Waiting|Pending): [1-9]\d* reqs"
+)
+_ENGINE = re.compile(r"Engine (\d{1,4}): ")
+_MOST_ENGINES = 64
+
+
+def keep_standing(kept: dict[str, Remark], name: str) -> None:
+    """Keep vLLM's lines in a row by which requests wait and none runs; a line by which one runs ends them."""
+    if name != "vllm_serves":
+        return
+    said = kept[name]
+    found = _ENGINE.search(said.text)
+    lines = [f"{STANDING}{found[1] if found else ''} {number}" for number in (1, 2, 3)]
+    if _STANDS.search(said.text) is None:
+        for line in lines:
+            kept.pop(line, None)
+    elif len(kept) < len(MARKS) + 3 * _MOST_ENGINES:
+        kept[next((line for line in lines if line not in kept), lines[-1])] = said
+
+
 class StackReader:
     """Reads what py-spy printed of one process after another; `inside` says whether the next line may belong to one."""
 

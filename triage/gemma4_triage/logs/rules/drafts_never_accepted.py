@@ -16,6 +16,24 @@ _OF_VLLM = pattern(r"\bAccepted: 0 tokens, Drafted: (\d+) tokens")
 _MANY = 100  # drafted tokens
 
 
+_MEAN = pattern(r"Mean acceptance length: (\d+\.\d+)")
+_DRAFTED = pattern(r"Drafted: (\d+) tokens")
+_POSITIONS = pattern(r"Per-position acceptance rate: ((?:[01]\.\d+, )+[01]\.\d+)")
+_SHORT, _FEWEST_POSITIONS, _ONE_IN = 1.35, 3, 0.05
+
+
+def _hardly(text: str) -> str:
+    """Return vLLM's mean acceptance length where it is near 1 and later positions accept nothing; else ""."""
+    mean, rates, drafted = _MEAN.search(text), _POSITIONS.search(text), _DRAFTED.search(text)
+    if not mean or not rates or float(mean[1]) > _SHORT:
+        return ""
+    positions = [float(rate) for rate in rates[1].split(", ")]
+    some = [rate for rate in positions if rate]
+    # Where no count is there, the smallest share says how many drafts it is of at least.
+    many = int(drafted[1]) >= _MANY if drafted else bool(some) and min(some) <= _ONE_IN
+    return mean[1] if many and len(positions) >= _FEWEST_POSITIONS and not any(positions[len(positions) // 2 :]) else ""
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     if (told := facts.remarks.get("vllm_drafts")) and (found := _OF_VLLM.search(told.text)) and int(found[1]) >= _MANY:
         yield Finding(
@@ -30,6 +48,25 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 "draft beside it",
                 "check that the draft was made for this target",
             ),
+        )
+    elif told is not None and (hardly := _hardly(told.text)):
+        yield Finding(
+            rule=RULE.id,
+            cause=f"vLLM's drafts are hardly accepted: {hardly} tokens a step, of which one is the target's own, and "
+            "none of the later positions. Draft and target do not fit, or the draft does not see what it was trained "
+            "to see: as where a release runs its sliding window layers as full ones, and the context outgrew them.",
+            confidence=Confidence.POSSIBLE,
+            evidence=(at(facts, told.place, told.text, "its last count"),),
+            ruled_out_if=(
+                "short prompts of another kind are accepted no better: then the draft knows such text little",
+            ),
+            advice=(
+                "a later release (image), which honours the draft's sliding window layers; short and long contexts "
+                "apart tell: if acceptance falls as a context grows, it is that",
+                "fewer num_speculative_tokens: positions that are never accepted cost time alone",
+                "check that the draft was made for this target and its chat template",
+            ),
+            upstream=("vLLM 40898",),
         )
     for rank in facts.schedulers:
         length = rank.accept_length

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import LogFacts, Place, RankFacts
-from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over, remarked
+from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
+from gemma4_triage.logs.remarks import STANDING, number_in
+from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over, pattern, remarked
 
 LONG_S = 60.0
 """Without a batch, while requests wait. The longest steps and compilations that a sound server has end before."""
@@ -17,7 +17,17 @@ LONG_S = 60.0
 def _find(facts: LogFacts) -> Iterator[Finding]:
     if facts.deaths or facts.alarms:
         return
+    for name, last in facts.remarks.items():
+        if not name.startswith(STANDING) or not name.endswith(" 3"):
+            continue
+        first = facts.remarks[f"{name[:-1]}1"]
+        if (seconds := _between(_stamp(first), _stamp(last))) is not None and seconds >= _STANDS_S:
+            yield _of_vllm(facts, first, last, seconds)
+            return
     for rank in facts.schedulers:
+        if (lines := _without_any(rank)) is not None:
+            yield _tell(facts, rank, *lines)
+            return
         last = _last_batch(rank)
         if last is None or not last["queued_max"]:
             continue
@@ -40,6 +50,67 @@ def _between(begin: str, end: str) -> float | None:
         return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
     except (TypeError, ValueError):
         return None
+
+
+_STANDS_S, _STANDS_LINES = 20.0, 3
+
+
+def _without_any(rank: RankFacts) -> tuple[dict, float] | None:
+    """Return the last batch line, and for how long all up to it have had none running and some waiting."""
+    points = [dict(zip(rank.series, values, strict=True)) for values in zip(*rank.series.values(), strict=True)]
+    still: list[dict] = []
+    for point in reversed(points):
+        if point["running_max"] or point["new_tokens"] or point["generated_per_s"] or not point["queued_max"]:
+            break
+        still.append(point)
+    if rank.moving_lines or sum(point["batch_lines"] for point in still) < _STANDS_LINES:
+        return None
+    seconds = _between(still[-1]["time"], still[0]["time"])
+    return (still[0], seconds) if seconds is not None and seconds >= _STANDS_S else None
+
+
+_STAMP = pattern(r"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d:\d\d:\d\d)")
+_A_YEAR = "2024"  # vLLM's stamps have none; that of a leap year has all days
+
+
+def _stamp(line: Remark) -> str:
+    """Return the stamp of a line of vLLM's."""
+    found = _STAMP.search(line.text)
+    return f"{found[1] or _A_YEAR}-{found[2]}-{found[3]}T{found[4]}" if found else line.place.time
+
+
+_HELD = 5  # percent of the KV cache
+
+
+def _of_vllm(facts: LogFacts, first: Remark, last: Remark, seconds: float) -> Finding:
+    usage = number_in(last.text.replace("usage: ", "usage "), "KV cache usage")
+    held = usage is not None and usage >= _HELD
+    return Finding(
+        rule=RULE.id,
+        cause=f"Requests wait and none runs, for {seconds:.0f} s: the scheduler takes none of them in"
+        + (
+            f", while {usage:.0f}% of the KV cache is held, though nothing runs: by requests that are parked (their KV "
+            "is on its way from a connector or an offload) and hold what the first in the queue needs."
+            if held
+            else ". The first in the queue can never be admitted, or waits for something outside: its KV from "
+            "another server, a grammar, an adapter."
+        ),
+        confidence=Confidence.LIKELY if seconds >= LONG_S else Confidence.POSSIBLE,
+        evidence=(
+            at(facts, first.place, first.text, "the first line that shows none running"),
+            at(facts, last.place, last.text, "the last one"),
+            *of_settings(facts, "kv_transfer_config", "max_num_seqs", "max_model_len"),
+        ),
+        ruled_out_if=("a later line has requests running: then the first only had to wait",),
+        advice=(
+            "restart it without the KV connector or offloading (--kv-transfer-config, --kv-offloading-size): if it "
+            "then runs, KV on its way deadlocks with admission; a later release of vLLM, or more room and fewer "
+            "requests at once (--max-num-seqs)",
+            "if it stands without one too: the first request alone, which may need more KV than there is "
+            "(--max-model-len, its max_tokens), then once without structured output and adapters",
+            "/health answers 200 all the same: py-spy dump of the engine's process says whether it waits or turns",
+        ),
+    )
 
 
 def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Finding:

@@ -115,7 +115,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
         return
     # What serves HTTP starts the processes too, which it had done by then.
     part = REQUEST if part is LAUNCH else part
-    call = CALL.search(error.message)
+    call, unknown = CALL.search(error.message), _UNKNOWN_ARGUMENT.search(error.message)
     of_input = next((one for one in written("refused_by_check.toml") if one.words.search(error.message)), None)
     why = "its exception is of that request, not of the load"
     lacks = _LACKS.search(error.message) if error.type_name == "AttributeError" else None
@@ -134,6 +134,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
         confidence=Confidence.LIKELY if call or of_input or lacks else Confidence.POSSIBLE,
         evidence=(at(facts, error.place, exception_text(error), f"what the request failed of, in {error.frame}"),),
         advice=(
+            *((_LEAVE_OUT.format(unknown[2]),) if unknown else ()),
             *(("another release or image of SGLang, with the packages that it pins",) if call or lacks else ()),
             *((of_input.advice,) if of_input else ()),
             *((_NO_TOKENIZER,) if facts.settings.get("skip_tokenizer_init") == "True" else ()),
@@ -143,11 +144,38 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
+_UNKNOWN_ARGUMENT = pattern(r"([\w.]+\(\)) got an unexpected keyword argument '(\w{1,60})'")
+_LEAVE_OUT = (
+    "look whether the request itself sends {0} (chat_template_kwargs, sampling parameters, options of tools, "
+    "extra_body): leave it out there, for what reads it in this release does not take it"
+)
+
+
+def _of_an_argument(facts: LogFacts, error: Death, called: str, name: str) -> Finding:
+    return Finding(
+        rule=ID,
+        cause=f"Requests failed, and the server went on: {called} was given {name}, which it does not take in this "
+        "release. The request sends it, for another model or parser, or two parts here are of different releases.",
+        confidence=Confidence.LIKELY,
+        evidence=(at(facts, error.place, exception_text(error), "what the request failed of"),),
+        ruled_out_if=("the same request is answered by the same build",),
+        advice=(
+            _LEAVE_OUT.format(name),
+            "if it does not: the packages that the server's release pins, not two checkouts or images mixed; then a "
+            f"later release, whose {called} takes {name} or passes it over",
+        ),
+    )
+
+
 _OF_MEDIA = pattern(r"(?i)processor|image|video|audio|vision|media|mm_")
 
 
 def _of_a_class(facts: LogFacts) -> Iterator[Finding]:
-    """Yield that requests failed of an attribute that a class of the server's lacks, whatever frames are left of it."""
+    """Yield that requests failed of what a class of the server's lacks or does not take, whatever frames are left."""
+    for one in reversed(facts.errors):
+        if one.type_name == "TypeError" and (unknown := _UNKNOWN_ARGUMENT.search(one.message)):
+            yield _of_an_argument(facts, one, unknown[1], unknown[2])
+            return
     found = ((error, _LACKS.search(error.message)) for error in reversed(facts.errors))
     error, lacks = next(
         (

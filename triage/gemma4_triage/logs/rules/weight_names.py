@@ -264,6 +264,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
+            *(_unfused(facts) if name and "experts" in name[0] else ()),
             *((_NOT_READ,) if unknown else ()),
             *((f"--quantization {method}, by the name of the checkpoint",) if method else ()),
             *of_name,
@@ -278,6 +279,22 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if death.package != "vllm" and not _NO_PLACE.search(death.message):
         return finding
     return finding.model_copy(update={"advice": tuple(one.replace("of SGLang", "of vLLM") for one in finding.advice)})
+
+
+_FUSED = (
+    ("enforce_shared_experts_fusion", "leave --enforce-shared-experts-fusion out"),
+    ("VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS", "set VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=0"),
+)
+
+
+def _unfused(facts: LogFacts) -> Iterator[str]:
+    """Yield how to load shared experts apart from routed ones, where the start has them fused."""
+    for setting, look in _FUSED:
+        if {**facts.arguments, **facts.settings}.get(setting, "0") not in ("0", "False", "false", "None"):
+            yield (
+                f"{look}: it loads shared experts into the place of a routed one, which takes those that are "
+                "quantised alike alone, and not with data parallelism"
+            )
 
 
 def _of_an_update(facts: LogFacts, death: Death, updated: Remark) -> Finding:
