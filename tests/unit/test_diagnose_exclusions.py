@@ -215,6 +215,7 @@ UNLESS_PROVEN = {
     ("evicted-not-freed", "it is the other"),
     ("evicted-page-counted", "the pages are at other places"),
     ("evicted-page-counted", "the pages without"),
+    ("evicted-page-counted", "somebody gave"),
     ("finished-requests-not-released", "the pages were lost"),
     ("pages-lost-between-calls", "the group held them"),
     ("free-list-entry-wrong", "a call that"),

@@ -116,6 +116,10 @@ def _agrees(seen: Seen) -> bool | None:
     return (_excess(seen.dump) or 0) <= 0
 
 
+def _is_told_who(seen: Seen) -> bool | None:
+    return None if seen.finding.structure is None else False
+
+
 def _is_exact(dump: Dump) -> bool | None:
     if (_excess(dump) or 0) <= 0:
         return False
@@ -130,6 +134,7 @@ RULE = Rule(
         Exclusion("the SWA pool's equation holds, or tokens are missing from it", _agrees),
         Exclusion("the pages are at other places of the request's row than it counts", in_dump(_is_told_where)),
         Exclusion("the pages without an SWA slot are not exactly what is too much", in_dump(_is_exact)),
+        Exclusion("somebody gave these pages back beside the cache", _is_told_who),
     ),
     injected_by=("page-over-count",),
     leads_to=("pool-leak",),

@@ -101,11 +101,7 @@ def find(incident: Incident) -> Finding | None:
             *(() if wrong.structure is Structure.ROW_INDICES else (met_by(dump, structure),)),
             *wrong.proof,
             *(given_back(dump) if freed else ()),
-            *(
-                (said(dump, "scalars.null_page_given", "whether the pool's latest hand-out had page 0"),)
-                if given
-                else ()
-            ),
+            *((said(dump, "scalars.null_page_given", "whether the pool's latest hand-out had page 0"),) * given),
             *_asked(dump),
         ),
         advice=(
