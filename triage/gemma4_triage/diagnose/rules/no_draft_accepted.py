@@ -18,9 +18,9 @@ def find(incident: Incident) -> Finding | None:
     return Finding(
         rule=ID,
         cause=(
-            "Hardly one draft was ever accepted since this server started. Likely causes, in this order: a draft model "
-            "that is not of this target; drafts that read other keys than the target wrote; a text or a temperature "
-            "that nobody can guess. Answers are right either way, since the target verifies every token."
+            "Hardly one draft was ever accepted since this server started: the draft model is not of this target, or "
+            "drafts read other keys than the target wrote, or the text is hard to guess at its temperature. Answers "
+            "are right either way, since the target verifies every token."
         ),
         confidence=Confidence.POSSIBLE,
         evidence=(
