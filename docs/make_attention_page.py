@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gemma4_kernels.decode_attention.spec import CLUSTER_PARTS
+from gemma4_kernels.decode_attention.spec import CLUSTER_PARTS, CLUSTER_REQUESTS
 from gemma4_triage.cli.option_names import todays_line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,12 +20,18 @@ STEPS = [
     BENCH / "step_attention_h200_2026-11-25_e4b_32000.json",
 ]
 FRONTS = [
-    BENCH / "step_tail_h200_2026-11-28_e2b.json",
-    BENCH / "step_wide_front_h200_2026-11-28_e4b.json",
+    *(BENCH / f"step_tail_h200_2026-11-28_{name}.json" for name in ("e4b", "e2b", "26b")),
+    *(BENCH / f"step_front_h200_2026-11-28_{name}.json" for name in ("e4b_128", "e4b_8192", "e4b_32000", "e2b_8192")),
+    *(BENCH / f"step_many_h200_2026-11-28_{name}.json" for name in ("e4b", "e2b")),
     *(BENCH / f"step_front_h200_2026-11-27_{name}.json" for name in ("e4b", "e2b", "26b")),
 ]
-"""The newest first: of a model's batch that several have, it is the one that is shown."""
+"""The newest first: of a model's batch and context that several have, it is the one that is shown."""
+OLD_FRONTS = 3
+"""So many of them, the last, are of clusters without tensor cores."""
+MANY = [BENCH / f"step_front_of_many_h200_2026-11-28_{name}.json" for name in ("e4b", "e2b")]
+"""Steps of more requests than have it today, with it."""
 SERVING = BENCH / "serving_decode_e4b_h200_2026-11-23.json"
+SERVING_TODAY = BENCH / "load_decode_e4b_h200_2026-11-28.json"
 
 HEAD = """# Attention of a decode step
 
@@ -71,21 +77,30 @@ FRONT_HEAD = """
 {commands}
 ```
 
-With `attention-front`, a default, queries and the new key are normed and turned, and the new key and value stored,
-with no launches of their own. In full layers, and in sliding ones of many requests, it is the kernel above that does
-so; each of its programs norms the heads it needs, and the one with the newest slot begins its sum with the key and
-value that it has made. Sliding layers of few requests have a kernel in CUDA C++
+With `attention-front`, a default, queries and the new key of up to {most_requests} requests are normed and turned, and
+the new key and value stored, with no launches of their own. In full layers, and in sliding ones that have no kernel
+below, it is the kernel above that does so; each of its programs norms the heads it needs, and the one with the newest
+slot begins its sum with the key and value that it has made. Sliding layers of few requests have a kernel in CUDA C++
 ([clustered.cu](../kernels/gemma4_kernels/decode_attention/clustered.cu)): {most} blocks, or {least} where that many do
 not run at a time, are a cluster that shares a request's keys and adds up in each other's memory, and their first keys
 and values are under way while the kernel ahead still runs.
 
-The first command measured today's kernels, in the one row that its time was enough for. The others measured clusters
-that multiplied without tensor cores and kept only a part of a request's keys under way, and shared the keys among 8
-blocks wherever that many ran at a time; the second of them with full layers, the rest with clusters alone: full layers,
-and sliding ones of more requests, were apart in both of their arms. *apart* is the step without it (arm `all-apart`),
-*ours* with it (arm `all`); {context} tokens of context. Logits were compared before anything was timed.
+*apart* is the step without it (arm `all-apart`), *ours* with it (arm `all`). Logits were compared before anything was
+timed. Rows of {most_requests} and of 26B's 3 requests come from the last {old} commands, with clusters that multiplied
+without tensor cores and kept only a part of a request's keys under way, and with full layers apart in both arms. With
+more than {most_requests} requests both arms have the same graph today, because one launch was slower in most of these
+(E4B's 4 requests had `layer-tail`, which is not in force there today):
 
-| model, batch | as shipped, ms | apart, ms | ours, ms | apart / ours | as shipped / ours | kernels |
+```
+{many_commands}
+```
+
+| model, batch | apart, ms | one launch, ms | apart / one launch |
+|---|---|---|---|
+{many}
+What is in force today:
+
+| model, batch, context | as shipped, ms | apart, ms | ours, ms | apart / ours | as shipped / ours | kernels |
 |---|---|---|---|---|---|---|
 """
 
@@ -102,6 +117,17 @@ as shipped, up to an answer's first other one, with random weights, whose best t
 
 | requests x tokens in/out | as shipped | without products | products | attention | same tokens, in that order |
 |---|---|---|---|---|---|
+"""
+
+TODAY_HEAD = """
+The same of all defaults, with the kernels of {date}:
+
+```
+{command}
+```
+
+| requests x tokens in/out | as shipped | all defaults | as shipped / defaults | whole load, as shipped / defaults |
+|---|---|---|---|---|
 """
 
 END = """
@@ -134,18 +160,28 @@ def step_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"| {model}, {batch}, {context} | {shipped:.2f} | {theirs:.2f} | {ours:.2f} | {ratios} |"
 
 
-def front_lines(document: dict[str, Any], shown: set[tuple[str, int]]) -> Iterator[str]:
+def front_lines(document: dict[str, Any], shown: set[tuple[str, int, int]]) -> Iterator[str]:
     """Yield a line per batch of a step with and without `attention-front` that is not shown yet, and add it to them."""
     rows = {(row["batch"], row["arm"]): row for row in document["rows"]}
     (model,) = document["models"]
-    for batch in sorted({batch for batch, _ in rows if (model, batch) not in shown}):
-        shown.add((model, batch))
+    context = document["method"]["context_tokens"]
+    for batch in sorted({batch for batch, _ in rows if (model, batch, context) not in shown}):
+        shown.add((model, batch, context))
         shipped, apart, ours = (rows[batch, arm]["step_us"]["median"] / 1000 for arm in ("shipped", "all-apart", "all"))
         kernels = rows[batch, "all"]["kernels"]
         yield (
-            f"| {model}, {batch} | {shipped:.2f} | {apart:.2f} | {ours:.2f} | x{apart / ours:.3f} | "
+            f"| {model}, {batch}, {context} | {shipped:.2f} | {apart:.2f} | {ours:.2f} | x{apart / ours:.3f} | "
             f"x{shipped / ours:.3f} | {kernels} |"
         )
+
+
+def many_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line per batch of a step of more requests than have `attention-front` today."""
+    us = {(row["batch"], row["arm"]): row["step_us"]["median"] / 1000 for row in document["rows"]}
+    (model,) = document["models"]
+    for batch in sorted({batch for batch, _ in us}):
+        apart, one = us[batch, "all-apart"], us[batch, "all"]
+        yield f"| {model}, {batch} | {apart:.2f} | {one:.2f} | x{apart / one:.3f} |"
 
 
 def serving_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -158,8 +194,21 @@ def serving_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"| {shape} | {times} | {same} of {rows[shape, arms[0]]['same_tokens'][1]} |"
 
 
+def today_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line per shape of a load with all defaults and with none."""
+    rows = {(row["shape"], row["arm"]): row for row in document["rows"]}
+    for shape in dict.fromkeys(shape for shape, _ in rows):
+        shipped, ours = (rows[shape, arm]["tpot_ms"]["median"] for arm in ("none", "attention"))
+        whole = rows[shape, "attention"]["speedup"]["median"]
+        yield f"| {shape} | {shipped:.2f} | {ours:.2f} | x{shipped / ours:.2f} | x{whole:.2f} |"
+
+
 def markdown(
-    document: dict[str, Any], steps: list[dict[str, Any]], fronts: list[dict[str, Any]], serving: dict[str, Any]
+    document: dict[str, Any],
+    steps: list[dict[str, Any]],
+    fronts: list[dict[str, Any]],
+    many: list[dict[str, Any]],
+    serving: list[dict[str, Any]],
 ) -> str:
     """Return the page."""
     found = list(cells(document["rows"]))
@@ -180,19 +229,32 @@ def markdown(
     text += STEP_HEAD.format(commands="\n".join(broken(step["command"]) for step in steps))
     text += "".join(f"{line}\n" for step in steps for line in step_lines(step))
     most, least = CLUSTER_PARTS
-    commands, context = "\n".join(broken(one["command"]) for one in fronts), fronts[0]["method"]["context_tokens"]
-    text += FRONT_HEAD.format(commands=commands, most=most, least=least, context=context)
-    shown: set[tuple[str, int]] = set()
+    text += FRONT_HEAD.format(
+        commands="\n".join(broken(one["command"]) for one in fronts),
+        many_commands="\n".join(broken(one["command"]) for one in many),
+        many="".join(f"{line}\n" for one in many for line in many_lines(one)),
+        most=most,
+        least=least,
+        most_requests=CLUSTER_REQUESTS,
+        old=OLD_FRONTS,
+    )
+    shown: set[tuple[str, int, int]] = set()
     text += "".join(f"{line}\n" for front in fronts for line in front_lines(front, shown))
-    text += SERVING_HEAD.format(command=broken(serving["command"]), rounds=serving["method"]["rounds"])
-    text += "".join(f"{line}\n" for line in serving_lines(serving))
+    of_each, today = serving
+    text += SERVING_HEAD.format(command=broken(of_each["command"]), rounds=of_each["method"]["rounds"])
+    text += "".join(f"{line}\n" for line in serving_lines(of_each))
+    text += TODAY_HEAD.format(command=broken(today["command"]), date=today["date"][:10])
+    text += "".join(f"{line}\n" for line in today_lines(today))
     return text + END
 
 
-def read_documents() -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """Return the kernel's rows, the steps, those with and without a front, and the server's load."""
-    steps, fronts = ([json.loads(path.read_text()) for path in paths] for paths in (STEPS, FRONTS))
-    return json.loads(ROWS.read_text()), steps, fronts, json.loads(SERVING.read_text())
+def read_documents() -> tuple[
+    dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]
+]:
+    """Return the kernel's rows, the steps, those with and without a front, those of many requests, and two loads."""
+    groups = STEPS, FRONTS, MANY, [SERVING, SERVING_TODAY]
+    steps, fronts, many, serving = ([json.loads(path.read_text()) for path in paths] for paths in groups)
+    return json.loads(ROWS.read_text()), steps, fronts, many, serving
 
 
 if __name__ == "__main__":

@@ -23,15 +23,7 @@ STREAMED_STEPS = [
     ROOT / "docs" / "bench" / f"step_streamed_h200_2026-11-26_{model}.json" for model in ("e4b", "e2b", "26b")
 ]
 TAIL = ROOT / "kernels" / "bench" / "rows" / "layer_tail_h200_2026-11-28.json"
-TAIL_STEPS = [
-    ROOT / "docs" / "bench" / name
-    for name in (
-        "step_tail_h200_2026-11-28_e2b.json",
-        "step_wide_front_h200_2026-11-28_e4b.json",
-        "step_tail_h200_2026-11-27_e2b.json",
-    )
-]
-"""The newest first: of a model's batch that several have, it is the one that is shown."""
+TAIL_STEPS = [ROOT / "docs" / "bench" / f"step_tail_h200_2026-11-28_{model}.json" for model in ("e4b", "e2b")]
 PEERS = ROOT / "kernels" / "bench" / "rows" / "product_peers_h200_2026-11-26.json"
 SHOWN = (1, 8, 16)
 STREAMED_AT_ONE_ROW = ("e4b", "e2b")
@@ -197,9 +189,9 @@ Six products, of which one is the next layer's, and five norms follow the attent
 embeddings. `layer-tail` ([layer_tail.cu](../kernels/gemma4_kernels/layer_tail/layer_tail.cu)) is all of them in one
 launch, for at most 8 rows: a block on each multiprocessor, whose ring goes on filling with the next product's weights
 while rows go from block to block and are normed. Blocks wait for each other, so the launch is cooperative. Its table
-names it where it was faster than the ops one by one, and where a whole step was: up to {most} rows. Of E4B's steps of 1
-and 2 rows, and of all of E2B's, it leaves 16 multiprocessors to the attention of so few requests: a block there would
-begin when that ends, with an empty ring, and all others would wait for it.
+names it where it was faster than the ops one by one, and where a whole step was: up to {e4b} rows of E4B and {e2b} of
+E2B. There it leaves 16 multiprocessors to the attention of so few requests: a block there would begin when that ends,
+with an empty ring, and all others would wait for it.
 
 ```
 {command}
@@ -221,40 +213,34 @@ Whole steps, all defaults with and without it, 768 tokens of context:
 | model, batch | as shipped, ms | one by one, ms | ours, ms | one by one / ours | as shipped / ours | kernels |
 |---|---|---|---|---|---|---|
 """
-TAIL_STEP_END = """
-The first row is of today's kernels. Those below were measured before attention multiplied on tensor cores and before
-blocks met without waiting for an answer; they have not been measured again.
-"""
 
 
 def tail(document: dict[str, Any], steps: list[dict[str, Any]], bytes_per_s: float) -> str:
     """Return the section on layers of one launch."""
     gpu = document["gpu"]["name"]
     taken = {
-        row["rows"]: bool((plans := tail_plans(gpu, row["hidden"], row["wide"], row["inner"])) and plans[row["rows"]])
+        (use.split(".")[0], row["rows"])
         for row in document["rows"]
+        if (plans := tail_plans(gpu, row["hidden"], row["wide"], row["inner"])) and plans[row["rows"]]
+        for use in row["uses"]
     }
-    most = max(rows for rows, is_taken in taken.items() if is_taken)
-    text = TAIL_HEAD.format(most=most, command=document["command"], rate=bytes_per_s / 1e12)
+    most = {model: max(rows for one, rows in taken if one == model) for model in ("e4b", "e2b")}
+    text = TAIL_HEAD.format(**most, command=document["command"], rate=bytes_per_s / 1e12)
     for row in document["rows"]:
         ours, limit_us = row["us"]["ours"]["median"], row["weight_bytes"] / bytes_per_s * 1e6
         times = f"{row['us']['one-by-one']['median']:.1f} | {ours:.1f} | {limit_us:.1f} | {limit_us / ours:.0%}"
         text += f"| {', '.join(row['uses'])} | {row['rows']} | {times} |\n"
     commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
     text += TAIL_STEP_HEAD.format(commands="\n".join(commands))
-    shown: set[tuple[str, int]] = set()
     for step in steps:
         rows = {(row["batch"], row["arm"]): row for row in step["rows"]}
         (model,) = step["models"]
-        for batch in (batch for batch, arm in rows if arm == "all" and taken[batch]):
-            if (model, batch) in shown:
-                continue
-            shown.add((model, batch))
+        for batch in (batch for batch, arm in rows if arm == "all" and (model, batch) in taken):
             cells = [rows[batch, arm] for arm in ("shipped", "all-separate", "all")]
             shipped, separate, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
             ratios = f"x{separate / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
             text += f"| {model}, {batch} | {shipped:.2f} | {separate:.2f} | {ours:.2f} | {ratios} |\n"
-    return text + TAIL_STEP_END + "\n"
+    return text + "\n"
 
 
 PEERS_HEAD = """## Beside other libraries

@@ -44,8 +44,8 @@ CANDIDATES = {
     1536: (TailPlan(1536, 8, 3, 12), TailPlan(1536, 8, 3, 8)),
 }
 """By width of the residual stream. Rings of other stages, and more or fewer warps, made a whole step slower."""
-NO_GAIN = (8,)
-"""Rows of which a whole step was not faster with it, though its products and norms are."""
+NO_GAIN = {2560: (4, 8), 1536: (8,)}
+"""By width of the residual stream, rows of which a whole step was not faster with it, though products and norms are."""
 SPARED = {2560: {1: 16, 2: 16}, 1536: {1: 16, 2: 16, 4: 16}}
 """Multiprocessors that a plan leaves to the attention, by width and rows: as many as that takes of so few requests
 (decode_attention's `cluster_parts`), where a whole step was faster so. With 8, with 32, or with 16 for more requests,
@@ -232,7 +232,7 @@ def table_text(document: dict[str, Any], rows_file: Path) -> str:
     entries: dict[tuple[int, int, int], dict[str, list[int] | None]] = {}
     for row in document["rows"]:
         us, rows = row["us"], row["rows"]
-        gains = us["ours"]["median"] < us["one-by-one"]["median"] and rows not in NO_GAIN
+        gains = us["ours"]["median"] < us["one-by-one"]["median"] and rows not in NO_GAIN[row["hidden"]]
         spared = SPARED.get(row["hidden"], {}).get(rows, 0)
         plan = [*row["plan"][: TailPlan._fields.index("spared")], *([spared] if spared else [])]
         entries.setdefault((row["hidden"], row["wide"], row["inner"]), {})[str(rows)] = plan if gains else None

@@ -422,7 +422,7 @@ def test_the_table_of_the_front_page():
         return f"| {words} | {times[0]} | {times[1]} | {of_ratio(found[arm]['speedup'])} |"
 
     def one_step(words, model, batch):
-        document = json.loads((ROOT / "docs" / "bench" / f"step_attention_h200_2026-11-25_{model}.json").read_text())
+        document = json.loads((ROOT / "docs" / "bench" / f"step_tail_h200_2026-11-28_{model}.json").read_text())
         cells = [row for row in document["rows"] if row["batch"] == batch]
         found = {row["arm"]: row for row in cells}
         times = [f"{found[name]['step_us']['median'] / 1000:.2f} ms" for name in ("none", "all")]

@@ -62,7 +62,7 @@ def test_what_the_manual_says_of_layers_of_one_launch_is_in_the_rows(page):
     gain = {key[:2]: us[(*key[:2], "all-separate")] / us[(*key[:2], "all")] for key in us if key[2] == "all"}
     said = (ROOT / "docs" / "patches.md").read_text()
     (paragraph,) = [part for part in said.split("\n\n") if part.startswith("`layer-tail`")]
-    cells = [(model, batch) for model in ("e4b", "e2b") for batch in (1, 2, 4)]
+    cells = [("e4b", 1), ("e4b", 2), ("e2b", 1), ("e2b", 2), ("e2b", 4)]
     assert re.findall(r"x\d\.\d\d", paragraph) == [f"x{gain[cell]:.2f}" for cell in cells]
     assert all(gain[cell] > 1 for cell in cells)
     assert all(document["wrong"] == document["lost"] == [] for document in steps)

@@ -6,7 +6,8 @@ from kernel_paths import DEVICE, PATHS, cases_here, needs_kernel
 
 from gemma4_kernels.cuda_source import compiled
 from gemma4_kernels.decode_attention import clustered, spec
-from gemma4_kernels.decode_attention.launch import Front, NewKeys, Plan, cluster_parts, decode_attention
+from gemma4_kernels.decode_attention.launch import Front, NewKeys, Plan, cluster_parts, decode_attention, front_reason
+from gemma4_kernels.decode_attention.spec import CLUSTER_REQUESTS
 
 # Triton's interpreter cuts bf16 off instead of rounding it.
 DTYPES = (torch.float32, torch.float16) + ((torch.bfloat16,) if DEVICE == "cuda" else ())
@@ -323,6 +324,14 @@ def test_a_request_has_as_many_blocks_as_are_spared_or_run_at_a_time(requests, h
 def front_with(step, **changed):
     new = step.front.new._replace(**{name: changed.pop(name) for name in list(changed) if name in NewKeys._fields})
     return step.front._replace(new=new, **changed)
+
+
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_more_requests_than_were_faster_keep_launches_of_their_own(head_dim):
+    """As E4B has them: 2 key heads in layers of both kinds."""
+    few, many = (Step((1,) * n, 2, 4, head_dim, torch.float32) for n in (CLUSTER_REQUESTS, CLUSTER_REQUESTS + 1))
+    assert front_reason(few.q, few.keys, few.values, few.front) is None
+    assert "13 requests" in (front_reason(many.q, many.keys, many.values, many.front) or "")
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,8 @@ def front_reason(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, fron
     """Say why norms, store and attention had better be launches of their own; None where one was measured faster."""
     measured = q.shape[2] == _WIDE or (q.shape[2], keys.shape[1]) == (CLUSTER_DIM, 2)
     reason = None if measured else _clustered_reason(q, keys, values, front, q)
+    if q.shape[0] > CLUSTER_REQUESTS:
+        reason = f"{q.shape[0]} requests, and it was slower with more than {CLUSTER_REQUESTS}"
     return f"one launch for all is not known to be faster: {reason}" if reason else None
 
 

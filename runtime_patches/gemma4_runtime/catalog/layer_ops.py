@@ -269,7 +269,7 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "tests/unit/test_layer_tail_patch.py",
                 "tests/engine/test_layer_ops_live.py",
                 "kernels/bench/rows/layer_tail_h200_2026-11-28.json::layer_tail",
-                "docs/bench/step_wide_front_h200_2026-11-28_e4b.json::all-separate",
+                "docs/bench/step_tail_h200_2026-11-28_e4b.json::all-separate",
             ),
         ),
     ),
@@ -312,14 +312,14 @@ LAYER_OPS: tuple[Patch, ...] = (
             why="Ahead of a decode step's attention two short launches norm, turn and store a few rows while the "
             "memory is idle, and a window's few keys are read late.",
             eligibility="What decode-attention and qk-norm-rope take, both in force, without speculation, in SGLang's "
-            "own pools: full layers, whose heads have 512 elements; sliding ones of 2 key heads, as E4B's; and of "
-            "others few requests, 12 of E2B, 3 of 26B, in bf16 on Hopper or newer.",
+            "own pools, of at most 12 requests: full layers, whose heads have 512 elements; sliding ones of 2 key "
+            "heads, as E4B's; others, 3 requests of 26B, in bf16 on Hopper or newer.",
             fallback="Both of those, and the pool's own store, as without this.",
             proof=(
                 "tests/kernels/test_decode_attention.py",
                 "tests/kernels/test_decode_attention_gpu.py",
                 "tests/engine/test_layer_ops_live.py",
-                "docs/bench/step_wide_front_h200_2026-11-28_e4b.json::all-apart",
+                "docs/bench/step_tail_h200_2026-11-28_e4b.json::all-apart",
             ),
         ),
     ),
