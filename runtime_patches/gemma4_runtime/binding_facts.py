@@ -1,6 +1,7 @@
 """Reads what attention layers are bound to, again and again while a server serves, so it has to be quick.
 
-The layers of each model are found once. A look at them is identities, addresses and numbers, and touches no device.
+The layers of each model are found once. A look at them is identities, addresses and numbers, and touches no device;
+only at the start a token is stored for each layer.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gemma4_runtime.checks.bindings import Bound
 from gemma4_runtime.checks.geometry import NO_WINDOW
+from gemma4_runtime.release.allocators import write_location
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,49 @@ def bound_now(models: Sequence[Model]) -> tuple[Bound, ...]:
     return tuple(one for model in models for one in _bound(model))
 
 
+def stored_now(model: Model) -> dict[int, tuple[int | None, int | None]]:
+    """Store one token for each layer id in the page that nobody reads, and say whose buffers have it.
+
+    What the page held is put back. Nothing is stored in a kind of pool whose lookup is not known here.
+
+    Returns:
+        By layer id, the ids that read the keys and the values which were stored for it; None: no layer does.
+    """
+    pool = model.pool()
+    if not _is_plain(pool) or any(one.store_dtype != one.dtype for one in _parts(pool)):
+        return {}
+    buffers = [buffer for part in _parts(pool) for buffer in (*part.k_buffer, *part.v_buffer)]
+    before = [buffer[0].clone() for buffer in buffers]
+    layers = {layer.layer_id: layer for layer in sorted(model.layers, key=lambda one: one.layer_id)}
+    at = torch.zeros(1, dtype=torch.int64, device=buffers[0].device)
+    place = write_location(pool, at)
+    if place is None:
+        return {}
+    with torch.inference_mode():
+        for mark, (layer, attention) in enumerate(layers.items(), 1):
+            keys, values = (torch.full_like(read[:1], mark) for read in pool.get_kv_buffer(layer))
+            pool.set_kv_buffer(attention, place, keys, values)
+        read = {layer: [float(one[0].flatten()[0]) for one in pool.get_kv_buffer(layer)] for layer in layers}
+        for buffer, old in zip(buffers, before, strict=True):
+            buffer[0].copy_(old)
+    has = [{marks[side]: layer for layer, marks in read.items()} for side in (0, 1)]
+    return {layer: (has[0].get(mark), has[1].get(mark)) for mark, layer in enumerate(layers, 1)}
+
+
+def _parts(pool: Any) -> tuple[Any, ...]:
+    return (pool,) if getattr(pool, "layers_mapping", None) is None else (pool.full_kv_pool, pool.swa_kv_pool)
+
+
+def _is_plain(pool: Any) -> bool:
+    """Return whether a pool hands its buffers out as they are: unpacks nothing, and waits for no pages of the host."""
+    from gemma4_runtime.release import MHATokenToKVPool
+
+    parts = _parts(pool)
+    return all(type(one) is MHATokenToKVPool for one in parts) and all(
+        getattr(one, "layer_transfer_counter", None) is None for one in (pool, *parts)
+    )
+
+
 def _bound(model: Model) -> Iterator[Bound]:
     pool = model.pool()
     places, name = _places(pool), id(pool)
@@ -64,13 +111,9 @@ def _bound(model: Model) -> Iterator[Bound]:
 
 def _places(pool: Any) -> Callable[[int], tuple[int, int] | None]:
     """Return what says where the keys and values of a layer lie; None of a pool or an id that is not known here."""
-    from gemma4_runtime.release import MHATokenToKVPool
-
     mapping = getattr(pool, "layers_mapping", None)
-    held_in = (pool,) if mapping is None else (pool.full_kv_pool, pool.swa_kv_pool)
-    # What unpacks as it is read, or waits for pages from the host, is looked at by its lists alone.
-    is_plain = all(type(one) is MHATokenToKVPool and one.layer_transfer_counter is None for one in held_in)
-    is_plain = is_plain and getattr(pool, "layer_transfer_counter", None) is None
+    # Any other is looked at by its lists alone.
+    is_plain = _is_plain(pool)
 
     def of(layer: int) -> tuple[int, int] | None:
         if mapping is None:

@@ -38,11 +38,13 @@ def layer_facts(model: Any) -> tuple[Layer, ...]:
     from gemma4_runtime.release import Gemma4Attention, RadixAttention
 
     owners: dict[int, tuple[str, int]] = {}
+    sources: dict[int, int | None] = {}
     for attention in model.modules():
         if isinstance(attention, Gemma4Attention):
             config: Any = attention.config
             kind = _TYPES[config.layer_types[attention.layer_id]]
             owners[id(attention.attn)] = (kind, config.sliding_window)
+            sources[id(attention.attn)] = _source(config, attention.layer_id)
     found = []
     for layer in model.modules():
         if not isinstance(layer, RadixAttention):
@@ -62,9 +64,19 @@ def layer_facts(model: Any) -> tuple[Layer, ...]:
                 # Gemma-4 norms queries and keys, and scales no score; its configuration has no field for it.
                 config_scaling=1.0 if id(layer) in owners else None,
                 kv_scales=_kv_scales(layer),
+                config_source=sources.get(id(layer)),
             )
         )
     return tuple(found)
+
+
+def _source(config: Any, layer: int) -> int | None:
+    """Return the last layer that owns KV and is of a layer's type, or the layer itself; None if none owns any."""
+    kinds = config.layer_types
+    owning = own_kv(range(len(kinds)), len(kinds), int(getattr(config, "num_kv_shared_layers", 0) or 0))
+    if layer in owning:
+        return layer
+    return max((one for one in owning if kinds[one] == kinds[layer]), default=None)
 
 
 def _kv_scales(layer: Any) -> tuple[float, float]:

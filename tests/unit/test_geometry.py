@@ -23,6 +23,7 @@ from gemma4_runtime.checks.geometry import (
     check_nodes,
     check_scales,
     check_shared,
+    check_sources,
     check_swa_room,
     check_windows,
 )
@@ -236,6 +237,16 @@ class TestNodes:
         (found,) = check_nodes([self.node()], TARGET_POOL, [], HANDED_OUT | {part: HANDED_OUT[part] + 16})
         assert (found.what, found.found) == (f"slots_{part}", HANDED_OUT[part])
         assert found.expected.startswith(f"at least {HANDED_OUT[part] + 16},")
+
+
+def test_a_layer_that_reads_another_than_its_configuration_says():
+    own, shared = replace(SLIDING, config_source=1), replace(SLIDING, config_source=1)
+    assert list(check_sources("target", [own, shared, FULL])) == []
+    wrong = replace(shared, layer_id=0)
+    (found,) = check_sources("target", [own, wrong, wrong])
+    assert (found.what, found.found, found.severity) == ("bound_layer", 0, Severity.FATAL)
+    assert found.expected == "1, as the model's configuration says"
+    assert found.why == "2 sliding layers read another layer's keys and values"
 
 
 class TestRoom:

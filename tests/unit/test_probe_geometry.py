@@ -36,13 +36,15 @@ SLIDING, FULL = 1, 2
 class Gemma4Layers(torch.nn.Module):
     """Hold SGLang's attention layers without their projections, which want a process group.
 
-    bound: [(type, bound id), ...].
+    bound: [(type, bound id), ...]; shared: how many of them, the last, own no keys.
     """
 
-    def __init__(self, *bound: tuple[str, int], window_left: int = W - 1):
+    def __init__(self, *bound: tuple[str, int], window_left: int = W - 1, shared: int = 0):
         super().__init__()
         self.layers = torch.nn.ModuleList()
-        config = SimpleNamespace(layer_types=[f"{kind}_attention" for kind, _ in bound], sliding_window=W)
+        config = SimpleNamespace(
+            layer_types=[f"{kind}_attention" for kind, _ in bound], sliding_window=W, num_kv_shared_layers=shared
+        )
         for index, (kind, layer_id) in enumerate(bound):
             layer = Gemma4Attention.__new__(Gemma4Attention)
             torch.nn.Module.__init__(layer)
@@ -262,6 +264,33 @@ def start(worker, draft=None, chunk=512, longest=4000):
     after_model_workers(None, scheduler)
 
 
+def one_buffer(pool, monkeypatch):
+    keys = pool.swa_kv_pool.k_buffer
+    keys[1] = keys[0]
+
+
+def looks_up_the_one_before(pool, monkeypatch):
+    original = pool.get_kv_buffer
+    monkeypatch.setattr(pool, "get_kv_buffer", lambda layer: original({1: 0}.get(layer, layer)))
+
+
+def stores_for_the_next(pool, monkeypatch):
+    swa, original = pool.swa_kv_pool, pool.swa_kv_pool.set_kv_buffer
+
+    def store(layer, place, *args, layer_id_override=None, **kwargs):
+        return original(layer, place, *args, layer_id_override={0: 1}.get(layer_id_override, 0), **kwargs)
+
+    monkeypatch.setattr(swa, "set_kv_buffer", store)
+
+
+SPOILT = {
+    "two layers of one buffer": (one_buffer, "kv_buffer", "the keys of layer 0"),
+    "a lookup that is one off": (looks_up_the_one_before, "kv_buffer", "the keys of layer 0"),
+    "a store that is one off": (stores_for_the_next, "kv_store", "the keys of layer 1"),
+}
+"""What mixes up the sliding layers 0 and 1 of a pool, what is told first, and what is said to be found."""
+
+
 class TestTheTarget:
     def test_one_that_fits_is_silent(self, attach, worker):
         folder = attach("log", "geometry")
@@ -284,6 +313,38 @@ class TestTheTarget:
         assert [entry["severity"] for entry in findings(folder)] == ["advice"]
         for one in found:
             assert (one.scalars["found"], one.scalars["expected"]) == (32, "31")
+
+    def test_a_layer_that_shares_the_keys_of_the_wrong_one_stops_the_start(self, attach, worker):
+        bound = ("sliding", 0), ("sliding", 1), ("full", 2)
+        worker.target_worker.model_runner.model = Gemma4Layers(*bound, ("sliding", 1), ("full", 2), shared=2)
+        folder = attach("trap", "geometry")
+        start(worker)
+        assert dumps_in(folder) == []
+        worker.target_worker.model_runner.model = Gemma4Layers(*bound, ("sliding", 0), ("full", 2), shared=2)
+        with pytest.raises(SystemExit):
+            start(worker)
+        (found,) = dumps_in(folder)
+        assert (found.role, found.scalars["what"], found.scalars["found"]) == ("target", "bound_layer", 0)
+
+    @pytest.mark.parametrize("wrong", SPOILT)
+    def test_a_pool_that_mixes_layers_up_stops_the_start(self, attach, worker, monkeypatch, wrong):
+        pool = worker.target_worker.model_runner.token_to_kv_pool
+        spoil, what, found = SPOILT[wrong]
+        spoil(pool, monkeypatch)
+        folder = attach("trap", "geometry")
+        with pytest.raises(SystemExit):
+            start(worker)
+        first = dumps_in(folder)[0]
+        assert (first.scalars["what"], first.scalars["found"]) == (what, found)
+
+    def test_what_page_0_held_is_there_again(self, attach, worker):
+        pool = worker.target_worker.model_runner.token_to_kv_pool
+        buffers = [*pool.swa_kv_pool.k_buffer, *pool.full_kv_pool.v_buffer]
+        for number, buffer in enumerate(buffers):
+            buffer[0].fill_(number + 0.5)
+        attach("trap", "geometry")
+        start(worker)
+        assert [float(buffer[0].mean()) for buffer in buffers] == [number + 0.5 for number in range(len(buffers))]
 
     def test_a_longest_request_that_never_fits_is_a_line_and_no_dump(self, attach, worker, caplog):
         folder = attach("log", "geometry")

@@ -18,7 +18,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.included import peer_history
-from gemma4_runtime.leak.ledger import BY
+from gemma4_runtime.leak.ledger import BY, ledger_of
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import COMMITS_WHAT_IS_ACCEPTED, held
 from gemma4_runtime.rows.counts import check_counters
@@ -141,6 +141,7 @@ def lost_by_the_map(server):
         arrays=[table],
         array=lambda name: table,
         page_size=world.page,
+        request_slots=torch.tensor([slot]),
     )
     return slots, peer, (build, SimpleNamespace(array="swa_page_table"))
 
@@ -153,6 +154,12 @@ def test_of_a_page_that_the_map_lost_the_ledger_says_whether_it_was_given_back(a
     server.world.allocator.free_swa(slots)
     said.append(peer_history(*place, "null_page_live", bad))
     assert [(one["peer"], one["peer_given_back"]) for one in said] == [(peer, False), (peer, True)]
+    # WHEN the request takes the full page from the cache after that THEN it is said when
+    assert "page_taken_step" not in said[1]
+    ledger = ledger_of(server.world.allocator)
+    ledger.step = said[1]["peer_free_step"] + 3
+    ledger.shared(slots, (int(place[0].request_slots[0]), 1))
+    assert peer_history(*place, "null_page_live", bad)["page_taken_step"] == said[1]["peer_free_step"] + 3
     assert peer_history(*place, "out_of_range", bad) == {}
     # WHEN the pool hands its null page out THEN the map is right to have it
     swa = server.world.allocator.swa_attn_allocator

@@ -125,6 +125,13 @@ def test_sliding_layers_that_write_elsewhere_than_the_map_says(server, mode, cha
     assert (said.verdict, said.scalars["pool"], said.scalars["defect"]) == ("write_misplaced", "swa", defect)
 
 
+def test_page_0_is_no_place_for_a_token_whose_page_the_map_knows(attach, monkeypatch):
+    """`page-table` lets it pass: padding is written there."""
+    server = Server(monkeypatch, attach("trap", "request-rows", "page-table", "host-alloc-kernels"))
+    said = trapped(server, spoil=lambda metadata: metadata.swa_out_cache_loc.zero_())
+    assert (said.verdict, said.scalars["pool"], said.scalars["defect"]) == ("write_misplaced", "swa", "zero")
+
+
 def test_of_one_request_the_slot_before_may_be_stale_or_one_off(server):
     while len(server.world.requests) > 1:
         server.world.finish(server.world.requests[-1])

@@ -1,4 +1,7 @@
-"""Check that attention layers read what they read at the start, as they did. Plain values in, findings out.
+"""Check what attention layers read and write, at the start and against it. Plain values in, findings out.
+
+At the start each layer id has buffers of its own, for keys and for values, and what it writes lies where it reads.
+Later the layers read what they read at the start, as they did:
 
 | what         | is another                                                                                     |
 |--------------|------------------------------------------------------------------------------------------------|
@@ -15,10 +18,10 @@ another dtype than it is given has some. So every change is fatal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gemma4_runtime.checks.geometry import Finding, Severity
+from gemma4_runtime.checks.geometry import NO_WINDOW, Finding, Severity
 
 VERDICT = "geometry_mismatch"
 _WHY = "it was another at the start, and nothing changes it while a server serves"
@@ -45,6 +48,46 @@ class Bound:
     window_left: int
     scaling: float
     kv_scales: tuple[float | None, float | None] | None
+
+
+def check_apart(bound: Sequence[Bound]) -> Iterator[Finding]:
+    """Yield a finding for each layer id that reads the keys or values of another, by the pool's own lookup.
+
+    Args:
+        bound: Every layer at the start. Layers of one id share its buffers.
+    """
+    firsts: dict[tuple[int, int, int], int] = {}
+    seen: set[tuple[int, int]] = set()
+    for one in bound:
+        if one.buffers is None or (one.pool, one.layer_id) in seen:
+            continue
+        seen.add((one.pool, one.layer_id))
+        others = [firsts.setdefault((one.pool, place, at), one.layer_id) for place, at in enumerate(one.buffers)]
+        for what, other in zip(("keys", "values"), others, strict=True):
+            if other != one.layer_id:
+                why = f"both layers' {what} lie in one buffer, or one of them reads the other's"
+                yield _fatal("kv_buffer", f"the {what} of layer {other}", "its own", why, one)
+                break
+
+
+def check_stored(role: str, stored: Mapping[int, tuple[int | None, int | None]]) -> Iterator[Finding]:
+    """Yield a finding for each layer whose keys or values do not lie where it reads them.
+
+    Args:
+        role: `target` or `draft`.
+        stored: By layer id, whose buffers have the keys and the values that were written for it; None: nobody's.
+    """
+    for layer, places in stored.items():
+        for what, other in zip(("keys", "values"), places, strict=True):
+            if other != layer:
+                found = f"the {what} of layer {other}" if other is not None else f"no layer's {what}"
+                why = f"a token's {what} were written for this layer, and it does not read them"
+                yield _fatal("kv_store", found, "its own", why, Bound(role, 0, layer, None, NO_WINDOW, 1.0, None))
+                break
+
+
+def _fatal(what: str, found: str, expected: str, why: str, of: Bound) -> Finding:
+    return Finding(VERDICT, Severity.FATAL, what, found, expected, why, of.role, (of.layer_id,))
 
 
 def check_unchanged(before: Sequence[Bound], now: Sequence[Bound]) -> Iterator[Finding]:

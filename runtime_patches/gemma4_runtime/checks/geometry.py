@@ -10,6 +10,7 @@
 | ... and translates page ids exactly if that pool is an SWA pool (advice)                  | swa_state         |
 | a sliding layer sees W keys, a full layer all (one key more in all of them: advice)       | window_width      |
 | a draft layer is bound to the target's layer that its configuration says                  | geometry_mismatch |
+| a layer of the target reads its own KV, or that of the layer which its configuration says | geometry_mismatch |
 | a layer's scores are scaled as the model's configuration says                             | geometry_mismatch |
 | a draft layer reads keys and values at the scales that they were written with (advice)    | geometry_mismatch |
 | a pool that a draft reads has a slot for whatever the allocator hands out                 | pool_too_small    |
@@ -90,6 +91,8 @@ class Layer:
         scaling: Of the scores.
         config_scaling: What the model's configuration says of it; None if that is not known.
         kv_scales: At which keys and values are read, 1.0 where nothing else is said.
+        config_source: The layer whose keys and values it reads, as the model's configuration says; None if that is
+            not known.
     """
 
     layer_id: int
@@ -102,6 +105,7 @@ class Layer:
     scaling: float = 1.0
     config_scaling: float | None = None
     kv_scales: tuple[float, float] = (1.0, 1.0)
+    config_source: int | None = None
 
 
 @dataclass(frozen=True)
@@ -291,6 +295,27 @@ def check_bindings(layers: Iterable[Layer], owners: Mapping[str, Layer]) -> Iter
                 role="draft",
                 layers=(layer.layer_id,),
             )
+
+
+def check_sources(role: str, layers: Iterable[Layer]) -> Iterator[Finding]:
+    """Check that each layer reads the keys and values of the layer that its configuration says, itself or another.
+
+    A wrong one of the right type stays in range, and only answers are wrong.
+    """
+    groups: dict[tuple[int, int, str], int] = {}
+    for layer in layers:
+        if layer.config_source is not None and layer.layer_id != layer.config_source:
+            group = layer.layer_id, layer.config_source, layer.type
+            groups[group] = groups.get(group, 0) + 1
+    for (found, wanted, kind), count in groups.items():
+        yield _mismatch(
+            "bound_layer",
+            found,
+            f"{wanted}, as the model's configuration says",
+            f"{count} {kind} {'layer reads' if count == 1 else 'layers read'} another layer's keys and values",
+            role,
+            (found,),
+        )
 
 
 def check_kv_scales(role: str, layers: Iterable[Layer], kv_dtype: str) -> Iterator[Finding]:

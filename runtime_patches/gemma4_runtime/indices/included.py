@@ -204,5 +204,8 @@ def peer_history(build: Build, use: Use, verdict: str, listed: tuple[BadIndex, .
     given_back = int(swa.peer[peer]) != page or swa.last_event[peer] in (LastEvent.FREE_ASKED, LastEvent.FREED)
     site, step = Site(int(swa.free_site[peer])).name.lower(), int(swa.free_step[peer])
     told = {**asked, "peer": peer, "peer_given_back": given_back, "peer_free_site": site, "peer_free_step": step}
+    slot = int(build.request_slots[bad.row])
+    if taken := [int(share[3]) for share in full.shares_of(page) if share[0] == slot]:
+        told["page_taken_step"] = max(taken)
     giver = ledger.giver_of(peer, SWA) if given_back else None
     return told if giver is None else told | {"peer_freed_by": giver}

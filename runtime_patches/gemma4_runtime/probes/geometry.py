@@ -37,9 +37,10 @@ from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.schema import Layer as LayerRecord
 from gemma4_dumps.schema import Provenance
-from gemma4_runtime import current
+from gemma4_runtime import binding_facts, current
 from gemma4_runtime import geometry_facts as facts
 from gemma4_runtime.checks import geometry
+from gemma4_runtime.checks.bindings import check_apart, check_stored
 from gemma4_runtime.checks.geometry import Finding, Severity
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation, VerificationFailed
@@ -79,7 +80,11 @@ def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
     layers = facts.layer_facts(target.model)
     found = list(geometry.check_layers("target", layers, facts.pool_facts(target.token_to_kv_pool)))
     found += geometry.check_windows("target", layers)
+    found += geometry.check_sources("target", layers)
     found += geometry.check_scales("target", layers)
+    models = models_of(scheduler)
+    found += check_apart(binding_facts.bound_now(models))
+    found += check_stored("target", binding_facts.stored_now(models[0]))
     found += geometry.check_kv_scales("target", layers, str(target.kv_cache_dtype))
     sizes = facts.sizes_said(target.token_to_kv_pool_allocator)
     found += geometry.check_handed_out(facts.pool_facts(target.token_to_kv_pool), sizes, int(target.page_size))
@@ -110,6 +115,20 @@ def _own_pool_draft(worker: Any, target: Any) -> Iterable[Finding]:
     ]
     slots = facts.slots_to_hand_out(target.token_to_kv_pool_allocator)
     yield from geometry.check_nodes(nodes, facts.pool_facts(draft.token_to_kv_pool), layers, slots)
+
+
+def models_of(scheduler: Any) -> tuple[binding_facts.Model, ...]:
+    """Return the target of a scheduler whose workers exist, and its draft if that is a model."""
+    target, worker = scheduler.tp_worker.model_runner, scheduler.draft_worker
+    models = [binding_facts.model_of("target", target, lambda: target.token_to_kv_pool)]
+    worker = getattr(worker, "draft_worker", None) or worker
+    draft = draft_runner(worker)
+    if draft is not None:
+        # A frozen draft reads the target's, as its worker's context has it at each look.
+        frozen = getattr(worker, "kv_context", None) is not None
+        pool = lambda: worker.kv_context.target_token_to_kv_pool if frozen else draft.token_to_kv_pool  # noqa: E731
+        models.append(binding_facts.model_of("draft", draft, pool))
+    return tuple(models)
 
 
 def draft_runner(worker: Any) -> Any:

@@ -28,7 +28,7 @@ from gemma4_runtime import current
 from gemma4_runtime.checks.bindings import Bound, check_unchanged
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.leak.ledger import ByIdentity
-from gemma4_runtime.probes.geometry import RULE, draft_runner, finding_draft
+from gemma4_runtime.probes.geometry import RULE, finding_draft, models_of
 from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import step_number
 
@@ -52,16 +52,8 @@ _KNOWN: ByIdentity[_Known] = ByIdentity()
 
 def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
     """Keep, once all workers exist, what each layer of target and draft is bound to."""
-    target, worker = scheduler.tp_worker.model_runner, scheduler.draft_worker
-    models = [facts.model_of("target", target, lambda: target.token_to_kv_pool)]
-    worker = getattr(worker, "draft_worker", None) or worker
-    draft = draft_runner(worker)
-    if draft is not None:
-        # A frozen draft reads the target's, as its worker's context has it at each look.
-        frozen = getattr(worker, "kv_context", None) is not None
-        pool = lambda: worker.kv_context.target_token_to_kv_pool if frozen else draft.token_to_kv_pool  # noqa: E731
-        models.append(facts.model_of("draft", draft, pool))
-    _KNOWN.put(scheduler, _Known(tuple(models), facts.bound_now(models)))
+    models = models_of(scheduler)
+    _KNOWN.put(scheduler, _Known(models, facts.bound_now(models)))
     server = weakref.ref(scheduler)
     current.guard().look_first.append(lambda: _before_a_dump(server()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,22 @@ def free_page_parts(inner: Any) -> tuple[torch.Tensor, ...]:
     """
     staged = getattr(inner, "staged_pages", None) if _STAGED else None
     return (inner.free_pages, *staged) if staged is not None else (inner.free_pages, inner.release_pages)
+
+
+def write_location(pool: Any, slots: torch.Tensor) -> Any:
+    """Returns what a pool's `set_kv_buffer` takes for slots that are the same in each of its pools, or None.
+
+    Args:
+        pool: A KV pool, or a pair of them.
+        slots: Of page 0, which every full-to-SWA map maps to itself.
+    """
+    if "loc_info" not in inspect.signature(pool.set_kv_buffer).parameters:
+        return slots
+    if not at_least(read_as(), "0.5.17"):
+        return None
+    from gemma4_runtime.release import KVWriteLoc
+
+    return KVWriteLoc(slots, slots, slots)
 
 
 def in_free_group(allocator: Any) -> bool:

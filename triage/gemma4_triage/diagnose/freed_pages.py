@@ -477,6 +477,12 @@ def may_be_the_row(dump: Dump) -> bool:
     return None not in (by, of) and by != of and guards.attached("request-rows") is None
 
 
+def was_taken_later(dump: Dump) -> bool:
+    """Return whether the request took the full page from the prefix cache after its SWA page was given back."""
+    taken, freed = (dump.manifest.scalars.get(name) for name in ("page_taken_step", "peer_free_step"))
+    return isinstance(taken, int) and isinstance(freed, int) and freed < taken
+
+
 def given_back(dump: Dump) -> tuple[Evidence, ...]:
     """Return what a dump of a page table says of the free of the SWA page that a place had."""
     by = dump.manifest.scalars.get("peer_freed_by")
@@ -485,6 +491,7 @@ def given_back(dump: Dump) -> tuple[Evidence, ...]:
         said(dump, "scalars.peer", "the SWA page that the place had, by the ledger"),
         said(dump, "scalars.peer_free_site", "who gave that page back"),
         said(dump, "scalars.peer_free_step", "when"),
+        *((said(dump, "scalars.page_taken_step", "when the request took it from the cache"),) * was_taken_later(dump)),
     )
 
 

@@ -4,7 +4,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers, may_be_the_row
+from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers, may_be_the_row, was_taken_later
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump, met_by
 from gemma4_triage.diagnose.where_wrong import Wrong, where_wrong
@@ -26,6 +26,10 @@ _OF_ANOTHER = (
 _EVICTED = (
     "The prefix cache evicted an SWA page that a running request still needs: the request's lock was given back too "
     "early, or the eviction passed over it. The counts of the nodes' locks before it tell which."
+)
+_TAKEN_LATER = (
+    "The request took a page from the prefix cache whose SWA page had been given back before: the match went on into a "
+    "part of the cache that has no SWA pages any more, as its window needs them."
 )
 _ROW_OR_FREE = (
     "An SWA page was given back as another request's than the one that needs it now: that call named a page of this "
@@ -73,18 +77,23 @@ def find(incident: Incident) -> Finding | None:
     of_map, scalars = wrong.structure is Structure.SWA_MAPPING, dump.manifest.scalars
     of_map |= wrong.handed_out and offences[0].table == "swa_page_table"
     freed, given = of_map and scalars.get("peer_given_back") is True, of_map and scalars.get("null_page_given") is True
-    by_other = freed and may_be_the_row(dump)
+    taken_later = freed and was_taken_later(dump)
+    by_other = freed and not taken_later and may_be_the_row(dump)
     # What the prefix cache evicts has no lock: a lock is missing, or the eviction did not look at it.
-    by_cache = freed and scalars.get("peer_free_site") == "evict_tree"
+    by_cache = freed and not taken_later and scalars.get("peer_free_site") == "evict_tree"
     structure = None if by_other or by_cache else freed_by(dump) if freed else None if given else wrong.structure
     defect = wrong.defect if structure else Defect.ZERO
-    if freed and not by_other:
+    if taken_later:
+        structure, defect = Structure.TREE_NODE, Defect.STALE
+    elif freed and not by_other:
         defect = None if is_anothers(dump) else Defect.EARLY
     return Finding(
         rule=ID,
         structure=structure,
         defect=defect,
-        cause=_ROW_OR_FREE
+        cause=_TAKEN_LATER
+        if taken_later
+        else _ROW_OR_FREE
         if by_other
         else _EVICTED
         if by_cache

@@ -25,6 +25,15 @@ _SCALE_DEFECTS = {"0": Defect.ZERO, "2": Defect.OFF_BY_ONE, "-1": Defect.NEGATIV
 _PARTS = "Parts of this server that must agree do not: a draft and its target, or layers and the pool they read."
 _WINDOW = "Layers of the target show another number of keys than the model's configuration says: their window is wrong."
 _WINDOWS = ("draft window_left", "target window_left")
+_SOURCES = {
+    "target bound_layer": "Layers of the target read the keys and values of another layer than the model's "
+    "configuration says.",
+    "target kv_buffer": "Two layers of the target have one buffer for their keys or values, by the pool's own lookup: "
+    "one of them is bound to the other's.",
+    "draft kv_buffer": "Two layers of the draft have one buffer for their keys or values, by the pool's own lookup: "
+    "one of them is bound to the other's.",
+    "target kv_store": "The keys or values that a layer of the target stores do not lie where it reads them.",
+}
 _OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool", "draft scaling")
 
 
@@ -58,7 +67,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=structure,
         defect=_SCALE_DEFECTS.get(scale) if scale else None if of_target else _defect(incident),
-        cause=_WINDOW if of_target else _PARTS,
+        cause=_WINDOW if of_target else _of_sources(incident) or _PARTS,
         confidence=Confidence.CERTAIN,
         evidence=evidence,
         advice=(
@@ -67,6 +76,15 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
     )
+
+
+def _of_sources(incident: Incident) -> str | None:
+    """Return what is wrong where layers read, or store, what is another's; None where something else differs too."""
+    said = start_up_summaries(incident, "geometry_mismatch")
+    if not all(one.startswith(tuple(_SOURCES)) for one in said):
+        return None
+    # What a layer reads says more than what it stores.
+    return next((words for begin, words in _SOURCES.items() if any(one.startswith(begin) for one in said)), None)
 
 
 def _of_scales(incident: Incident) -> str | None:
@@ -94,6 +112,8 @@ def _defect(incident: Incident) -> Defect | None:
         found, what = scalars.get("found"), scalars.get("what")
         if what == "bound_layer" and "draft layer_id" not in said:
             return of_binding(found, str(scalars.get("expected")))
+        if what in ("kv_buffer", "kv_store"):
+            return Defect.DUPLICATE if what == "kv_buffer" else Defect.FOREIGN
         if what in ("bound_layer", "layer_id", "window_left") and isinstance(found, int):
             if found < 0:
                 return Defect.NEGATIVE
