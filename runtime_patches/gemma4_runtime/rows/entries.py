@@ -68,7 +68,8 @@ def check_row_entries(
         kinds = _row_defects(rows, wrong, allocator, page, end)
         slots = [row.slot for row in rows]
         had = _had(wrong[0], rows) | _became(wrong[0], rows[wrong[0].row], scheduler, page)
-        had |= {"first_look": first_look} if wrong[0].why == "prefix" else {}
+        if wrong[0].why == "prefix":
+            had |= {"first_look": first_look, **_of_both(wrong[0], scheduler, page)}
         table = _table_of(rows)
         # What an insert wrote back into the row stands in its nodes as well, and came from there.
         of_node = wrong[0].why == "moved" and wrong[0].column < rows[wrong[0].row].protected
@@ -121,6 +122,21 @@ def _became(first: WrongEntry, row: Row, scheduler: Any, page: int) -> dict[str,
         "page_event": LastEvent(pages.last_event[number]).name.lower(),
         "page_was_own": bool(own and lacks_one),
         "by_request_slot": ledger.giver_of(number),
+    }
+
+
+def _of_both(first: WrongEntry, scheduler: Any, page: int) -> dict[str, Any]:
+    """Return the last events of the page that a row has and of the one that the cache's node has, by the ledger."""
+    if first.expected is None or not current.switched_on("leak-ledger"):
+        return {}
+    ledger = ledger_of(scheduler.token_to_kv_pool_allocator)
+    ledger.log.drain()
+    pages = ledger.pools["full"]
+    places = {"page_event": first.value // page, "node_page_event": first.expected // page}
+    return {
+        name: LastEvent(pages.last_event[number]).name.lower()
+        for name, number in places.items()
+        if 0 < number <= pages.pages
     }
 
 

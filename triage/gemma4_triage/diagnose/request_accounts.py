@@ -36,6 +36,14 @@ def is_known(dump: Dump) -> bool:
     return (why in BOTH_SIDES and isinstance(expected, int)) or of_row
 
 
+def is_left_behind(dump: Dump) -> bool:
+    """Return whether a row has a page that the prefix cache was never given, and its node one that it was given."""
+    scalars = dump.manifest.scalars
+    is_old = scalars.get("why") == PREFIX and scalars.get("as_before") is True
+    apart = scalars.get("page_event") in ("handed_out", "owned", "free_asked", "freed")
+    return is_old and apart and scalars.get("node_page_event") == "given"
+
+
 def own_slot_changed(dump: Dump) -> bool:
     """Return whether the request's own record of its slot changed since its row was looked at, and not the batch."""
     before = dump.manifest.scalars.get("slot_before")

@@ -7,7 +7,7 @@ from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers, may_be_the_row, was_taken_later
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump, met_by
-from gemma4_triage.diagnose.where_wrong import Wrong, where_wrong
+from gemma4_triage.diagnose.where_wrong import BELIEVED, Wrong, where_wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "null-page-in-live-column"
@@ -57,7 +57,15 @@ _CAUSES: dict[Structure | None, str] = {
 }
 
 
-def _cause(wrong: Wrong, freed: bool, given: bool) -> str:
+_FEWER = (
+    "The kernel is told of fewer keys than the request has: it looks for the window of the newest where older ones "
+    "stand, whose pages were given back."
+)
+
+
+def _cause(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
+    if wrong.structure is Structure.KERNEL_LENGTHS and _told_of_fewer(dump):
+        return _FEWER
     if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE):
         return _TWICE
     return _FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN)
@@ -99,7 +107,7 @@ def find(incident: Incident) -> Finding | None:
         if by_cache
         else _OF_ANOTHER
         if freed and defect is None
-        else _cause(wrong, freed, given),
+        else _cause(dump, wrong, freed, given),
         confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),
@@ -119,6 +127,14 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,swa-allocator"), commands.DOCTOR),
     )
+
+
+def _told_of_fewer(dump: Dump) -> bool:
+    told, believed = tensor_or_none(dump, "cache_seqlens"), tensor_or_none(dump, BELIEVED)
+    row = dump.manifest.offences[0].row
+    if told is None or believed is None or not 0 <= row < min(len(told), len(believed)):
+        return False
+    return int(told[row]) < int(believed[row])
 
 
 def _asked(dump: Dump) -> tuple[Evidence, ...]:

@@ -18,6 +18,7 @@ from gemma4_triage.diagnose.request_accounts import (
     are_independent,
     is_as_it_should,
     is_known,
+    is_left_behind,
     may_be_the_count,
     may_be_the_request,
     missed_pages,
@@ -49,7 +50,7 @@ def find(incident: Incident) -> Finding | None:
     way_is_told = not unsure or (of_tree and had is not None)
     defect = next((word for word in Defect if way_is_told and word == scalars.get("defect")), None)
     its_own = elsewhere or scalars.get("page_was_own") is True
-    given_back = its_own and scalars.get("page_event") in ("free_asked", "freed")
+    given_back = its_own and why != PREFIX and scalars.get("page_event") in ("free_asked", "freed")
     by = scalars.get("by_request_slot")
     by_other = given_back and by is not None and by != slot
     if given_back:
@@ -92,7 +93,13 @@ def find(incident: Incident) -> Finding | None:
     if account == NONE:
         unsure, structure, defect = True, None, None
         cause = f"Batch, count and tokens of the request in slot {slot} give three lengths: which is wrong is unknown."
-    if why == PREFIX and not of_row:
+    if is_left_behind(dump):
+        unsure, of_tree, structure, defect = False, False, Structure.REQUEST_ROW, Defect.STALE
+        cause = (
+            f"The row of the request in slot {slot} has a page that the prefix cache was never given: the nodes that "
+            "the request holds have another for these tokens, and the row was not written with it."
+        )
+    elif why == PREFIX and not of_row:
         which = "the row is as it was, the node is not" if of_tree else "which of them is wrong is not known"
         cause = f"The row of the request in slot {slot} and the cache's nodes that it holds have other slots: {which}."
     return Finding(
@@ -101,7 +108,7 @@ def find(incident: Incident) -> Finding | None:
         confidence=Confidence.POSSIBLE
         if unsure and not of_tree
         else Confidence.LIKELY
-        if is_new
+        if is_new or is_left_behind(dump)
         else Confidence.CERTAIN,
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,

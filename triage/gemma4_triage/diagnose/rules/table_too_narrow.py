@@ -18,6 +18,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     # Outside a graph a table is made for each forward, as wide as the longest length that it was made for.
     made_for_it = not dump.manifest.graph.captured
+    if (of_queries := _of_query_bounds(incident, dump)) is not None:
+        return of_queries
     return Finding(
         rule=ID,
         structure=_of_lengths(dump) if made_for_it else index_list(dump),
@@ -40,6 +42,26 @@ def find(incident: Incident) -> Finding | None:
         ),
         advice=("Compare the context length of draft and target, and --context-length with what requests may reach.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,geometry"), commands.show(dump)),
+    )
+
+
+def _of_query_bounds(incident: Incident, dump: Dump) -> Finding | None:
+    """Return the finding where it is the list of slots to write that ends before a request's tokens do."""
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    if bad is None or not bad.table.endswith("out_cache_loc"):
+        return None
+    return Finding(
+        rule=ID,
+        cause="A request's new tokens end behind the batch's: the bounds of its queries (cu_seqlens_q) are not those "
+        "of what is computed, or the list of slots to write is too short.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            said(dump, "offences.0.value", "where the tokens of the row end"),
+            said(dump, "offences.0.column", "slots that the batch has to write"),
+            said(dump, "offences.0.request_slot", "the request"),
+        ),
+        advice=("Compare the bounds with the lengths of the batch's new tokens, without their cached prefixes.",),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug trap", "--probes page-table")),
     )
 
 
