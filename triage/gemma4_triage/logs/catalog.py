@@ -83,6 +83,7 @@ from gemma4_triage.logs.rules import (
     weight_names,
     wheels_do_not_fit,
 )
+from gemma4_triage.logs.told_for_vllm import for_its_engine
 from gemma4_triage.logs.tracebacks import OF_GROUPS, TORN
 
 ENDINGS: tuple[Rule, ...] = (
@@ -238,7 +239,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     floor = list(unexplained_line.find(facts, accounted))
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
-    return (*ranked([*endings, *floor], leads=known_issue.ID), *behind, *ranked(loads))
+    return for_its_engine((*ranked([*endings, *floor], leads=known_issue.ID), *behind, *ranked(loads)), facts)
 
 
 _SAYING_LITTLE = frozenset({other_crash.ID, refused_by_check.ID, unexplained_line.ID})

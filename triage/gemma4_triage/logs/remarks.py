@@ -50,6 +50,8 @@ MARKS = (
     (b"Maximum concurrency for ", "vllm_start"),
     (b"torch.compile took", "vllm_start"),
     (b"Graph capturing finished in", "vllm_start"),
+    (b"Cudagraph mode ", "vllm_graph_sizes"),
+    (b"GPU KV cache size: ", "vllm_pool"),
     (b"sglang.bench_latency", "benchmark"),
     (b"sglang.bench_one_batch", "benchmark"),
     (b"sglang.bench_offline", "benchmark"),

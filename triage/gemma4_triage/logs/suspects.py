@@ -461,6 +461,7 @@ class Feature:
 _LOOKED_AT, _NEAR = 300, 6  # characters, frames
 # What each is called in SGLang's code, where that is not a word of its name; and how to do without it.
 _FEATURES = {
+    "speculative_adaptive": (r"adaptive", ""),
     "speculative_algorithm": (
         r"eagle|mtp|spec_|speculat|draft|verify|ngram|aux_hidden|extend_\w*lens|seq_lens_cpu",
         "",
@@ -552,7 +553,8 @@ def as_the_draft_was_loaded(facts: LogFacts, death: Death) -> tuple[str, ...]:
     raised = [frame for one in facts.deaths if (one.chain or one.place.line) == chain for frame in one.frames]
     if facts.served or death.usage is not None or not any(map(_OF_A_DRAFT.match, (*raised, *death.frames))):
         return ()
-    if any(".py:" in frame and frame.endswith((" forward", " capture", " replay")) for frame in death.frames[-3:]):
+    # Graphs are captured of a model that is loaded.
+    if any(map(_RUNS.match, (*raised, *death.frames[-3:]))):
         return ()
     return (
         "the target was loaded, it is the draft (--speculative-draft-model-path): its own --speculative-draft-"
@@ -561,6 +563,7 @@ def as_the_draft_was_loaded(facts: LogFacts, death: Death) -> tuple[str, ...]:
     )
 
 
+_RUNS = re.compile(r"\S+\.py:\S* (?:forward|replay|\w*capture\w*)$")
 _SOON = 40  # lines
 
 
