@@ -8,6 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, pattern, remarked, says
 from gemma4_triage.logs.rules import (
+    adapters_of_experts,
     attention_kernel,
     collective_timeout,
     kernel_too_large,
@@ -84,6 +85,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     compiled = facts.settings.get("enable_torch_compile") == "True"
     code = (
         *(("once without --enable-torch-compile, which compiles the model as it is captured",) if compiled else ()),
+        *adapters_of_experts.apart(facts, within),
         *(f"once {one.without}: its code failed there" for one in mine),
         *((library,) if library else ()),
         *((part.look,) if part is not None and not library else ()),

@@ -19,7 +19,7 @@ from gemma4_triage.logs.rule import (
     probe_could_see,
     usage_text,
 )
-from gemma4_triage.logs.rules import collective_timeout
+from gemma4_triage.logs.rules import adapters_of_experts, collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL
 from gemma4_triage.logs.suspects import NAMED, as_the_draft_was_loaded, of_files, switched_on
 from gemma4_triage.logs.tracebacks import TORN
@@ -74,6 +74,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((handled.look,) if handled else ()),
                 *as_the_draft_was_loaded(facts, death),
                 *_of_vllm(death),
+                *adapters_of_experts.apart(facts, death),
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
