@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gemma4_triage.logs.facts import Death, LogFacts, RankFacts
 from gemma4_triage.logs.started import Started
+from gemma4_triage.logs.told_for_vllm import in_vllm, is_of_both, of_vllm
 
 Kind = Literal["answers", "form", "speed", "silence", "memory"]
 """What somebody sees: wrong answers, calls and JSON in the wrong place, a slow server, one that does not answer, or
@@ -343,7 +344,7 @@ _READY = frozenset({"ready", "http_ready", "no_workers"})
 
 def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     """Return what to try if something is wrong that the log does not show: the first few of each kind, in order."""
-    answered = facts.served or "answer" in facts.understood
+    answered = facts.served or "answer" in facts.understood or "vllm_serves" in facts.remarks
     if not (answered or facts.settings or _READY & facts.remarks.keys()):
         return ()
     start = Started(facts)
@@ -358,7 +359,10 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     if answered or _READY & facts.remarks.keys() or "note" in facts.understood:
         for suspect in _of_records(facts, start):
             found.setdefault(suspect.change, suspect)
-    kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
+    shown = found.values() if not of_vllm(facts) else [
+        replace(one, change=in_vllm(one.change)) for one in found.values() if is_of_both(one.change)
+    ]
+    kinds = {kind: [one for one in shown if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
         listed.sort(key=lambda one: not one.shown)
     order = sorted(MOST_SHOWN, key=lambda kind: not any(one.shown for one in kinds[kind]))
@@ -404,11 +408,14 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
     }
     full = [share for rank in ranks if (share := _full_chunks(rank)) is not None]
     found |= {"log_full_chunks": 100 * max(full)} if full else {}
+    if (serves := facts.remarks.get("vllm_serves")) and (hits := _HITS.search(serves.text)):
+        found["log_vllm_hits"] = float(hits[1])
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
         found["log_accept"] = 100 * min(lengths)
     return {name: f"{value:.0f}" for name, value in found.items()}
 
 
+_HITS = re.compile(r"Prefix cache hit rate: (\d+(?:\.\d+)?)%")
 _CHUNK = 2048  # tokens
 
 

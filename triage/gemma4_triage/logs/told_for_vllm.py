@@ -21,7 +21,7 @@ def of_vllm(facts: LogFacts) -> bool:
     return any(one.package == "vllm" or any(map(_FRAME.match, one.frames)) for one in facts.deaths)
 
 
-# In this order: what is longer comes first. An empty one leaves the option's sentence to _ONLY_SGLANG.
+# In this order: what is longer comes first. What has no counterpart is left to _ONLY_SGLANG.
 _WORDS = tuple(
     (pattern(said), instead)
     for said, instead in (
@@ -46,6 +46,8 @@ _WORDS = tuple(
         (r"\(triton, (?:flashinfer|fa3)(?:, (?:fa3|flashinfer))?\)", "(TRITON_ATTN, FLASH_ATTN, FLASHINFER)"),
         (r"SGLANG_FLASHINFER_WORKSPACE_SIZE", "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE"),
         (r"SGLANG_ENABLE_JIT_DEEPGEMM=0", "VLLM_USE_DEEP_GEMM=0"),
+        (r"--log-requests --log-requests-level 2\b", "--enable-log-requests"),
+        (r"/health_generate\b", "/health"),
         (r"\b(release|image|build|code) of SGLang\b", r"\1 of vLLM"),
         (r"\bSGLang's (?=pyproject|own|image|code)", "vLLM's "),
     )
@@ -53,9 +55,9 @@ _WORDS = tuple(
 _ONLY_SGLANG = pattern(
     r"SGLANG_\w|--(?:speculative-(?!config)|dsa-|nsa-|mamba-backend|linear-attn-backend|enable-dp-attention|schedule-|"
     r"hicache-|enable-hierarchical|disaggregation-|moe-a2a|deepep-mode|fp[48]-gemm|cuda-graph-backend|allow-auto|"
-    r"enable-two-batch|swa-full|enable-mixed-chunk|grammar-backend)"
+    r"enable-two-batch|swa-full|enable-mixed-chunk|grammar-backend|"
+    r"sleep-on-idle|enable-deterministic|log-requests-level)|/generate\b|collect URL twice"
 )
-_GRAPHS = "once with --enforce-eager"
 _SGLANG_COMMAND = ("gemma4-triage serve", "gemma4-triage pools", "gemma4-triage repro")
 
 
@@ -74,6 +76,11 @@ def _of_vllm(finding: Finding) -> Finding:
             "next_commands": tuple(one for one in finding.next_commands if not one.startswith(_SGLANG_COMMAND)),
         }
     )
+
+
+def is_of_both(advice: str) -> bool:
+    """Say whether vLLM has what a sentence asks for, too."""
+    return "vLLM" in advice or "SGLang" not in advice and not _ONLY_SGLANG.search(in_vllm(advice))
 
 
 def in_vllm(advice: str) -> str:

@@ -180,7 +180,7 @@ def _held_back(facts: LogFacts) -> Iterator[Finding]:
         told = all(point[2] is not None for point in waiting)
         if not told or usage > _ROOM or least < _STEADY * most or rank.retractions.events or "states" in facts.remarks:
             continue
-        limit = _limit(facts)
+        limit = limit_of(facts)
         reached = limit is not None and limit - 1 <= most <= limit
         # A few that have only just come are no queue.
         if reached or min(point[1] for point in waiting) >= max(_QUEUE, _QUEUE_SHARE * most):
@@ -237,7 +237,7 @@ def _too_few(
     )
 
 
-def _limit(facts: LogFacts) -> int | None:
+def limit_of(facts: LogFacts) -> int | None:
     """Return how many requests one scheduler may run at once; None if the log does not say."""
     pools, asked = facts.remarks.get("pools"), facts.settings
     # The line of the pools has each rank's share, the start line what all have together.
