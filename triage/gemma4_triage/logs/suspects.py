@@ -359,9 +359,11 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     if answered or _READY & facts.remarks.keys() or "note" in facts.understood:
         for suspect in _of_records(facts, start):
             found.setdefault(suspect.change, suspect)
-    shown = found.values() if not of_vllm(facts) else [
-        replace(one, change=in_vllm(one.change)) for one in found.values() if is_of_both(one.change)
-    ]
+    shown = (
+        found.values()
+        if not of_vllm(facts)
+        else [replace(one, change=in_vllm(one.change)) for one in found.values() if is_of_both(one.change)]
+    )
     kinds = {kind: [one for one in shown if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
         listed.sort(key=lambda one: not one.shown)

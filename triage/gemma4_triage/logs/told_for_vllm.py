@@ -25,8 +25,10 @@ def of_vllm(facts: LogFacts) -> bool:
 _WORDS = tuple(
     (pattern(said), instead)
     for said, instead in (
-        (r"--cuda-graph-backend-prefill[= ]disabled \(.*?\)", "--compilation-config '{\"cudagraph_mode\": "
-         '"FULL_DECODE_ONLY"}\''),
+        (
+            r"--cuda-graph-backend-prefill[= ]disabled \(.*?\)",
+            '--compilation-config \'{"cudagraph_mode": "FULL_DECODE_ONLY"}\'',
+        ),
         (r"--disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1", "--enforce-eager and CUDA_LAUNCH_BLOCKING=1"),
         (r"--disable-(?:piecewise-)?cuda-graph\b", "--enforce-eager"),
         (r"--cuda-graph-max-bs\b", "--max-cudagraph-capture-size"),
@@ -80,7 +82,7 @@ def _of_vllm(finding: Finding) -> Finding:
 
 def is_of_both(advice: str) -> bool:
     """Say whether vLLM has what a sentence asks for, too."""
-    return "vLLM" in advice or "SGLang" not in advice and not _ONLY_SGLANG.search(in_vllm(advice))
+    return "vLLM" in advice or ("SGLang" not in advice and not _ONLY_SGLANG.search(in_vllm(advice)))
 
 
 def in_vllm(advice: str) -> str:

@@ -17,6 +17,9 @@ _APART = (
 
 def apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Return what to try first; empty unless the server has both and the frames are of both."""
-    both = facts.settings.get("enable_dp_attention") == "True" and facts.settings.get("dp_size", "1") not in ("1", "None")
+    both = facts.settings.get("enable_dp_attention") == "True" and facts.settings.get("dp_size", "1") not in (
+        "1",
+        "None",
+    )
     adapters, experts = (any(map(of.match, death.frames)) for of in (_OF_ADAPTERS, _OF_EXPERTS))
     return (_APART,) if both and adapters and experts else ()

@@ -13,7 +13,7 @@ _CAPTURES = pattern(r"\S+ (?:_?capture_\w+|_?capture|_dummy_run|_warmup_and_capt
 _MODE = pattern(r"cudagraph_mode\W{1,6}(\w+)")
 _DRAFTS = pattern(r"num_speculative_tokens\W{1,4}(\d{1,3})")
 _SIZES = pattern(r"apture sizes \[([\d, ]+)")
-_DECODE_ONLY = "--compilation-config '{\"cudagraph_mode\": \"FULL_DECODE_ONLY\"}'"
+_DECODE_ONLY = '--compilation-config \'{"cudagraph_mode": "FULL_DECODE_ONLY"}\''
 
 
 def apart(facts: LogFacts, death: Death) -> Iterator[str]:
@@ -24,7 +24,7 @@ def apart(facts: LogFacts, death: Death) -> Iterator[str]:
     config = asked.get("compilation_config", "")
     mode = found[1] if (found := _MODE.search(config)) else ""
     drafts = int(found[1]) if (found := _DRAFTS.search(asked.get("speculative_config", ""))) else 0
-    other = _DECODE_ONLY if mode != "FULL_DECODE_ONLY" else "--compilation-config '{\"cudagraph_mode\": \"PIECEWISE\"}'"
+    other = _DECODE_ONLY if mode != "FULL_DECODE_ONLY" else '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
     if any(map(_CAPTURES.match, death.frames)):
         yield (
             f"once with {other}, then with --enforce-eager: it fell while graphs were captured, over a made-up batch "

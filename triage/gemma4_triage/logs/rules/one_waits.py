@@ -57,8 +57,8 @@ def _tell(facts: LogFacts, rank: RankFacts, stretch: list[dict], limit: int) -> 
     now = f" than {chunk}" if chunk else ""
     return Finding(
         rule=RULE.id,
-        cause=f"{waiting} wait{'s' * (waiting == 1)}{on_rank(rank.rank)} while {running} of {limit} places are taken and "
-        f"the pool is at most {usage:.0%} full, and no prefill runs: as where the scheduler takes its batch for "
+        cause=f"{waiting} wait{'s' * (waiting == 1)}{on_rank(rank.rank)} while {running} of {limit} places are taken "
+        f"and the pool is at most {usage:.0%} full, and no prefill runs: as where the scheduler takes its batch for "
         "full and does not look again until a request ends. The pool is not at fault.",
         confidence=Confidence.POSSIBLE,
         evidence=(

@@ -23,8 +23,10 @@ def of_scores(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]] | No
         return None
     size = facts.settings.get("chunked_prefill_size", "")
     chunk = int(size) if size.isdecimal() else 0
-    smaller = f"--chunked-prefill-size {max(_LEAST, chunk // 4)} ({chunk} now)" if chunk > _LEAST else (
-        "a smaller --chunked-prefill-size (2048)"
+    smaller = (
+        f"--chunked-prefill-size {max(_LEAST, chunk // 4)} ({chunk} now)"
+        if chunk > _LEAST
+        else ("a smaller --chunked-prefill-size (2048)")
     )
     return (
         "The device's memory ran out where a prefill scores every token of its chunk against the whole context (an "

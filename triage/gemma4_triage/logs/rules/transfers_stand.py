@@ -42,8 +42,8 @@ def _tell(facts: LogFacts, rank: RankFacts, stands: Standing, seconds: float, us
     return Finding(
         rule=RULE.id,
         cause=f"{stands.requests} transfers stand{on_rank(rank.rank)}: #transfer-req has not changed for "
-        f"{seconds / 60:.0f} min, with {stands.running} running and {usage:.0%} of the KV cache in use. They have begun "
-        "and never end (their sign that all has come was lost), and keep the places of requests that would run.",
+        f"{seconds / 60:.0f} min, with {stands.running} running and {usage:.0%} of the KV cache in use. They have "
+        "begun and never end (their sign that all has come was lost), and keep the places of requests that would run.",
         confidence=Confidence.LIKELY,
         evidence=(
             at(facts, stands.first, stands.requests, "#transfer-req, the first of these lines"),
@@ -51,7 +51,9 @@ def _tell(facts: LogFacts, rank: RankFacts, stands: Standing, seconds: float, us
             over(facts, "decode lines", rank.moving_most, "the most that waited for their KV (#transfer-req)"),
             *of_settings(facts, "disaggregation_transfer_backend", "disaggregation_ib_device"),
         ),
-        ruled_out_if=("these are other requests each time: the number alone stands, as at a steady load of long prompts",),
+        ruled_out_if=(
+            "these are other requests each time: the number alone stands, as at a steady load of long prompts",
+        ),
         advice=(
             "restart this decode server, which frees the places; watch #transfer-req (an alarm where it stands while "
             "few run)",
