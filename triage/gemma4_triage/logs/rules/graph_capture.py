@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, pattern, remarked, says
 from gemma4_triage.logs.rules import (
-    adapters_of_experts,
     attention_kernel,
     collective_timeout,
     kernel_too_large,

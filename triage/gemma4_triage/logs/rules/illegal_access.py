@@ -8,10 +8,11 @@ hands out ids beyond it, which is when the SWA pool is nearly used up.
 from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs import graphs_of_vllm
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
-from gemma4_triage.logs.rules import graphs_of_vllm, library_kernel
+from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 SWA_PRESSED_AT = 0.8

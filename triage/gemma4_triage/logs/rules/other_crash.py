@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
@@ -19,7 +20,7 @@ from gemma4_triage.logs.rule import (
     probe_could_see,
     usage_text,
 )
-from gemma4_triage.logs.rules import adapters_of_experts, collective_timeout
+from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL
 from gemma4_triage.logs.suspects import NAMED, as_the_draft_was_loaded, of_files, switched_on
 from gemma4_triage.logs.tracebacks import TORN

@@ -7,7 +7,7 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
-from gemma4_triage.logs.rules.scores_of_a_chunk import of_scores
+from gemma4_triage.logs.scores_of_a_chunk import of_scores
 
 _ON_THE_DEVICE = "CUDA out of memory"
 _TOO_SMALL = "Not enough memory. Please try to increase --mem-fraction-static"
