@@ -94,7 +94,22 @@ def starved(begin: int, running: int = 32, rate: float = 20.0) -> list[str]:
 
 
 # Of what this CPU cannot produce.
+ROOM = "max_total_num_tokens=100000, chunked_prefill_size=2048, max_running_requests=4, context_len=131072\n"
+BESIDE_ROOM = "Decode batch, #running-req: {}, #token: 9000, token usage: 0.05, gen throughput (token/s): 170.0, "
+BESIDE_ROOM += "#queue-req: 1\n"
+MOVING = "Decode batch, #running-req: {}, #token: 900, token usage: 0.04, #transfer-req: {}, gen throughput "
+MOVING += "(token/s): 58.0, #queue-req: 0\n"
+TOP = "2026-05-31T2{}:10:30Z kubectl top pod serves-0 --containers   server   1301m   {}Mi\n"
+TOO_LONG = "Request 5c1f7ed0 exceeds the maximum number of tokens: {} > {}\n"
+
 MADE = {
+    "one-waits": [
+        f"{stamp(0)} {ROOM}",
+        *(f"{stamp(second)} {BESIDE_ROOM.format(3)}" for second in (10, 30, 50, 70)),
+    ],
+    "refused-for-room": [f"{stamp(0)} {ROOM}", prefill(1), f"{stamp(2)} {TOO_LONG.format(120000, 100000)}", decode(3)],
+    "memory-grows": [TOP.format(hour, 6100 + 150 * hour) for hour in range(4)],
+    "transfers-stand": [f"{stamp(second)} {MOVING.format(1, 31)}" for second in (0, 200, 400)],
     "illegal-access": [prefill(1), decode(2, swa=0.4), death(3, ILLEGAL)],
     "unmergeable-batch": [prefill(1), death(3, VERIFY_INPUT)],
     "own-checks": [decode(1), f"{stamp(2)} {CANARY}\n", decode(3)],

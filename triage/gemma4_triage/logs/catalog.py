@@ -40,6 +40,7 @@ from gemma4_triage.logs.rules import (
     library_kernel,
     like_incidents,
     media_unreadable,
+    memory_grows,
     never_admitted,
     no_fp8,
     no_gpu,
@@ -47,6 +48,7 @@ from gemma4_triage.logs.rules import (
     no_prefix_cache,
     no_slot,
     non_finite_logits,
+    one_waits,
     orphaned_requests,
     other_crash,
     out_of_memory,
@@ -62,6 +64,7 @@ from gemma4_triage.logs.rules import (
     queue_stands,
     re_prefill_storm,
     refused_by_check,
+    refused_for_room,
     retraction_thrash,
     router,
     shared_memory,
@@ -74,6 +77,7 @@ from gemma4_triage.logs.rules import (
     token_outside_vocabulary,
     told_by_words,
     torch_compile,
+    transfers_stand,
     triton_compile,
     types_differ,
     uneven_ranks,
@@ -83,6 +87,7 @@ from gemma4_triage.logs.rules import (
     weight_names,
     wheels_do_not_fit,
 )
+from gemma4_triage.logs.told_for_vllm import for_its_engine
 from gemma4_triage.logs.tracebacks import OF_GROUPS, TORN
 
 ENDINGS: tuple[Rule, ...] = (
@@ -166,7 +171,11 @@ LOADS: tuple[Rule, ...] = (
     never_admitted.RULE,
     queue_stands.RULE,
     queue_stands.HELD_BACK,
+    one_waits.RULE,
+    refused_for_room.RULE,
+    memory_grows.RULE,
     uneven_ranks.RULE,
+    transfers_stand.RULE,
     kv_transfer.WAITS,
     swa_not_evicted.RULE,
     retraction_thrash.RULE,
@@ -238,7 +247,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     floor = list(unexplained_line.find(facts, accounted))
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
-    return (*ranked([*endings, *floor], leads=known_issue.ID), *behind, *ranked(loads))
+    return for_its_engine((*ranked([*endings, *floor], leads=known_issue.ID), *behind, *ranked(loads)), facts)
 
 
 _SAYING_LITTLE = frozenset({other_crash.ID, refused_by_check.ID, unexplained_line.ID})

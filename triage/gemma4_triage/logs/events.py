@@ -37,7 +37,13 @@ DEATH_MARKS = (
 _SETTINGS = (
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "page_size"),
     *("swa_full_tokens_ratio", "mem_fraction_static", "chunked_prefill_size", "max_running_requests"),
-    *("max_total_tokens", "speculative_algorithm", "speculative_num_steps", "disable_cuda_graph"),
+    *(
+        "max_total_tokens",
+        "speculative_adaptive",
+        "speculative_algorithm",
+        "speculative_num_steps",
+        "disable_cuda_graph",
+    ),
     *("disable_overlap_schedule", "disable_radix_cache", "tp_size", "dp_size", "kv_cache_dtype"),
     *("enable_hierarchical_cache", "enable_lora", "max_lora_rank", "quantization", "cuda_graph_max_bs", "nnodes"),
     *("tool_call_parser", "reasoning_parser", "disaggregation_mode", "enable_dp_attention", "context_length"),

@@ -106,6 +106,25 @@ class Retractions:
     recomputed_cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Decode lines in a row in which equally many requests, and some, waited for KV from a prefill server.
+
+    Attributes:
+        requests: that waited for it.
+        lines: how many decode lines.
+        first: the first of them.
+        last: the last of them.
+        running: the most that ran in one of them.
+    """
+
+    requests: int
+    lines: int
+    first: Place
+    last: Place
+    running: int
+
+
 @dataclass(frozen=True)
 class RankFacts:
     """What a log says of one scheduler.
@@ -131,6 +150,7 @@ class RankFacts:
         eager: decode lines that ran without a CUDA graph; None if there are none.
         moving_lines: in how many decode lines more requests waited for KV from a prefill server than ran.
         moving_most: the most that waited for it.
+        standing: the last decode lines in a row in which as many waited for it; None if they are fewer than two.
     """
 
     rank: str
@@ -153,6 +173,7 @@ class RankFacts:
     eager: Eager | None = None
     moving_lines: int = 0
     moving_most: int = 0
+    standing: Standing | None = None
 
     @property
     def cached_share(self) -> float | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gemma4_triage.logs.batch_table import VALUES, Rows, concatenated, time_text
 from gemma4_triage.logs.drops import DropWatch
-from gemma4_triage.logs.facts import Burst, Eager, Place, Pool, RankFacts, Retractions, Usage
+from gemma4_triage.logs.facts import Burst, Eager, Place, Pool, RankFacts, Retractions, Standing, Usage
 from gemma4_triage.logs.series import Series
 from gemma4_triage.logs.stamp import Stamp
 
@@ -46,6 +46,7 @@ class RankReading:
         self._after_decode, self._largest_batch = False, 0.0
         self._graphs = GraphReading()
         self._moving_lines = self._moving_most = 0
+        self._standing: Standing | None = None
         self._retraction = RetractionReading()
 
     def add(self, rows: Rows) -> None:
@@ -134,6 +135,8 @@ class RankReading:
         moving = np.where(decode, np.nan_to_num(rows.values[:, _MOVING]), 0)
         self._moving_lines += int(np.count_nonzero((moving >= MANY_MOVING) & (moving >= running)))
         self._moving_most = max(self._moving_most, int(moving.max()))
+        if decode.any():
+            self._stand(moving[decode], running[decode], rows.lines[decode], rows.times[decode])
         # A prefill in between takes time that SGLang counts as decoding.
         after_decode = np.concatenate(([self._after_decode], decode[:-1]))
         self._after_decode = bool(decode[-1])
@@ -144,6 +147,21 @@ class RankReading:
         pure = rated & after_decode & (running >= BUSY_SHARE * largest)
         weights = np.ones(int(np.count_nonzero(pure)))
         self._pure_decode.add(rate[pure], weights, rows.lines[pure], rows.times[pure])
+
+    def _stand(self, moving: np.ndarray, running: np.ndarray, lines: np.ndarray, times: np.ndarray) -> None:
+        """Take note of the decode lines at the end in which as many as in the last wait for their KV."""
+        many = int(moving[-1])
+        if not many:
+            self._standing = None
+            return
+        others = np.flatnonzero(moving != many)
+        begin = int(others[-1]) + 1 if len(others) else 0
+        first, last = (Place(int(lines[at]), time_text(int(times[at]))) for at in (begin, -1))
+        count, most = len(moving) - begin, int(running[begin:].max())
+        before = self._standing
+        if not begin and before is not None and before.requests == many:
+            first, count, most = before.first, before.lines + count, max(before.running, most)
+        self._standing = Standing(many, count, first, last, most)
 
     def facts(self) -> RankFacts:
         """Return what has been learnt of this scheduler up to the last line that was read."""
@@ -167,6 +185,7 @@ class RankReading:
             eager=self._graphs.facts(),
             moving_lines=self._moving_lines,
             moving_most=self._moving_most,
+            standing=self._standing if self._standing is not None and self._standing.lines > 1 else None,
             retractions=self._retraction.facts(),
             series=self._series.columns(),
         )

@@ -50,6 +50,8 @@ MARKS = (
     (b"Maximum concurrency for ", "vllm_start"),
     (b"torch.compile took", "vllm_start"),
     (b"Graph capturing finished in", "vllm_start"),
+    (b"Cudagraph mode ", "vllm_graph_sizes"),
+    (b"GPU KV cache size: ", "vllm_pool"),
     (b"sglang.bench_latency", "benchmark"),
     (b"sglang.bench_one_batch", "benchmark"),
     (b"sglang.bench_offline", "benchmark"),
@@ -98,6 +100,7 @@ MARKS = (
     (b"longer than the model", "refused_length"),
     (b"exceeds the maximum allowed length", "refused_length"),
     (b"maximum context length", "refused_length"),
+    (b"exceeds the maximum number of tokens", "refused_length"),
     (b"lease add `--", "refused_argument"),
     (b"lease set `--", "refused_argument"),
     (b"lease launch with `--", "refused_argument"),
@@ -146,6 +149,14 @@ MARKS = (
     (b"ompute capability", "capability"),
     (b"CUDA_VISIBLE_DEVICES')='", "visible"),
     (b"driver on your system is too old", "old_driver"),
+    (b"Mamba cache mode is set to", "vllm_states"),
+    # What somebody wrote down of the host's memory, again and again.
+    (b"kubectl top", "memory_seen"),
+    (b"docker stats", "memory_seen"),
+    (b"VmRSS", "memory_seen"),
+    (b"rss=", "memory_seen"),
+    (b"RSS ", "memory_seen"),
+    (b"RSS:", "memory_seen"),
     (b"Driver was not detected or is too old", "old_driver"),
 )
 OF_A_START = frozenset(
@@ -155,7 +166,7 @@ OF_A_START = frozenset(
 """What a server alone writes, most of it as it starts: a log that has nothing else is a server's all the same."""
 ORPHANS = re.compile(rb"output for (?:self\.)?rid=(\S+)")
 """What names a request whose outputs nobody waits for."""
-FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch", "compiler")
+FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch", "compiler", "memory_seen")
 """Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler", b'): "MainThread"')
 MOST_STACKS = 16

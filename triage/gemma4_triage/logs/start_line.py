@@ -37,7 +37,14 @@ def arguments(line: bytes) -> dict[str, str]:
     return found
 
 
-COMMANDS = (b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"vllm.entrypoints.", b"--model-path ")
+COMMANDS = (
+    b"sglang.launch_server ",
+    b"sglang serve ",
+    b"vllm serve ",
+    b"vllm.entrypoints.",
+    b"vllm/vllm-openai",
+    b"--model-path ",
+)
 """How a server is started at a shell, which people paste above its log."""
 NOTES = (b" --", b"# ", b"server_args: ", b"env: ", b"export ", b"HiCache +")
 """What a line may have in which somebody noted arguments or the environment beside a log."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gemma4_triage.logs.facts import Death, LogFacts, RankFacts
 from gemma4_triage.logs.started import Started
+from gemma4_triage.logs.told_for_vllm import in_vllm, is_of_both, of_vllm
 
 Kind = Literal["answers", "form", "speed", "silence", "memory"]
 """What somebody sees: wrong answers, calls and JSON in the wrong place, a slow server, one that does not answer, or
@@ -343,7 +344,7 @@ _READY = frozenset({"ready", "http_ready", "no_workers"})
 
 def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     """Return what to try if something is wrong that the log does not show: the first few of each kind, in order."""
-    answered = facts.served or "answer" in facts.understood
+    answered = facts.served or "answer" in facts.understood or "vllm_serves" in facts.remarks
     if not (answered or facts.settings or _READY & facts.remarks.keys()):
         return ()
     start = Started(facts)
@@ -358,7 +359,12 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     if answered or _READY & facts.remarks.keys() or "note" in facts.understood:
         for suspect in _of_records(facts, start):
             found.setdefault(suspect.change, suspect)
-    kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
+    shown = (
+        found.values()
+        if not of_vllm(facts)
+        else [replace(one, change=in_vllm(one.change)) for one in found.values() if is_of_both(one.change)]
+    )
+    kinds = {kind: [one for one in shown if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
         listed.sort(key=lambda one: not one.shown)
     order = sorted(MOST_SHOWN, key=lambda kind: not any(one.shown for one in kinds[kind]))
@@ -404,11 +410,14 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
     }
     full = [share for rank in ranks if (share := _full_chunks(rank)) is not None]
     found |= {"log_full_chunks": 100 * max(full)} if full else {}
+    if (serves := facts.remarks.get("vllm_serves")) and (hits := _HITS.search(serves.text)):
+        found["log_vllm_hits"] = float(hits[1])
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
         found["log_accept"] = 100 * min(lengths)
     return {name: f"{value:.0f}" for name, value in found.items()}
 
 
+_HITS = re.compile(r"Prefix cache hit rate: (\d+(?:\.\d+)?)%")
 _CHUNK = 2048  # tokens
 
 
@@ -461,6 +470,7 @@ class Feature:
 _LOOKED_AT, _NEAR = 300, 6  # characters, frames
 # What each is called in SGLang's code, where that is not a word of its name; and how to do without it.
 _FEATURES = {
+    "speculative_adaptive": (r"adaptive", ""),
     "speculative_algorithm": (
         r"eagle|mtp|spec_|speculat|draft|verify|ngram|aux_hidden|extend_\w*lens|seq_lens_cpu",
         "",
@@ -552,7 +562,8 @@ def as_the_draft_was_loaded(facts: LogFacts, death: Death) -> tuple[str, ...]:
     raised = [frame for one in facts.deaths if (one.chain or one.place.line) == chain for frame in one.frames]
     if facts.served or death.usage is not None or not any(map(_OF_A_DRAFT.match, (*raised, *death.frames))):
         return ()
-    if any(".py:" in frame and frame.endswith((" forward", " capture", " replay")) for frame in death.frames[-3:]):
+    # Graphs are captured of a model that is loaded.
+    if any(map(_RUNS.match, (*raised, *death.frames[-3:]))):
         return ()
     return (
         "the target was loaded, it is the draft (--speculative-draft-model-path): its own --speculative-draft-"
@@ -561,6 +572,7 @@ def as_the_draft_was_loaded(facts: LogFacts, death: Death) -> tuple[str, ...]:
     )
 
 
+_RUNS = re.compile(r"\S+\.py:\S* (?:forward|replay|\w*capture\w*)$")
 _SOON = 40  # lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, pattern, remarked, says
 from gemma4_triage.logs.rules import (
@@ -84,6 +85,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     compiled = facts.settings.get("enable_torch_compile") == "True"
     code = (
         *(("once without --enable-torch-compile, which compiles the model as it is captured",) if compiled else ()),
+        *adapters_of_experts.apart(facts, within),
         *(f"once {one.without}: its code failed there" for one in mine),
         *((library,) if library else ()),
         *((part.look,) if part is not None and not library else ()),

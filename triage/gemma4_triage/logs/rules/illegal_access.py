@@ -8,7 +8,9 @@ hands out ids beyond it, which is when the SWA pool is nearly used up.
 from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs import graphs_of_vllm
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.suspects import of_files, switched_on
@@ -89,7 +91,7 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
         confidence=Confidence.POSSIBLE,
         evidence=(*_evidence(facts, death), *_settings(facts)),
         ruled_out_if=("the probes trap nothing before the same crash",),
-        advice=(*_together(facts, death), *_apart(facts, death)),
+        advice=(*graphs_of_vllm.apart(facts, death), *_together(facts, death), *_apart(facts, death)),
         next_commands=(_SERVE,),
     )
 
@@ -152,7 +154,7 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     if experts and asked.get("ep_size", "1") not in ("1", "None"):
         found.append("once with --ep-size 1 (--tp alone): each rank then has a share of every expert (SGLang 28170)")
     if death.package in _LAUNCHERS and (computes := library_kernel.part_of(death)) is not None:
-        found.insert(0, f"{computes.look}: what was launched computes {computes.what}")
+        found.insert(0, f"{library_kernel.look_beside(computes, death)}: what was launched computes {computes.what}")
     if asked.get("enable_two_batch_overlap") == "True" and any(map(_TWO_BATCHES.match, death.frames)):
         found.append(
             "once without --enable-two-batch-overlap: its halves run beside each other, and share buffers (SGLang 7511)"
@@ -166,10 +168,14 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         if asked.get(name) == "True":
             found.append(f"once without --{name.replace('_', '-')}")
     if _long_chunks(facts, death):
-        found.append(
-            "once with --chunked-prefill-size 8192: offsets of kernels in Triton (experts, attention) pass what 32 "
-            "bits hold in a long prefill (SGLang 4856, SGLang 20389)"
+        found.insert(
+            0 if death.package == "triton" else len(found),
+            "once with --chunked-prefill-size 8192 (--max-prefill-tokens too): offsets of kernels in Triton (experts, "
+            "attention, convolutions of states) pass what 32 bits hold in a long prefill; a later release counts in 64 "
+            "(SGLang 4856, SGLang 20389)",
         )
+    if wide := _wide_pool(facts):
+        found.insert(0, wide)
     backend = asked.get("attention_backend", "None")
     if backend not in ("None", "triton"):
         found.append(f"once with another --attention-backend than {backend}, of the draft too")
@@ -207,6 +213,22 @@ def _long_chunks(facts: LogFacts, death: Death) -> bool:
     size = facts.settings.get("chunked_prefill_size", "")
     long = size == "-1" or (size.isdecimal() and int(size) > _LONG_CHUNK)
     return long and any(map(_TRITON.match, death.frames[-_INNER:]))
+
+
+_WIDE_POOL = 2_000_000  # tokens: at 1024 numbers for each, more than 32 bits count
+
+
+def _wide_pool(facts: LogFacts) -> str:
+    """Return what to do about a pool whose last places kernels of Triton may not reach; "" if it is not so large."""
+    pools = facts.remarks.get("pools")
+    tokens = number_in(pools.text, "max_total_num_tokens") if pools is not None else None
+    if tokens is None or tokens < _WIDE_POOL or "triton" not in _backends(facts):
+        return ""
+    return (
+        f"once with --max-total-tokens 1000000 ({tokens:.0f} now), or another --attention-backend than triton: places "
+        "so far up in a pool, times the width of a token, pass what 32 bits hold in kernels of some releases; a later "
+        "release counts in 64 (SGLang 9344)"
+    )
 
 
 _LONG_CHUNK = 16384

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import flashinfer_workspace
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import of_wordings, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
@@ -28,7 +29,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         graphs = any(map(_PREFILL_GRAPH.match, (frame for death in facts.failures for frame in death.frames)))
         for found in _OF_WORDINGS.find(facts):
             apart = switched_on(facts) if _ON_THE_DEVICE in found.cause else ()
-            advice = (*(_WITHOUT_GRAPH,) * graphs, *apart, *found.advice)
+            own = flashinfer_workspace.of_the_start(facts, found)
+            advice = (*own, *(_WITHOUT_GRAPH,) * graphs, *apart, *found.advice)
             yield _of_an_npu(facts, found.model_copy(update={"advice": advice}))
 
 

@@ -131,6 +131,19 @@ def part_named(kernel: str) -> _Part | None:
     return next((one for one in _PARTS if one.words.search(kernel)), None)
 
 
+_NOT_TRITON = {
+    "the experts of a MoE layer": "another --moe-runner-backend than triton",
+    "layers that keep states (Mamba, GDN)": "another --mamba-backend or --linear-attn-backend than triton, where the "
+    "release has one",
+    "attention": "another --attention-backend than triton (flashinfer, fa3)",
+}
+
+
+def look_beside(part: _Part, death: Death) -> str:
+    """Return what to choose instead; where a kernel in Triton is what failed, something else than Triton."""
+    return _NOT_TRITON.get(part.what, part.look) if death.package == "triton" else part.look
+
+
 _OF_DRAFTS = pattern(r"\w*(?:eagle|nextn|mtp|dflash|dspark|spec_)\w*\.py:|.* \w*draft\w*$")
 
 

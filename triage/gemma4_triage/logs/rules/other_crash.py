@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
@@ -74,6 +75,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((handled.look,) if handled else ()),
                 *as_the_draft_was_loaded(facts, death),
                 *_of_vllm(death),
+                *adapters_of_experts.apart(facts, death),
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),

@@ -7,6 +7,7 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
+from gemma4_triage.logs.scores_of_a_chunk import of_scores
 
 _ON_THE_DEVICE = "CUDA out of memory"
 _TOO_SMALL = "Not enough memory. Please try to increase --mem-fraction-static"
@@ -129,6 +130,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "prompt log probabilities ask for every prompt token: logprob_start_len near the end, fewer such requests",
             *advice,
         )
+    elif (scores := of_scores(facts, death)) is not None and not too_small:
+        cause, advice = scores[0], (*scores[1], *advice[:1])
     if "req_to_token" in death.statement and not too_small:
         cause = (
             "The device's memory ran out where the table of requests and their tokens is laid out: a row of the whole "

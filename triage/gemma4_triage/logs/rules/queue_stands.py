@@ -15,7 +15,8 @@ LONG_S = 60.0
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    if facts.deaths or facts.alarms:
+    # That clients wait in vain is what such a queue looks like from outside.
+    if facts.deaths or any(alarm.kind != "timeout" for alarm in facts.alarms):
         return
     for name, last in facts.remarks.items():
         if not name.startswith(STANDING) or not name.endswith(" 3"):
@@ -103,6 +104,7 @@ def _of_vllm(facts: LogFacts, first: Remark, last: Remark, seconds: float) -> Fi
         ),
         ruled_out_if=("a later line has requests running: then the first only had to wait",),
         advice=(
+            *_of_a_large_one(facts, usage),
             "restart it without the KV connector or offloading (--kv-transfer-config, --kv-offloading-size): if it "
             "then runs, KV on its way deadlocks with admission; a later release of vLLM, or more room and fewer "
             "requests at once (--max-num-seqs)",
@@ -110,6 +112,23 @@ def _of_vllm(facts: LogFacts, first: Remark, last: Remark, seconds: float) -> Fi
             "(--max-model-len, its max_tokens), then once without structured output and adapters",
             "/health answers 200 all the same: py-spy dump of the engine's process says whether it waits or turns",
         ),
+    )
+
+
+def _of_a_large_one(facts: LogFacts, usage: float | None) -> tuple[str, ...]:
+    """Return what to do about a first request that is never let in, where the cache is empty and no connector is on."""
+    asked = facts.arguments
+    if usage is None or usage >= 1 or any(name in asked for name in ("kv_transfer_config", "kv_offloading_size")):
+        return ()
+    pool = facts.remarks.get("vllm_pool")
+    tokens = number_in(pool.text.replace(",", "").replace("size: ", "size "), "KV cache size") if pool else None
+    longest = asked.get("max_model_len", "")
+    said = f" ({tokens:.0f} tokens, and --max-model-len is {longest})" if tokens and longest.isdecimal() else ""
+    return (
+        f"nothing is held, so the first needs more than it may have by the admission's count of the whole pool{said}, "
+        "and those behind it wait with it: a later release of vLLM (some count sliding windows as the whole prompt: "
+        "vLLM 39866); until then a larger pool (--gpu-memory-utilization, --kv-cache-dtype fp8, more GPUs), or a "
+        "--max-model-len below what is let in, so that it is refused",
     )
 
 
@@ -140,7 +159,7 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
     )
 
 
-RULE = Rule("queue-stands", "requests wait and no batch runs", _find)
+RULE = Rule("queue-stands", "requests wait and no batch runs", _find, alarms=frozenset({"timeout"}))
 
 _LINES, _SHARE = 10, 0.8  # decode lines, and of those the ones with requests waiting
 _ROOM = 0.75  # of a pool in use at most
@@ -161,7 +180,7 @@ def _held_back(facts: LogFacts) -> Iterator[Finding]:
         told = all(point[2] is not None for point in waiting)
         if not told or usage > _ROOM or least < _STEADY * most or rank.retractions.events or "states" in facts.remarks:
             continue
-        limit = _limit(facts)
+        limit = limit_of(facts)
         reached = limit is not None and limit - 1 <= most <= limit
         # A few that have only just come are no queue.
         if reached or min(point[1] for point in waiting) >= max(_QUEUE, _QUEUE_SHARE * most):
@@ -218,7 +237,7 @@ def _too_few(
     )
 
 
-def _limit(facts: LogFacts) -> int | None:
+def limit_of(facts: LogFacts) -> int | None:
     """Return how many requests one scheduler may run at once; None if the log does not say."""
     pools, asked = facts.remarks.get("pools"), facts.settings
     # The line of the pools has each rank's share, the start line what all have together.

@@ -1,0 +1,25 @@
+"""What to change where adapters of experts meet attention data parallelism: buffers are sized for one rank's batch."""
+
+from __future__ import annotations
+
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import pattern
+
+_OF_ADAPTERS = pattern(r"(?i)\w*(?:lora|sgmv|punica)\w*\.py:|.* \w*(?:lora|sgmv)\w*$")
+_OF_EXPERTS = pattern(r"(?i)\w*(?:moe|expert)\w*\.py:|.* \w*(?:moe|expert)\w*$")
+_APART = (
+    "once without --enable-dp-attention (plain --tp): experts then see the tokens of all ranks together, while the "
+    "buffers of adapters are sized for one rank's own batch; or adapters of attention alone "
+    "(--lora-target-modules q_proj k_proj v_proj o_proj), or --disable-cuda-graph, where that ends it; then a later "
+    "release (SGLang 31525)"
+)
+
+
+def apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to try first; empty unless the server has both and the frames are of both."""
+    both = facts.settings.get("enable_dp_attention") == "True" and facts.settings.get("dp_size", "1") not in (
+        "1",
+        "None",
+    )
+    adapters, experts = (any(map(of.match, death.frames)) for of in (_OF_ADAPTERS, _OF_EXPERTS))
+    return (_APART,) if both and adapters and experts else ()

@@ -1,0 +1,28 @@
+"""What of a start makes FlashInfer's workspace too small, beside the batch itself."""
+
+from __future__ import annotations
+
+from gemma4_triage.finding import Finding
+from gemma4_triage.logs.facts import LogFacts
+
+_VARIABLE = "SGLANG_FLASHINFER_WORKSPACE_SIZE"
+_SHORT = 4096  # tokens
+
+
+def of_the_start(facts: LogFacts, found: Finding) -> tuple[str, ...]:
+    """Return what to change of the start first, where a finding is of that workspace; empty if nothing stands out."""
+    if "FlashInfer's workspace" not in found.cause:
+        return ()
+    asked = facts.arguments
+    if facts.settings.get("enable_deterministic_inference") != "True":
+        return ()
+    size = asked.get("chunked_prefill_size", "")
+    long = not size.isdecimal() or int(size) > _SHORT
+    now = f" ({size} now)" if size.isdecimal() else ""
+    told = f", as {asked[_VARIABLE]} here was" if _VARIABLE in asked else ""
+    return (
+        *((f"--chunked-prefill-size {_SHORT}{now}, so that one plan needs less",) if long else ()),
+        "once without --enable-deterministic-inference, or with another backend that is deterministic (--attention-"
+        f"backend fa3, triton): on FlashInfer some releases set the workspace themselves then, and {_VARIABLE} is "
+        f"overwritten{told} (SGLang 30244); a later release",
+    )
