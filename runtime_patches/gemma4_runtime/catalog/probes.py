@@ -119,8 +119,9 @@ PROBES: tuple[Patch, ...] = (
             why="Pools, windows and backends of target and draft that do not fit together show as wrong pages an hour "
             "later. They can be held against each other at the start.",
             eligibility="Every start, once: the target after its workers exist, a frozen draft before its captures. "
-            "What layers are bound to is looked at again every 16 steps, in trap at each, and at idle: by addresses "
-            "and numbers, some microseconds a step.",
+            "There one token of each layer is stored in the page that nobody reads, which is put back. What layers "
+            "are bound to is looked at again every 16 steps, in trap at each, and at idle: by addresses and numbers, "
+            "some microseconds a step.",
             fallback="A third swap, inside a capture, cannot be entered and is not checked; nor is what a captured "
             "graph holds of a binding that changes later.",
             proof=(

@@ -17,6 +17,9 @@ All findings go to this probe's row of the guard manifest (`findings`; an empty 
 is no dump outside `log`, because the release ships with one (`window_width`) and every start would leave a dump.
 Log lines are written by the first rank only.
 
+Whether a layer's keys and values are stored where it reads them no attribute says: for each layer of the target one
+token is stored in page 0, read by every layer, and what page 0 held is put back.
+
 A frozen draft's own 64-token pool is not checked, because nobody reads it: both of SGLang's pool swaps are entered,
 and what every node of the backend reads inside them is checked instead. A node that a swap leaves behind shows that
 dummy pool there, and is reported. The third swap, `FrozenKVMTPCudaGraphRunner.capture_one_batch_size`, is the same
