@@ -10,6 +10,8 @@ from gemma4_triage.logs.rule import Rule, on_rank, over
 
 SHARE = 0.2
 REQUESTS = 5
+EVENTS = 2
+"""A server that retracts once, however many, and goes on, does what it is made for."""
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
@@ -38,6 +40,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
 
 def _is_storm(rank: RankFacts) -> bool:
     seen = rank.retractions
+    if seen.events < EVENTS:
+        return False
     return seen.recomputed_requests >= REQUESTS and seen.recomputed_tokens >= SHARE * rank.new_tokens > 0
 
 
