@@ -27,7 +27,7 @@ from gemma4_triage.logs.suspects import suspects
 
 INCIDENTS = Path(__file__).parents[1] / "data" / "public_incidents.json"
 MOST = 2
-BLIND = (41, 42, 43, 44, 45, 46, 47)
+BLIND = (41, 42, 43, 44, 45, 46, 47, 49)
 """Sets that were drawn by somebody who did not know which threads had been met, and judged by somebody else."""
 
 
@@ -82,7 +82,7 @@ def blind_table() -> list[str]:
     for number in BLIND:
         of_set = [incident for incident in incidents() if incident["set"] == number]
         parts = [[one["first"] for one in of_set if (one["thread"] in met) is known] for known in (True, False)]
-        shares = (f"{len(part)} | {sum(part) / (MOST * len(part)):.0%}" for part in parts)
+        shares = (f"{len(part)} | {f'{sum(part) / (MOST * len(part)):.0%}' if part else '–'}" for part in parts)
         rows.append(f"| {number} | {' | '.join(shares)} |")
     return rows
 

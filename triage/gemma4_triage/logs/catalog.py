@@ -25,6 +25,7 @@ from gemma4_triage.logs.rules import (
     eager_decode,
     foreign_message,
     grammar_request,
+    grammar_waits,
     graph_capture,
     hang,
     hybrid_draft_pool,
@@ -82,6 +83,7 @@ from gemma4_triage.logs.rules import (
     unmergeable_batch,
     weight_names,
     wheels_do_not_fit,
+    workers_stand,
 )
 from gemma4_triage.logs.tracebacks import OF_GROUPS, TORN
 
@@ -136,6 +138,7 @@ ENDINGS: tuple[Rule, ...] = (
     torch_compile.RULE,
     chat_template.RULE,
     told_by_words.HOST_LIMITS,
+    workers_stand.RULE,
 )
 """Of what a server died of, or would have."""
 
@@ -166,6 +169,7 @@ LOADS: tuple[Rule, ...] = (
     never_admitted.RULE,
     queue_stands.RULE,
     queue_stands.HELD_BACK,
+    grammar_waits.RULE,
     uneven_ranks.RULE,
     kv_transfer.WAITS,
     swa_not_evicted.RULE,

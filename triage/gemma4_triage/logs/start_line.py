@@ -37,7 +37,10 @@ def arguments(line: bytes) -> dict[str, str]:
     return found
 
 
-COMMANDS = (b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"vllm.entrypoints.", b"--model-path ")
+COMMANDS = (
+    *(b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"vllm.entrypoints.", b"vllm/vllm-openai"),
+    b"--model-path ",
+)
 """How a server is started at a shell, which people paste above its log."""
 NOTES = (b" --", b"# ", b"server_args: ", b"env: ", b"export ", b"HiCache +")
 """What a line may have in which somebody noted arguments or the environment beside a log."""
@@ -70,7 +73,8 @@ def typed(line: bytes) -> dict[str, str]:
         return {}
     text = line[begin : begin + LONGEST_VALUE * 4].decode(errors="replace")
     model = _MODEL.match(text)
-    return ({"model_path": model[1]} if model else {}) | _flags(text)
+    variables = dict(_VARIABLE.findall(line[:begin][-LONGEST_VALUE:].decode(errors="replace")))
+    return variables | ({"model_path": model[1]} if model else {}) | _flags(text)
 
 
 def noted(line: bytes) -> dict[str, str]:

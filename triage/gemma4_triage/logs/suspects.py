@@ -2,7 +2,7 @@
 
 A log shows crashes, hangs and rates; it shows no wrong answer. One record per part serves both where the log has
 nothing to say (`suspects`, from the start line) and where an unknown exception stands in a part's file (`of_files`).
-More of what a start or a load is known for is data, in known_issues/records/quiet/suspects.toml.
+More of what a start or a load is known for is data, in known_issues/records/quiet: each engine has a file of its own.
 """
 
 from __future__ import annotations
@@ -348,7 +348,8 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
         return ()
     start = Started(facts)
     found: dict[str, Suspect] = {}
-    for part in PARTS:
+    of_vllm = is_of_vllm(facts)
+    for part in () if of_vllm else PARTS:
         if part.on(start):
             change = (part.instead or f"without {part.without}").format_map(start.words)
             suspect = Suspect(part.id, change, part.why.format_map(start.words), part.threads, part.of)
@@ -356,7 +357,7 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
             found.setdefault(change, suspect)
     # Of a start that never came to its end nobody has seen answers.
     if answered or _READY & facts.remarks.keys() or "note" in facts.understood:
-        for suspect in _of_records(facts, start):
+        for suspect in _of_records(facts, start, of_vllm):
             found.setdefault(suspect.change, suspect)
     kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
@@ -365,10 +366,19 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     return tuple(one for kind in order for one in kinds[kind][: MOST_SHOWN[kind]])
 
 
-def _of_records(facts: LogFacts, start: Started) -> Iterator[Suspect]:
+_VLLM = frozenset({"vllm", "vllm_drafts", "vllm_start", "vllm_serves", "vllm_waits", "vllm_captures"})
+
+
+def is_of_vllm(facts: LogFacts) -> bool:
+    """Say whether the log is a server's of vLLM, which knows none of SGLang's arguments."""
+    return not facts.starts and not facts.served and bool(_VLLM & facts.remarks.keys())
+
+
+def _of_records(facts: LogFacts, start: Started, of_vllm: bool) -> Iterator[Suspect]:
     # What reads records takes time to import.
     from gemma4_triage.known_issues.catalog import quiet_suspects
     from gemma4_triage.known_issues.match import has_value
+    from gemma4_triage.logs.second_try import second_tries
 
     known = {**facts.arguments, **facts.settings, **_numbers(facts)}
 
@@ -379,8 +389,15 @@ def _of_records(facts: LogFacts, start: Started) -> Iterator[Suspect]:
             return not holds(value, wanted.removeprefix("not "))
         return any(has_value(value, part) for part in wanted.split("|"))
 
-    for said in quiet_suspects():
-        if (
+    engine, other = ("vllm", "sglang") if of_vllm else ("sglang", "vllm")
+    of_engine = [said for said in quiet_suspects() if said.get("both") or not of_vllm]
+    of_engine += quiet_suspects("vllm.toml") if of_vllm else []
+    signs = [{**said, "sign": True} for said in quiet_suspects("shown.toml") if said.get("engine", engine) != other]
+    for said in (*signs, None, *of_engine):
+        if said is None:
+            # What the log shows by itself says more than what somebody tried, and this more than a start.
+            yield from second_tries(facts, of_vllm)
+        elif (
             all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
             and ("model" not in said or re.search(said["model"], start.model))
             and ("seen" not in said or said["seen"] in facts.remarks)
