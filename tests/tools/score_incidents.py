@@ -82,7 +82,7 @@ def blind_table() -> list[str]:
     for number in BLIND:
         of_set = [incident for incident in incidents() if incident["set"] == number]
         parts = [[one["first"] for one in of_set if (one["thread"] in met) is known] for known in (True, False)]
-        shares = (f"{len(part)} | {f'{sum(part) / (MOST * len(part)):.0%}' if part else '–'}" for part in parts)
+        shares = (f"{len(part)} | {f'{sum(part) / (MOST * len(part)):.0%}' if part else '-'}" for part in parts)
         rows.append(f"| {number} | {' | '.join(shares)} |")
     return rows
 

@@ -27,5 +27,5 @@ def test_each_is_named_once_but_for_those_that_were_drawn_blind():
 def test_the_page_has_the_scores():
     rows = re.findall(r"^\| \d+ \| \d+ \| \d+% \| \d+% \| \d+ \|$", LOGS_PAGE, re.MULTILINE)
     assert rows == table()
-    rows = re.findall(r"^\| \d+ \| \d+ \| (?:\d+%|–) \| \d+ \| \d+% \|$", LOGS_PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| \d+ \| \d+ \| (?:\d+%|-) \| \d+ \| \d+% \|$", LOGS_PAGE, re.MULTILINE)
     assert rows == blind_table()

@@ -21,6 +21,10 @@ MARKS = (
     (b"APITimeoutError", "client_waited"),
 )
 """What a line of an answer or a request holds, beside those of remarks.py."""
+SHOWN = frozenset(
+    {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
+)
+"""Names under which `keep` keeps what such lines show."""
 _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
 _BANGS = re.compile(r"!{6}")
 _NO_JSON = re.compile(r'\s*(?![\s{\["\d-]|true|false|null)\S')

@@ -10,8 +10,8 @@ from gemma4_triage.logs.facts import LogFacts, Remark
 from gemma4_triage.logs.suspects import Kind, Suspect
 
 _NOTHING_NEW = re.compile(
-    r"(?i)\b(?:same (?:error|crash|result|output|answer|garbage|failure)|also|too|still|no (?:change|difference)|alike)\b|"
-    r"\bfails?\b|\bgarbage\b|\bwrong\b"
+    r"(?i)\b(?:same (?:error|crash|result|output|answer|garbage|failure)|no (?:change|difference)|also|too|still|"
+    r"alike|fails?|garbage|wrong)\b"
 )
 _RIGHT = re.compile(r"(?i)\b(?:normal(?:ly)?|fine|right|ok|works?|worked|correct(?:ly)?|good|sane|clean|as expected)\b")
 _ENGINE = re.compile(r"(?i)\b(vllm|sglang|transformers|hf|hugging ?face|llama\.cpp|ollama|lmdeploy|tensorrt-llm)\b")
@@ -48,7 +48,9 @@ def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Suspect]:
     if other and (of_vllm or other.lower() != "sglang"):
         change = _KERNELS_OF_VLLM if of_vllm else _KERNELS
         why = f"{at} says that the same files are right under {other}: neither checkpoint, template nor sampling is at "
-        yield Suspect("second-try", change, f"{why}fault, but a kernel or the class of this engine", (), "answers", True)
+        yield Suspect(
+            "second-try", change, f"{why}fault, but a kernel or the class of this engine", (), "answers", True
+        )
     elif found := _CHECKPOINT.search(tried.text):
         yield _of_a_checkpoint(facts, tried, found[1], "")
 

@@ -46,8 +46,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 if staged
                 else ()
             ),
-            "a schema that is simpler, and another --grammar-backend (llguidance compiles as it goes): if that answers, "
-            "the compilation is what takes so long",
+            "a schema that is simpler, and another --grammar-backend (llguidance compiles as it goes): if that "
+            "answers, the compilation is what takes so long",
             *(() if staged else ("py-spy dump --pid of the scheduler while it waits; then a later release",)),
         ),
     )

@@ -52,9 +52,9 @@ _OF_VLLM = of_wordings(
     (
         Wording(
             pattern(r"StreamInput must be|Encountered invalid token id"),
-            "Token ids that no vocabulary has (negative or huge ones) reached vLLM's detokenizer, which can only refuse "
-            "them: the step itself gave garbage, from a kernel that does not fit this GPU, KV cache or model. The "
-            "tokenizer is not at fault, and a process that ends later follows from it.",
+            "Token ids that no vocabulary has (negative or huge ones) reached vLLM's detokenizer, which can only "
+            "refuse them: the step itself gave garbage, from a kernel that does not fit this GPU, KV cache or model. "
+            "The tokenizer is not at fault, and a process that ends later follows from it.",
             "one at a time: --kv-cache-dtype auto, where it is fp8; another --attention-backend (on ROCm "
             "VLLM_ROCM_USE_AITER=0); without --speculative-config; --enforce-eager: the first with which such ids stop "
             "names the part",

@@ -56,10 +56,10 @@ def _line(facts: LogFacts, name: str) -> int:
 
 
 _OF_SUMS = (
-    " Just before, a sum over GPUs of the server's own was switched on, whose kernels wait for a flag of the other GPU: "
-    "where GPUs reach each other's memory only in name (through the host's bridge, with IOMMU or ACS on, in virtual "
-    "machines) it never comes, and GPUs stand at 100% with little power. What py-spy shows of a kernel behind it only "
-    "waits in line."
+    " Just before, a sum over GPUs of the server's own was switched on, whose kernels wait for a flag of the other "
+    "GPU: where GPUs reach each other's memory only in name (through the host's bridge, with IOMMU or ACS on, in "
+    "virtual machines) it never comes, and GPUs stand at 100% with little power. What py-spy shows of a kernel behind "
+    "it only waits in line."
 )
 _ANY = " GPUs at 100% with little power wait in a sum over ranks; idle ones wait for a process of the host."
 _WITHOUT_P2P = (
