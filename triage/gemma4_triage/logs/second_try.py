@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from statistics import fmean
+from typing import Literal, NamedTuple
 
 from gemma4_triage.logs.facts import LogFacts, Remark
-from gemma4_triage.logs.suspects import Kind, Suspect
 
 _NOTHING_NEW = re.compile(
     r"(?i)\b(?:same (?:error|crash|result|output|answer|garbage|failure)|no (?:change|difference)|also|too|still|"
@@ -22,7 +22,23 @@ _OF_FORM = re.compile(r"chat_template_kwargs|tool|reasoning|thinking|response_fo
 _TIMES_SLOWER = 1.3
 
 
-def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Suspect]:
+class Tried(NamedTuple):
+    """What a note leaves to suspect, with the fields of a suspect of suspects.py.
+
+    Attributes:
+        id: Of the suspect.
+        change: What to try once.
+        why: What the note says for it.
+        of: What somebody sees of it.
+    """
+
+    id: str
+    change: str
+    why: str
+    of: Literal["answers", "form", "speed"]
+
+
+def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Tried]:
     """Yield what the notes of a log leave to suspect, which is more than a start line does.
 
     Args:
@@ -37,8 +53,8 @@ def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Suspect]:
     at = f"line {tried.place.line}"
     for words in (_FLAG, _FIELD):
         if found := words.search(tried.text):
-            of: Kind = "form" if _OF_FORM.search(found[2]) else "answers"
-            yield Suspect("second-try", f"{found[1]} {found[2]}, as {at} has it", _DIFFERS, (), of, True)
+            of: Literal["form", "answers"] = "form" if _OF_FORM.search(found[2]) else "answers"
+            yield Tried("second-try", f"{found[1]} {found[2]}, as {at} has it", _DIFFERS, of)
             return
     if not _RIGHT.search(tried.text):
         if found := _CHECKPOINT.search(tried.text):
@@ -48,9 +64,7 @@ def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Suspect]:
     if other and (of_vllm or other.lower() != "sglang"):
         change = _KERNELS_OF_VLLM if of_vllm else _KERNELS
         why = f"{at} says that the same files are right under {other}: neither checkpoint, template nor sampling is at "
-        yield Suspect(
-            "second-try", change, f"{why}fault, but a kernel or the class of this engine", (), "answers", True
-        )
+        yield Tried("second-try", change, f"{why}fault, but a kernel or the class of this engine", "answers")
     elif found := _CHECKPOINT.search(tried.text):
         yield _of_a_checkpoint(facts, tried, found[1], "")
 
@@ -70,7 +84,7 @@ _KERNELS_OF_VLLM = (
 )
 
 
-def _of_a_checkpoint(facts: LogFacts, tried: Remark, named: str, if_right: str) -> Suspect:
+def _of_a_checkpoint(facts: LogFacts, tried: Remark, named: str, if_right: str) -> Tried:
     """Return what to try where another checkpoint is right with the same start."""
     ranks = facts.settings.get("tp_size", "1")
     split = ranks.isdecimal() and int(ranks) > 1
@@ -85,10 +99,10 @@ def _of_a_checkpoint(facts: LogFacts, tried: Remark, named: str, if_right: str) 
         "experts, tied output or one of its own)"
     )
     why += f", or how that class is split over {ranks} ranks; then a later release" if split else ""
-    return Suspect("second-try", change, why, (), "answers", True)
+    return Tried("second-try", change, why, "answers")
 
 
-def _between_builds(facts: LogFacts) -> Suspect | None:
+def _between_builds(facts: LogFacts) -> Tried | None:
     """Return that two builds are to be held against each other, where notes name both; None where they do not."""
     first, second = facts.remarks.get("noted_build"), facts.remarks.get("second_build")
     if first is None or second is None:
@@ -102,7 +116,7 @@ def _between_builds(facts: LogFacts) -> Suspect | None:
         "with the last good one, or take a newer build that may have it mended; git bisect over the nightlies or "
         "commits between them names the change; report it with both commits and a profile (/start_profile)"
     )
-    return Suspect("between-builds", change, why, (), "speed" if slower else "answers", True)
+    return Tried("between-builds", change, why, "speed" if slower else "answers")
 
 
 def _rates(facts: LogFacts, line: int) -> tuple[float, float] | None:

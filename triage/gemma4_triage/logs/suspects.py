@@ -396,7 +396,8 @@ def _of_records(facts: LogFacts, start: Started, of_vllm: bool) -> Iterator[Susp
     for said in (*signs, None, *of_engine):
         if said is None:
             # What the log shows by itself says more than what somebody tried, and this more than a start.
-            yield from second_tries(facts, of_vllm)
+            for one in second_tries(facts, of_vllm):
+                yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
         elif (
             all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
             and ("model" not in said or re.search(said["model"], start.model))
