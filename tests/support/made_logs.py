@@ -170,6 +170,17 @@ MADE = {
     ],
     "no-fp8": [death(1, "ValueError: type fp8e4nv not supported in this architecture.")],
     "queue-stands": [prefill(1, queued=2), f'{stamp(90)} INFO:  10.0.0.7:1 - "GET /health HTTP/1.1" 200 OK\n'],
+    "grammar-waits": [
+        prefill(1),
+        decode(2),
+        'sglang:num_running_reqs{model_name="m",pp_rank="0"} 0.0\n',
+        'sglang:num_grammar_queue_reqs{model_name="m",pp_rank="0"} 1.0\n',
+    ],
+    "workers-stand": [
+        f"(EngineCore pid=1) INFO 07-06 20:4{minute}:31 [shm_broadcast.py:681] No available shared memory broadcast "
+        "block found in 60 seconds.\n"
+        for minute in (5, 6)
+    ],
     "eager-decode": [*steady(6, running=8), *steady(6, start=6, running=24, graph=False)],
     "prefill-starves-decode": [line for at in range(0, 40, 8) for line in starved(at)],
     "start-stopped": [

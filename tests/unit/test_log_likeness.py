@@ -56,7 +56,7 @@ def test_a_failure_that_somebody_had_names_the_thread_its_cause_and_what_helped(
     listed = [one for one in incidents() if thread_name(one.thread) == THREAD]
     assert any(one.cause in found.cause and one.next in found.advice for one in listed)
     assert found.confidence is Confidence.POSSIBLE
-    assert "deepgemm" in found.evidence[0].meaning
+    assert "cuda_error_illegal_address" in found.evidence[0].meaning
 
 
 @pytest.mark.parametrize(

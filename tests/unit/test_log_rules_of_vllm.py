@@ -4,7 +4,7 @@ import pytest
 
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.suspects import suspects
-from gemma4_triage.logs.told_for_vllm import in_vllm, is_of_both, of_vllm
+from gemma4_triage.logs.told_for_vllm import in_vllm, of_vllm
 from made_logs import death, decode, found_in, only, told
 
 SERVE = "$ vllm serve google/gemma-4-26B-A4B-it --max-model-len 65536 {}\n"
@@ -105,11 +105,6 @@ def test_suspects_of_another_engine_are_left_out():
 )
 def test_arguments_of_one_engine_in_the_other(said, instead):
     assert in_vllm(said) == instead
-
-
-def test_what_vllm_has_not_is_told_apart():
-    assert is_of_both("once with --disable-cuda-graph")
-    assert not is_of_both("once without --enable-dp-attention")
 
 
 def test_a_log_of_sglang_keeps_its_own_arguments():

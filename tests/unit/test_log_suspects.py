@@ -8,7 +8,7 @@ from string import Formatter
 import pytest
 
 from gemma4_triage.known_issues.catalog import quiet_suspects
-from gemma4_triage.logs import remarks
+from gemma4_triage.logs import pasted, remarks
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.rules.refused_by_check import refused
@@ -168,9 +168,11 @@ def test_a_log_of_no_server_has_none():
 
 def test_records_of_suspects_have_their_form():
     """Every name that a text stands for is one that its own conditions ask for, so that it is known."""
-    seen = {name for _, name in remarks.MARKS}
-    for said in quiet_suspects():
-        assert said.keys() <= {"id", "of", "on", "model", "seen", "sign", "change", "why", "threads"}, said["id"]
+    seen = {name for _, name in remarks.MARKS} | pasted.SHOWN
+    known = {"id", "of", "on", "model", "seen", "sign", "both", "engine", "change", "why", "threads"}
+    for said in (*quiet_suspects(), *quiet_suspects("vllm.toml"), *quiet_suspects("shown.toml")):
+        assert said.keys() <= known, said["id"]
+        assert said.get("engine", "vllm") in ("sglang", "vllm")
         assert said["of"] in MOST_SHOWN
         assert said.get("seen", "no_workers") in seen
         re.compile(said.get("model", ""))

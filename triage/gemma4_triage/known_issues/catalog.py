@@ -79,11 +79,14 @@ def words(file: str) -> list[dict[str, Any]]:
     return said["failure"]
 
 
-def quiet_suspects() -> list[dict[str, Any]]:
-    """Return what to try where a log shows no failure, as the file says it whose head tells the form."""
+def quiet_suspects(file: str = "suspects.toml") -> list[dict[str, Any]]:
+    """Return what to try where a log shows no failure, as a file of the folder `quiet` says it; its head has the form.
+
+    Args:
+        file: suspects.toml is of SGLang's arguments, vllm.toml of vLLM's, shown.toml of what a log shows by itself.
+    """
     packed = _packed()
-    file = "quiet/suspects.toml"
-    said = packed[file] if packed is not None else _read(records_folder() / "quiet" / "suspects.toml")
+    said = packed[f"quiet/{file}"] if packed is not None else _read(records_folder() / "quiet" / file)
     return said["suspect"]
 
 

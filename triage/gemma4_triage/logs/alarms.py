@@ -57,6 +57,7 @@ _HARD = {
     rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
     rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already (?:in use|allocated)(?!, trying)|"
     rb"error: (?:unrecognized arguments|ambiguous option|argument --|the following arguments are)|"
+    rb"\b(?:sglang|vllm): (?:command )?not found|"
     rb"executable file not found in|exec format error|no matching manifest for|manifest unknown|"
     rb"unknown or invalid runtime name|unknown runtime specified|"
     rb"FailedScheduling|Failed to pull image|ImagePullBackOff|ErrImagePull|CreateContainer(?:Config)?Error|"
@@ -105,7 +106,7 @@ _HARD = {
     rb"[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=[Oo]pen\b|-> Open\b|\b[Oo]pened\b|\bis open\b)",
     "panic": rb"\bpanicked at\b",
     "lost-answer": rb"IPC name is None",
-    "grammar": rb"Grammar accept_token failed",
+    "grammar": rb"Grammar accept_token failed|Failed to advance FSM for request",
     "adapter": rb"[Ff]ailed to load LoRA adapter|LoRA adapter \S+ .{0,60}is incompatible",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
     rb"[Ii]mage features and image tokens do not match",
@@ -200,6 +201,7 @@ _TRIGGERS = (
     *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
     *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
     *(
+        b": not found",
         b"command not found",
         b"denied",
         b"not permitted",
@@ -318,6 +320,7 @@ LETTER_BY_LETTER = (*_WORKS, *_STOPS, *_STARTS, _ACCESS)
 _MOST_ERRORS = 8
 _MOST_KEPT = 16
 _OF_A_REQUEST = re.compile(rb"Exception in ASGI application|\bError in request: ")
+_OF_CLIENTS = re.compile(rb"openai\.(?:API)?(?:Timeout|Connection)Error\b")
 _LONGEST_ANSWER = 400  # lines of the traceback of a request
 _ENOUGH_LINES = 1000
 
@@ -359,7 +362,7 @@ class AlarmReader:
         self._work_marks = list(_WORKS)
         self._answers: list[int] = []
         self._answers_seen = 0
-        self._of_a_request = -_LONGEST_ANSWER
+        self._of_a_request = self._client = -_LONGEST_ANSWER
         # What was made of a line, by what it is without numbers of its own: a kind, or "" of none.
         self._shapes: dict[bytes, str] = {}
         self._by_number: dict[bytes, bool] = {}
@@ -536,9 +539,19 @@ class AlarmReader:
             kind = self._kinds[shape] = self._kind_by_words(line)
         if not kind:
             return ""
+        if kind == "error" and not self._frames and self._is_of_a_client(number, line):
+            return ""
         self._worded = None if kind == "error" and self._frames else kind
         early = kind == "unhealthy" and not self.last_work
         return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
+
+    def client_at(self, number: int) -> None:
+        """Take note of a line by which somebody says that a client wrote what follows."""
+        self._client = number
+
+    def _is_of_a_client(self, number: int, line: bytes) -> bool:
+        """Say whether an exception without frames is a client's: it ends no process of the server."""
+        return 0 < number - self._client <= _SOON or _OF_CLIENTS.match(line) is not None
 
     def _kind_by_words(self, line: bytes) -> str:
         low = line.lower()

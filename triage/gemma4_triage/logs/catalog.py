@@ -25,6 +25,7 @@ from gemma4_triage.logs.rules import (
     eager_decode,
     foreign_message,
     grammar_request,
+    grammar_waits,
     graph_capture,
     hang,
     hybrid_draft_pool,
@@ -86,6 +87,7 @@ from gemma4_triage.logs.rules import (
     unmergeable_batch,
     weight_names,
     wheels_do_not_fit,
+    workers_stand,
 )
 from gemma4_triage.logs.told_for_vllm import for_its_engine
 from gemma4_triage.logs.tracebacks import OF_GROUPS, TORN
@@ -141,6 +143,7 @@ ENDINGS: tuple[Rule, ...] = (
     torch_compile.RULE,
     chat_template.RULE,
     told_by_words.HOST_LIMITS,
+    workers_stand.RULE,
 )
 """Of what a server died of, or would have."""
 
@@ -174,6 +177,7 @@ LOADS: tuple[Rule, ...] = (
     one_waits.RULE,
     refused_for_room.RULE,
     memory_grows.RULE,
+    grammar_waits.RULE,
     uneven_ranks.RULE,
     transfers_stand.RULE,
     kv_transfer.WAITS,

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from gemma4_triage.logs.pasted import is_an_answer, said_of
+
 _MESSAGES = (
     *("message", "msg", "log", "textPayload", "line", "body", "MESSAGE", "@message", "content", "event_message"),
     *("LogEntry", "Log_s", "text_payload", "stringValue", "raw", "_raw", "event", "text"),
@@ -73,7 +75,7 @@ def opened(line: bytes) -> tuple[bytes, bytes] | None:
     """Return the message in an envelope, which may be of several lines, and who wrote it; None if it is no envelope.
 
     A record of a request (`--log-requests-format json`), or an answer to one, is an envelope without a message: what
-    a user wrote in it, or a model, is no word of the server's.
+    a user wrote in it, or a model, is no word of the server's. Of an answer a line of our own says what it shows.
     """
     if line.startswith(b"{"):
         return _of_object(line)
@@ -193,8 +195,8 @@ def _of_object(line: bytes) -> tuple[bytes, bytes] | None:
     found = _loaded(line)
     if not isinstance(found, dict):
         return None
-    if _is_of_a_user(found):
-        return b"", b""
+    if is_an_answer(found) or _is_of_a_user(found):
+        return said_of(found), b""
     message = _message(found, _DEEPEST)
     if message is None:
         listed = in_order(entries(found))

@@ -9,7 +9,7 @@ from itertools import accumulate, compress, pairwise
 import numpy as np
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events, remarks, start_line
+from gemma4_triage.logs import events, pasted, remarks, start_line
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -366,6 +366,7 @@ class LogReading:
             if name in remarks.FIRST_TOO:
                 self._remarks.setdefault(f"first_{name}", self._remarks[name])
             remarks.keep_standing(self._remarks, name)
+            pasted.keep(self._remarks, name, line)
             if name == "orphan":
                 self._orphan(line)
             return False
@@ -412,6 +413,11 @@ class LogReading:
             for name in remarks.FIRST_TOO:
                 self._remarks.pop(f"first_{name}", None)
         elif kind in ("command", "note"):
+            if pasted.is_of_a_client(line):
+                self._alarms.client_at(number)
+            if pasted.keep_note(self._remarks, line, place):
+                # Its arguments are another start's.
+                return False
             # What the server itself prints of its arguments says more, and what they came to.
             if not self._starts and (typed := (start_line.typed if kind == "command" else start_line.noted)(line)):
                 variables = {name: value for name, value in self._arguments.items() if name.isupper()}
@@ -543,7 +549,8 @@ class LogReading:
         told = sum(alarm.count for alarm in alarms)
         of_a_start = 0 if self._understood else len(remarks.OF_A_START.intersection(self._remarks))
         # Of any program's answers: those of a server whose start is here, or whose command.
-        answered = self._answered if not self._understood and (of_a_start or self._arguments) else 0
+        answers = self._answered or pasted.answers(self._remarks)
+        answered = answers if not self._understood and (of_a_start or self._arguments) else 0
         return LogFacts(
             name=self._name,
             size_bytes=self._size,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from gemma4_triage.logs import pasted
 from gemma4_triage.logs.facts import Place, Remark, Stack
 
 MARKS = (
@@ -158,6 +159,20 @@ MARKS = (
     (b"RSS ", "memory_seen"),
     (b"RSS:", "memory_seen"),
     (b"Driver was not detected or is too old", "old_driver"),
+    (b"nvcc: not found", "compiler"),
+    (b"_marlin during runtime", "made_marlin"),
+    (b"hared experts fusion optimization enabled", "experts_fused"),
+    (b"Using ROCm AITER", "aiter"),
+    (b"ROCM_AITER", "aiter"),
+    # Of vLLM's processes that wait for each other, and of what they did last.
+    (b"No available shared memory broadcast block found", "vllm_waits"),
+    (b"Capturing CUDA graph", "vllm_captures"),
+    (b"llreduce enabled", "own_sums"),
+    (b"llreduce first dispatch", "own_sums"),
+    # Gauges of /metrics, which people ask for and paste.
+    (b"num_grammar_queue_reqs{", "grammar_gauge"),
+    (b"num_running_reqs{", "running_gauge"),
+    *pasted.MARKS,
 )
 OF_A_START = frozenset(
     {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}
@@ -166,7 +181,7 @@ OF_A_START = frozenset(
 """What a server alone writes, most of it as it starts: a log that has nothing else is a server's all the same."""
 ORPHANS = re.compile(rb"output for (?:self\.)?rid=(\S+)")
 """What names a request whose outputs nobody waits for."""
-FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch", "compiler", "memory_seen")
+FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch", "compiler", "memory_seen", "vllm_waits")
 """Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler", b'): "MainThread"')
 MOST_STACKS = 16

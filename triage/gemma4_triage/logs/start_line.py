@@ -38,11 +38,7 @@ def arguments(line: bytes) -> dict[str, str]:
 
 
 COMMANDS = (
-    b"sglang.launch_server ",
-    b"sglang serve ",
-    b"vllm serve ",
-    b"vllm.entrypoints.",
-    b"vllm/vllm-openai",
+    *(b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"vllm.entrypoints.", b"vllm/vllm-openai"),
     b"--model-path ",
 )
 """How a server is started at a shell, which people paste above its log."""
@@ -77,7 +73,8 @@ def typed(line: bytes) -> dict[str, str]:
         return {}
     text = line[begin : begin + LONGEST_VALUE * 4].decode(errors="replace")
     model = _MODEL.match(text)
-    return ({"model_path": model[1]} if model else {}) | _flags(text)
+    variables = dict(_VARIABLE.findall(line[:begin][-LONGEST_VALUE:].decode(errors="replace")))
+    return variables | ({"model_path": model[1]} if model else {}) | _flags(text)
 
 
 def noted(line: bytes) -> dict[str, str]:

@@ -2,19 +2,19 @@
 
 A log shows crashes, hangs and rates; it shows no wrong answer. One record per part serves both where the log has
 nothing to say (`suspects`, from the start line) and where an unknown exception stands in a part's file (`of_files`).
-More of what a start or a load is known for is data, in known_issues/records/quiet/suspects.toml.
+More of what a start or a load is known for is data, in known_issues/records/quiet: each engine has a file of its own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from gemma4_triage.logs.facts import Death, LogFacts, RankFacts
 from gemma4_triage.logs.started import Started
-from gemma4_triage.logs.told_for_vllm import in_vllm, is_of_both, of_vllm
+from gemma4_triage.logs.told_for_vllm import of_vllm
 
 Kind = Literal["answers", "form", "speed", "silence", "memory"]
 """What somebody sees: wrong answers, calls and JSON in the wrong place, a slow server, one that does not answer, or
@@ -349,7 +349,8 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
         return ()
     start = Started(facts)
     found: dict[str, Suspect] = {}
-    for part in PARTS:
+    vllm = of_vllm(facts)
+    for part in () if vllm else PARTS:
         if part.on(start):
             change = (part.instead or f"without {part.without}").format_map(start.words)
             suspect = Suspect(part.id, change, part.why.format_map(start.words), part.threads, part.of)
@@ -357,24 +358,20 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
             found.setdefault(change, suspect)
     # Of a start that never came to its end nobody has seen answers.
     if answered or _READY & facts.remarks.keys() or "note" in facts.understood:
-        for suspect in _of_records(facts, start):
+        for suspect in _of_records(facts, start, vllm):
             found.setdefault(suspect.change, suspect)
-    shown = (
-        found.values()
-        if not of_vllm(facts)
-        else [replace(one, change=in_vllm(one.change)) for one in found.values() if is_of_both(one.change)]
-    )
-    kinds = {kind: [one for one in shown if one.of == kind] for kind in MOST_SHOWN}
+    kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
         listed.sort(key=lambda one: not one.shown)
     order = sorted(MOST_SHOWN, key=lambda kind: not any(one.shown for one in kinds[kind]))
     return tuple(one for kind in order for one in kinds[kind][: MOST_SHOWN[kind]])
 
 
-def _of_records(facts: LogFacts, start: Started) -> Iterator[Suspect]:
+def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect]:
     # What reads records takes time to import.
     from gemma4_triage.known_issues.catalog import quiet_suspects
     from gemma4_triage.known_issues.match import has_value
+    from gemma4_triage.logs.second_try import second_tries
 
     known = {**facts.arguments, **facts.settings, **_numbers(facts)}
 
@@ -385,8 +382,16 @@ def _of_records(facts: LogFacts, start: Started) -> Iterator[Suspect]:
             return not holds(value, wanted.removeprefix("not "))
         return any(has_value(value, part) for part in wanted.split("|"))
 
-    for said in quiet_suspects():
-        if (
+    engine, other = ("vllm", "sglang") if vllm else ("sglang", "vllm")
+    of_engine = [said for said in quiet_suspects() if said.get("both") or not vllm]
+    of_engine += quiet_suspects("vllm.toml") if vllm else []
+    signs = [{**said, "sign": True} for said in quiet_suspects("shown.toml") if said.get("engine", engine) != other]
+    for said in (*signs, None, *of_engine):
+        if said is None:
+            # What the log shows by itself says more than what somebody tried, and this more than a start.
+            for one in second_tries(facts, vllm):
+                yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
+        elif (
             all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
             and ("model" not in said or re.search(said["model"], start.model))
             and ("seen" not in said or said["seen"] in facts.remarks)

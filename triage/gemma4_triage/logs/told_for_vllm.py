@@ -9,7 +9,7 @@ from functools import cache
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import LogFacts
 
-_SERVES = ("vllm", "vllm_drafts", "vllm_serves", "vllm_start")
+_SERVES = ("vllm", "vllm_drafts", "vllm_serves", "vllm_start", "vllm_waits", "vllm_captures")
 _FRAME = re.compile(r"gpu_model_runner\.py:|multiproc_executor\.py:|core\.py:\d+ (?:step_fn|_process_engine_step)$")
 
 
@@ -82,11 +82,6 @@ def _of_vllm(finding: Finding) -> Finding:
             "next_commands": tuple(one for one in finding.next_commands if not one.startswith(_SGLANG_COMMAND)),
         }
     )
-
-
-def is_of_both(advice: str) -> bool:
-    """Say whether vLLM has what a sentence asks for, too."""
-    return "vLLM" in advice or ("SGLang" not in advice and not _ONLY_SGLANG.search(in_vllm(advice)))
 
 
 def in_vllm(advice: str) -> str:

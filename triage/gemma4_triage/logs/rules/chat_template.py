@@ -20,6 +20,10 @@ _RENDERS = pattern(
     r"Object of type Undefined is not JSON serializable|roles must alternate|Failed to render chat template"
 )
 _ROLES = pattern(r"(?i)system role (?:is )?not supported|roles must alternate[\w /]*")
+_NOT_FIRST = pattern(
+    r"(?i)[^.:]{0,40}\bsystem (?:message|prompt|role)s?\b (?:must|should|has to|can only|may only|is only|only)\b"
+    r"[^.]{0,60}\b(?:beginning|first|start|begin)\b"
+)
 _FRAME = pattern(r".* (?:apply_chat_template|_apply_jinja_template|render_jinja_template|_compile_jinja_template)$")
 
 
@@ -55,6 +59,18 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "another release of SGLang, or the tokenizer class that it is made for (tokenizer_config.json, "
             "--tokenizer-path, --tokenizer-mode)",
             "until then /generate or /v1/completions with a prompt that the client wrote: they need no template",
+        )
+    elif (first := _NOT_FIRST.search(death.message)) is not None:
+        cause = (
+            f"The chat template refused a request in which a system message is not the first one: {first[0].strip()}. "
+            "The client sent a second one within the conversation, as agents do. Only such requests fail; weights, "
+            "parsers and arguments are right."
+        )
+        advice = (
+            "join all system messages into the first one: at the client (a later or earlier release of the agent), or "
+            "in a proxy or gateway before the server",
+            "or --chat-template with a copy of this model's template that writes later system messages as a user's, in "
+            "place of its raise_exception",
         )
     elif (roles := _ROLES.search(death.message)) is not None:
         cause = f"The chat template refused the roles of a request's messages: {roles[0]}. Only such requests fail."

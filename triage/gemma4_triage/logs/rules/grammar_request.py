@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings, pattern
+from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings, pattern, remarked
 
 _FRAME = pattern(
     r"\w*(?:grammar|xgrammar|outlines|llguidance)\w*\.py:|.* (?:compile_(?:json_schema|grammar|regex|structural_tag)|"
@@ -178,6 +178,8 @@ _HOLDS_UP = "Only such requests fail, but a rank that leaves a step out so may h
 
 def _refused(facts: LogFacts, alarm: Alarm) -> Finding:
     """Return what SGLang says where it caught that a matcher refused a token: it aborts that request alone."""
+    if "advance FSM" in alarm.text:
+        return _refused_in_vllm(facts, alarm)
     drafts = facts.settings.get("speculative_algorithm", "None") != "None" or any(
         rank.accept_length is not None for rank in facts.ranks
     )
@@ -202,6 +204,36 @@ def _refused(facts: LogFacts, alarm: Alarm) -> Finding:
             *(("serve requests with a grammar without --speculative-algorithm",) if drafts else ()),
             "once with --disable-overlap-schedule",
             "a later release of SGLang and of the grammar's backend, or another --grammar-backend",
+        ),
+    )
+
+
+def _refused_in_vllm(facts: LogFacts, alarm: Alarm) -> Finding:
+    """Return what vLLM says where its grammar refuses a token that the request has taken already."""
+    drafts = "speculative_config" in facts.arguments or "vllm_drafts" in facts.remarks
+    thinks = "reasoning_parser" in facts.arguments
+    how = " The server drafts: tokens of a draft are taken in the step in which the grammar begins or ends" * drafts
+    how += " (behind the end of thoughts, as a reasoning parser has it)" * (drafts and thinks)
+    how += ", and nothing held them against it." * drafts
+    ways = (
+        *(("without --speculative-config",) if drafts else ()),
+        *(("with thinking off (enable_thinking false in chat_template_kwargs)",) if thinks else ()),
+    )
+    return Finding(
+        rule=RULE.id,
+        cause="A request with structured output took a token that its grammar refuses, so that its answer may hold "
+        f"text outside of the schema.{how} Neither schema nor prompt is at fault.",
+        confidence=Confidence.LIKELY if drafts else Confidence.POSSIBLE,
+        evidence=(
+            at(facts, alarm.place, alarm.text, f"what the server said, {alarm.count} times"),
+            *remarked(facts, "vllm_drafts", "its drafts"),
+            *remarked(facts, "not_json", "an answer that does not begin as JSON"),
+        ),
+        ruled_out_if=("it happens to requests without response_format, structured outputs or tools",),
+        advice=(
+            *((f"serve requests with a schema {', or '.join(ways)}",) if ways else ()),
+            "a later release of vLLM; until then hold the JSON against its schema at the client, and ask again",
+            "another library once: --structured-outputs-config.backend guidance (earlier --guided-decoding-backend)",
         ),
     )
 

@@ -182,7 +182,8 @@ def _of_package(death: Death) -> str:
 
 def _in_a_package(death: Death) -> bool:
     """Say whether it was raised in another's package that may be of a release that does not fit."""
-    return death.package not in _NOT_AT_FAULT and death.type_name in _OF_CODE
+    own = death.package == "vllm" and not death.caller
+    return death.package not in _NOT_AT_FAULT and death.type_name in _OF_CODE and not own
 
 
 _OF_CODE = frozenset({"AttributeError", "TypeError", "ImportError", "ModuleNotFoundError", "NameError", "KeyError"})

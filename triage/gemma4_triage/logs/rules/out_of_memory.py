@@ -75,6 +75,19 @@ _OF_A_TRAINER = (
         "release the KV pool before (release_memory_occupation, --enable-memory-saver), and take it back behind",
     ),
 )
+_STATES = pattern(r".* _?(?:init|alloc|create)\w*mamba\w*$|.*\bMambaPool\b")
+_STATE_TENSOR = pattern(r"\b(?:temporal|conv|ssm)_states?\b")
+_OF_STATES = (
+    "The device's memory ran out where the states of layers of linear attention (Mamba, Gated DeltaNet) are laid out: "
+    "that pool holds so many requests, each with a state of fixed size, and is made before the KV pool.",
+    (
+        "fewer of them: a lower --max-running-requests, or --max-mamba-cache-size of its own; --mamba-ssm-dtype "
+        "bfloat16 halves float32 states",
+        "a later release, which fits that pool to what the weights leave; --disable-radix-cache keeps no states of "
+        "prefixes",
+        "more GPUs (--tp): each then has a part of every state",
+    ),
+)
 _PROCESS = pattern(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _LOGITS = pattern(r"logits_processor\.py:")
 _ASKED = pattern(
@@ -111,6 +124,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause, advice = _OF_PINNED
     elif any(_PICTURES.match(frame) for frame in death.frames[-3:]):
         cause, advice = _of_pictures(death)
+    elif death.usage is None and _is_of_states(death) and not too_small:
+        cause, advice = _OF_STATES
     elif any(_TOWER.match(frame) for frame in death.frames) and not too_small:
         cause = "The device's memory ran out in the image or audio encoder: pools and weights left it too little."
         advice = (*advice, "fewer or smaller images in a request and in a prefill: a smaller --chunked-prefill-size")
@@ -149,6 +164,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         next_commands=(PLAN_POOLS,),
         upstream=("SGLang 4330",) if too_small else (),
     )
+
+
+def _is_of_states(death: Death) -> bool:
+    """Say whether memory was asked for the pool of states."""
+    inner = any(map(_STATES.match, death.frames[-_INNER:]))
+    return inner or (_STATE_TENSOR.search(death.statement) is not None and "memory_pool" in death.frame)
 
 
 def _of_another(death: Death) -> tuple[str, ...]:

@@ -46,6 +46,25 @@ _TEXT = (
     ),
 )
 
+_OF_VLLM = of_wordings(
+    "token-outside-vocabulary",
+    "a token id that no vocabulary has",
+    (
+        Wording(
+            pattern(r"StreamInput must be|Encountered invalid token id"),
+            "Token ids that no vocabulary has (negative or huge ones) reached vLLM's detokenizer, which can only "
+            "refuse them: the step itself gave garbage, from a kernel that does not fit this GPU, KV cache or model. "
+            "The tokenizer is not at fault, and a process that ends later follows from it.",
+            "one at a time: --kv-cache-dtype auto, where it is fp8; another --attention-backend (on ROCm "
+            "VLLM_ROCM_USE_AITER=0); without --speculative-config; --enforce-eager: the first with which such ids stop "
+            "names the part",
+        ),
+    ),
+    Confidence.LIKELY,
+    settings=("kv_cache_dtype", "quantization", "attention_backend"),
+    ruled_out_if=("a client sent token ids of its own",),
+    advice=("a later release or nightly of vLLM, and of its image for this GPU",),
+)
 _OUTSIDE = of_wordings(
     "token-outside-vocabulary",
     "a token id that no vocabulary has",
@@ -62,11 +81,13 @@ _DETOKENIZER = of_wordings(
 
 
 def _explains(death: Death) -> bool:
+    if _OF_VLLM.explains(death):
+        return True
     return _OUTSIDE.explains(death) or (any(map(_DETOKENIZES.match, death.frames)) and _DETOKENIZER.explains(death))
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    found = list(_OUTSIDE.find(facts))
+    found = list(_OF_VLLM.find(facts)) or list(_OUTSIDE.find(facts))
     if not found and any(map(_explains, facts.deaths)):
         found = list(_DETOKENIZER.find(facts))
     yield from found

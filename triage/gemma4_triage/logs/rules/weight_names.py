@@ -101,6 +101,12 @@ _OTHER_LOADER = (
     "another release: a later one, or the one (or tag) with which this checkpoint loaded: its loader lost the name as "
     "another was added; the checkpoint is seldom at fault"
 )
+_FUSED_SCALE = pattern(r"\bqkv_proj\.[kv]_scale$")
+_BY_ANOTHER = (
+    "another release: a later one, whose loader of this class maps scales of the KV cache, or the last with which this "
+    "checkpoint loaded; --quantization changes nothing there",
+    "until then a copy without such scales (made without a quantised KV cache; kv_cache_scheme in its config.json)",
+)
 _OF_ANY_LAYER = pattern(r"(?:layers|blocks)\.\d+\.")
 _SAVED_INSIDE = (
     "the copy of another maker, or the publisher's; or save it anew with a later release of the tool that wrote it, or "
@@ -161,6 +167,11 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
         )
     if _OF_A_DRAFT.match(name):
         return " It is of a draft (EAGLE), which was given to the class of a whole model."
+    if _FUSED_SCALE.search(name):
+        return (
+            " No checkpoint has it: the loader of this build made that name, as it put a scale of the KV cache "
+            "(k_proj.k_scale) under the fused projection, and not under the attention that keeps it."
+        )
     if _OF_QUANTISED.search(name):
         return (
             " It is of a quantised copy: the method was not recognised, or this class does not serve it so quantised."
@@ -237,8 +248,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if outside is not None and (scale := _OF_A_SCALE.search(outside.text)):
         cause += f" Just before it {scale[1]} had no place either: the copy quantises a layer that this class keeps "
         cause += "whole."
-    split = _split(facts, death) if not name and not conflict else ""
-    cause += f" {split}" if split else ""
+    shared = _shared_expert(facts, death) if not name and not conflict else False
+    split = _split(facts, death) if not name and not conflict and not shared else ""
+    cause += f" {_OF_A_SHARED_EXPERT}" if shared else f" {split}" if split else ""
     of_name: tuple[str, ...] = (_LATER,) if why else ()
     path = facts.settings.get("model_path", "").lower()
     method = (
@@ -253,6 +265,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ("FP8 blocks", _OF_BLOCKS),
         ("of text alone", _AS_A_WHOLE),
         ("packed weight of one", (_OTHER_LOADER,)),
+        ("No checkpoint has it", _BY_ANOTHER),
     ):
         of_name = look if words in why else of_name
     if "keeps whole" in cause:
@@ -265,6 +278,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
             *(_unfused(facts) if name and "experts" in name[0] else ()),
+            *((_APART,) if shared else ()),
             *((_NOT_READ,) if unknown else ()),
             *((f"--quantization {method}, by the name of the checkpoint",) if method else ()),
             *of_name,
@@ -279,6 +293,26 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if death.package != "vllm" and not _NO_PLACE.search(death.message):
         return finding
     return finding.model_copy(update={"advice": tuple(one.replace("of SGLang", "of vLLM") for one in finding.advice)})
+
+
+_APART = (
+    "--disable-shared-experts-fusion: shared experts then have a layer of their own, in the type that they have; or a "
+    "later release, which does so where the checkpoint leaves them out of its quantisation"
+)
+_OF_A_SHARED_EXPERT = (
+    "One is twice the other, which is a packed format (FP4) against a whole one, in a layer of experts with which "
+    "this start fuses the shared experts: the checkpoint leaves these unquantised, and they are put into the packed "
+    "tensor of the routed ones."
+)
+_EXPERT = pattern(r".* _load_w\d+\w*$")
+
+
+def _shared_expert(facts: LogFacts, death: Death) -> bool:
+    """Say whether a whole expert was to be put into a packed one, while shared experts are fused with routed ones."""
+    fused = "experts_fused" in facts.remarks or facts.arguments.get("disable_shared_experts_fusion") == "False"
+    sizes = _SIZES.search(death.message)
+    packed = sizes is not None and int(sizes[2]) == 2 * int(sizes[1])
+    return fused and packed and any(map(_EXPERT.match, death.frames[-2:]))
 
 
 _FUSED = (

@@ -65,7 +65,7 @@ _NO_HEADER = (
 
 _A_SOURCE = pattern(
     r"\.(?:cuh?|hip|cpp|cc|cxx|h|hpp|c)[:(]\d+|CMake Error|undefined reference|"
-    r"\b(?:ptxas|cc1plus|clang|gcc|hipcc|ld)\b|\b[gc]\+\+:"
+    r"\b(?:ptxas|cc1plus|clang|gcc|hipcc|ld)\b|\b[gc]\+\+:|nvcc: not found"
 )
 
 

@@ -1,0 +1,141 @@
+"""Answers of a server that people paste beside its log, and notes of what they tried: what each shows by itself.
+
+A server writes down no answer, so that its log alone cannot show a wrong one; what curl printed can. No word of an
+answer is kept: `said_of` puts in its place what it shows, as a line of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gemma4_triage.logs.facts import Place, Remark
+
+_ANSWER = "(an answer that was pasted"
+_ZEROS, _SCORES, _TEXT = "token id 0 again and again", "all scores alike", "its text does not begin as JSON"
+MARKS = (
+    (_ANSWER.encode(), "answer_pasted"),
+    (b'"delta":', "chunk_pasted"),
+    (b"json_schema", "asked_schema"),
+    (b"APITimeoutError", "client_waited"),
+)
+"""What a line of an answer or a request holds, beside those of remarks.py."""
+SHOWN = frozenset(
+    {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
+)
+"""Names under which `keep` keeps what such lines show."""
+_MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
+_BANGS = re.compile(r"!{6}")
+_NO_JSON = re.compile(r'\s*(?![\s{\["\d-]|true|false|null)\S')
+_FEWEST_ZEROS = 4  # in a row
+_STREAM = re.compile(r'"id":\s*"([^"]{1,100})"')
+_CALL = re.compile(r'"tool_calls":\s*\[\{(?=[^\]]*?"id":\s*"([^"]{1,100})")[^\]]*?"index":\s*(\d{1,4})')
+_MORE_OF_A_CALL = re.compile(r'"tool_calls":\s*\[\{')
+_STOPPED = re.compile(r'"finish_reason":\s*"stop"')
+_NO_THOUGHTS = re.compile(rb'(?i)thinking\\?["\']?\s*[:=]\s*false')
+_TRIED = re.compile(
+    rb"#+ .{0,120}\b(?:same|identical) (?:[\w-]+ ){0,2}(?:command|request|body|call|folder|files?|checkpoint|image|"
+    rb"overrides|flags|arg(?:ument)?s|server|start|launch|setup|node|machine|GPU|box|prompt(?= with))s?\b"
+)
+_CLIENT = re.compile(rb"#+ .{0,40}\bclient\b.{0,80}:\s*$")
+_BUILD = re.compile(rb"(#+ *(?:build|commit|nightly|image|release|version))\b.{0,60}\d")
+
+
+def is_an_answer(found: Mapping[str, Any]) -> bool:
+    """Say whether an object of JSON is what a server answers a request with."""
+    if isinstance(found.get("choices"), list):
+        return True
+    results = found.get("results")
+    return isinstance(results, list) and any(isinstance(one, dict) and "relevance_score" in one for one in results)
+
+
+def said_of(found: Mapping[str, Any]) -> bytes:
+    """Return a line that says what an answer shows; b"" if the object is none."""
+    if not is_an_answer(found):
+        return b""
+    return f"{'; '.join((_ANSWER, *_shown(found)))})".encode()
+
+
+def _shown(found: Mapping[str, Any]) -> Iterator[str]:
+    scores = [one.get("relevance_score") for one in found.get("results") or () if isinstance(one, dict)]
+    if len(scores) > 1 and scores.count(scores[0]) == len(scores):
+        yield _SCORES
+    choices = [one for one in (found.get("choices") or ())[:_MOST_CHOICES] if isinstance(one, dict)]
+    texts = [text for one in choices if (text := _text_of(one))]
+    if any(map(_BANGS.search, texts)) or any(_has_zeros(one.get("token_ids")) for one in choices):
+        yield _ZEROS
+    if any(map(_NO_JSON.match, texts)):
+        yield _TEXT
+
+
+def _text_of(choice: Mapping[str, Any]) -> str:
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _has_zeros(ids: object) -> bool:
+    if not isinstance(ids, list):
+        return False
+    zeros = [0] * _FEWEST_ZEROS
+    return any(ids[at : at + _FEWEST_ZEROS] == zeros for at in range(min(len(ids), _LONGEST)))
+
+
+def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
+    """Keep what an answer or a request shows, under a name for each such thing.
+
+    Args:
+        kept: remarks by their names, the line itself among them.
+        name: of the line.
+        line: as it stands.
+    """
+    if name == "asked_schema" and _NO_THOUGHTS.search(line):
+        kept["schema_without_thoughts"] = kept[name]
+    elif name == "answer_pasted":
+        said = kept[name]
+        for words, what in ((_ZEROS, "zeros"), (_SCORES, "same_scores"), (_TEXT, "not_json")):
+            if words in said.text and (what != "not_json" or "asked_schema" in kept):
+                kept.setdefault(what, said)
+    elif name == "chunk_pasted":
+        _keep_chunk(kept, kept[name], line[:_LONGEST].decode(errors="replace"))
+
+
+def _keep_chunk(kept: dict[str, Remark], said: Remark, text: str) -> None:
+    """Keep what one chunk of a streamed answer shows beside those before it."""
+    stream = found[1] if (found := _STREAM.search(text)) else ""
+    before = kept.get("streamed_call")
+    last = before.text.split("\n") if before is not None else ["", "", ""]
+    if call := _CALL.search(text):
+        if last[0] == stream and last[1] == call[2] and last[2] != call[1]:
+            kept.setdefault("same_call_index", said)
+        kept["streamed_call"] = Remark(said.place, said.rank, f"{stream}\n{call[2]}\n{call[1]}")
+    elif _MORE_OF_A_CALL.search(text) and last[0] != stream:
+        kept["streamed_call"] = Remark(said.place, said.rank, f"{stream}\n\n")
+    elif before is not None and last[0] == stream and _STOPPED.search(text):
+        kept.setdefault("stop_behind_calls", said)
+
+
+def keep_note(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
+    """Say whether a line is a note of a second try, or of the build that wrote what follows, and keep it."""
+    if not line.startswith(b"#"):
+        return False
+    said = Remark(place, "", line[:400].decode(errors="replace").strip())
+    if build := _BUILD.match(line):
+        first = kept.setdefault("noted_build", said).text
+        if first != said.text and first.startswith(build[1].decode()):
+            kept["second_build"] = said
+    elif _TRIED.match(line):
+        kept["tried"] = said
+        return b" --" in line
+    return False
+
+
+def is_of_a_client(line: bytes) -> bool:
+    """Say whether a note says that a client wrote the lines below it."""
+    return _CLIENT.match(line) is not None
+
+
+def answers(kept: Mapping[str, Remark]) -> int:
+    """Return 1 if an answer of a server stands in the log, else 0."""
+    return int(not {"answer_pasted", "chunk_pasted"}.isdisjoint(kept))

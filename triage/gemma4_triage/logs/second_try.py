@@ -1,0 +1,130 @@
+"""What somebody noted of a second try beside a log: in what it differs is what to change, or where to look first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+from gemma4_triage.logs.facts import LogFacts, Remark
+
+_NOTHING_NEW = re.compile(
+    r"(?i)\b(?:same (?:error|crash|result|output|answer|garbage|failure)|no (?:change|difference)|also|too|still|"
+    r"alike|fails?|garbage|wrong)\b"
+)
+_RIGHT = re.compile(r"(?i)\b(?:normal(?:ly)?|fine|right|ok|works?|worked|correct(?:ly)?|good|sane|clean|as expected)\b")
+_ENGINE = re.compile(r"(?i)\b(vllm|sglang|transformers|hf|hugging ?face|llama\.cpp|ollama|lmdeploy|tensorrt-llm)\b")
+_FLAG = re.compile(r"\b(with|without)\s+(--[a-z][\w-]*(?:[ =](?!-)[^\s,;:)]+)?)")
+_FIELD = re.compile(r"\b(without)\s+([a-z]+(?:_[a-z]+)+)\b")
+_CHECKPOINT = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*/[A-Za-z][\w.-]*\d[\w.-]*|[\w.-]*\d(?:\.\d+)?[BM]\b[\w.-]*)")
+_OF_FORM = re.compile(r"chat_template_kwargs|tool|reasoning|thinking|response_format|schema|stream|grammar")
+_TIMES_SLOWER = 1.3
+
+
+class Tried(NamedTuple):
+    """What a note leaves to suspect, with the fields of a suspect of suspects.py.
+
+    Attributes:
+        id: Of the suspect.
+        change: What to try once.
+        why: What the note says for it.
+        of: What somebody sees of it.
+    """
+
+    id: str
+    change: str
+    why: str
+    of: Literal["answers", "form", "speed"]
+
+
+def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Tried]:
+    """Yield what the notes of a log leave to suspect, which is more than a start line does.
+
+    Args:
+        facts: of the log.
+        of_vllm: whether the server is vLLM, whose arguments have other names.
+    """
+    if (builds := _between_builds(facts)) is not None:
+        yield builds
+    tried = facts.remarks.get("tried")
+    if tried is None or _NOTHING_NEW.search(tried.text):
+        return
+    at = f"line {tried.place.line}"
+    for words in (_FLAG, _FIELD):
+        if found := words.search(tried.text):
+            of: Literal["form", "answers"] = "form" if _OF_FORM.search(found[2]) else "answers"
+            yield Tried("second-try", f"{found[1]} {found[2]}, as {at} has it", _DIFFERS, of)
+            return
+    if not _RIGHT.search(tried.text):
+        if found := _CHECKPOINT.search(tried.text):
+            yield _of_a_checkpoint(facts, tried, found[1], ", if its answers are right")
+        return
+    other = next((name for name in _ENGINE.findall(tried.text) if (name.lower() == "vllm") is not of_vllm), "")
+    if other and (of_vllm or other.lower() != "sglang"):
+        change = _KERNELS_OF_VLLM if of_vllm else _KERNELS
+        why = f"{at} says that the same files are right under {other}: neither checkpoint, template nor sampling is at "
+        yield Tried("second-try", change, f"{why}fault, but a kernel or the class of this engine", "answers")
+    elif found := _CHECKPOINT.search(tried.text):
+        yield _of_a_checkpoint(facts, tried, found[1], "")
+
+
+_DIFFERS = (
+    "what follows there is a second try that differs in this alone. If its answer is the right one, the path of this "
+    "option in this release is at fault, and neither model, prompt nor sampling: leave it so, look for a later "
+    "release, and report both answers with GPU and versions"
+)
+_KERNELS = (
+    "with other kernels than it chose: of quantised weights those without Marlin (--quantization gptq or awq) or "
+    "another GEMM backend, another --attention-backend, --disable-cuda-graph; then a later release"
+)
+_KERNELS_OF_VLLM = (
+    "with other kernels than it chose: another --quantization or linear backend, another --attention-backend, "
+    "--enforce-eager; then a later release"
+)
+
+
+def _of_a_checkpoint(facts: LogFacts, tried: Remark, named: str, if_right: str) -> Tried:
+    """Return what to try where another checkpoint is right with the same start."""
+    ranks = facts.settings.get("tp_size", "1")
+    split = ranks.isdecimal() and int(ranks) > 1
+    change = (
+        "with --tp 1, or the least that holds it (a trainer's engine: --rollout-num-gpus-per-engine 1)"
+        if split
+        else "with a later release of the server, or the last one in which it was right"
+    )
+    why = (
+        f"line {tried.place.line} has another checkpoint with the same start ({named}){if_right}: server, sampling and "
+        "trainer are right then, and what this checkpoint alone has is at fault: its class in this release (dense or "
+        "experts, tied output or one of its own)"
+    )
+    why += f", or how that class is split over {ranks} ranks; then a later release" if split else ""
+    return Tried("second-try", change, why, "answers")
+
+
+def _between_builds(facts: LogFacts) -> Tried | None:
+    """Return that two builds are to be held against each other, where notes name both; None where they do not."""
+    first, second = facts.remarks.get("noted_build"), facts.remarks.get("second_build")
+    if first is None or second is None:
+        return None
+    change = f"with the build of line {first.place.line} in place of that of line {second.place.line}"
+    rates = _rates(facts, second.place.line)
+    slower = rates is not None and rates[0] > _TIMES_SLOWER * rates[1]
+    told = f"{rates[0]:.1f} tokens a second before and {rates[1]:.1f} after, " if slower and rates else ""
+    why = (
+        f"{told}with the same command and load: a change between both builds is at fault, not sizes or arguments. Stay "
+        "with the last good one, or take a newer build that may have it mended; git bisect over the nightlies or "
+        "commits between them names the change; report it with both commits and a profile (/start_profile)"
+    )
+    return Tried("between-builds", change, why, "speed" if slower else "answers")
+
+
+def _rates(facts: LogFacts, line: int) -> tuple[float, float] | None:
+    """Return the mean rates of decodes above and below a line; None if one of them is missing."""
+    above: list[float] = []
+    below: list[float] = []
+    for rank in facts.schedulers:
+        for number, rate in zip(rank.series["line"], rank.series["generated_per_s"], strict=True):
+            if number and rate:
+                (above if number < line else below).append(rate)
+    return (fmean(above), fmean(below)) if above and below else None
