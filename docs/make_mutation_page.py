@@ -21,7 +21,19 @@ FOLDER = ROOT / "docs" / "mutations"
 PAGE = ROOT / "docs" / "mutations.md"
 RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60, 2803: 25, 2900: 500}
 RUNS |= {2701: 40, 2702: 60, 2801: 40, 2802: 40, 3000: 25, 3104: 24, 3201: 60, 3301: 500, 3407: 500, 3511: 500}
-RUNS |= {3607: 100, 3701: 500, 3801: 500, 3901: 500, 4001: 100, 4003: 80, 4007: 80, 4009: 60, 4011: 60, 4013: 60}
+RUNS |= {
+    3607: 100,
+    3701: 500,
+    3801: 500,
+    3901: 500,
+    4001: 100,
+    4003: 80,
+    4007: 80,
+    4009: 60,
+    4011: 60,
+    4013: 60,
+    4107: 120,
+}
 """How many mutations each seed's run has, by release and in the order in which they were run."""
 SHOWN = (2900, 3901, 4013)
 """The seeds whose runs are shown by server, structure, defect and phase; of the others what they came to."""
