@@ -328,7 +328,7 @@ def front_with(step, **changed):
 
 @pytest.mark.parametrize("head_dim", [256, 512])
 def test_more_requests_than_were_faster_keep_launches_of_their_own(head_dim):
-    """As E4B has them: 2 key heads in layers of both kinds."""
+    """Layers of both kinds have 2 key heads here, as those of E4B do."""
     few, many = (Step((1,) * n, 2, 4, head_dim, torch.float32) for n in (CLUSTER_REQUESTS, CLUSTER_REQUESTS + 1))
     assert front_reason(few.q, few.keys, few.values, few.front) is None
     assert "13 requests" in (front_reason(many.q, many.keys, many.values, many.front) or "")
