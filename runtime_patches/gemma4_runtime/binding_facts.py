@@ -14,7 +14,9 @@ import torch
 
 from gemma4_runtime.checks.bindings import Bound
 from gemma4_runtime.checks.geometry import NO_WINDOW
-from gemma4_runtime.release.allocators import write_location
+from gemma4_runtime.release.allocators import store
+
+_SLOTS_HEADS_DIM = 3
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,22 @@ def stored_now(model: Model) -> dict[int, tuple[int | None, int | None]]:
     if not _is_plain(pool) or any(one.store_dtype != one.dtype for one in _parts(pool)):
         return {}
     buffers = [buffer for part in _parts(pool) for buffer in (*part.k_buffer, *part.v_buffer)]
+    if any(buffer.ndim != _SLOTS_HEADS_DIM for buffer in buffers):
+        # By pages, with the heads ahead of a page's tokens.
+        return {}
     before = [buffer[0].clone() for buffer in buffers]
     layers = {layer.layer_id: layer for layer in sorted(model.layers, key=lambda one: one.layer_id)}
     at = torch.zeros(1, dtype=torch.int64, device=buffers[0].device)
-    place = write_location(pool, at)
-    if place is None:
-        return {}
+    known = True
     with torch.inference_mode():
         for mark, (layer, attention) in enumerate(layers.items(), 1):
             keys, values = (torch.full_like(read[:1], mark) for read in pool.get_kv_buffer(layer))
-            pool.set_kv_buffer(attention, place, keys, values)
+            known = known and store(pool, attention, at, keys, values)
         read = {layer: [float(one[0].flatten()[0]) for one in pool.get_kv_buffer(layer)] for layer in layers}
         for buffer, old in zip(buffers, before, strict=True):
             buffer[0].copy_(old)
+    if not known:
+        return {}
     has = [{marks[side]: layer for layer, marks in read.items()} for side in (0, 1)]
     return {layer: (has[0].get(mark), has[1].get(mark)) for mark, layer in enumerate(layers, 1)}
 

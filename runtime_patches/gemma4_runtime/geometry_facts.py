@@ -12,6 +12,7 @@ from typing import Any
 from gemma4_runtime.checks.geometry import NO_WINDOW, Layer, Node, Pool, Shared, SubPool, SwaRoom
 from gemma4_runtime.pools.arithmetic import own_kv
 
+_BY_PAGES = 4
 _TYPES = {"sliding_attention": "sliding", "full_attention": "full"}
 
 
@@ -119,8 +120,13 @@ def pool_facts(pool: Any) -> Pool:
 def _part(pool: Any) -> SubPool:
     buffers = getattr(pool, "k_buffer", None)
     # The buffers are what a kernel meets; `size` is what was meant to be there. Page 0 is the dummy page.
-    slots = int(buffers[0].shape[0]) - int(pool.page_size) if buffers else int(pool.size)
+    slots = _slots(buffers[0], int(pool.page_size)) - int(pool.page_size) if buffers else int(pool.size)
     return SubPool(slots, *(getattr(pool, name, None) for name in ("head_num", "head_dim", "v_head_dim")))
+
+
+def _slots(buffer: Any, page_size: int) -> int:
+    """Return how many tokens a buffer has room for, [slots, heads, dim] or [pages, heads, page_size, dim]."""
+    return int(buffer.shape[0]) * (page_size if buffer.ndim == _BY_PAGES else 1)
 
 
 def slots_to_hand_out(allocator: Any) -> dict[str, int]:

@@ -337,6 +337,14 @@ class TestTheTarget:
         first = dumps_in(folder)[0]
         assert (first.scalars["what"], first.scalars["found"]) == (what, found)
 
+    def test_nothing_is_stored_in_a_pool_that_lies_by_pages(self, attach, worker):
+        pool = worker.target_worker.model_runner.token_to_kv_pool.swa_kv_pool
+        for buffers in (pool.k_buffer, pool.v_buffer):
+            buffers[:] = [one.unflatten(0, (-1, 16)).transpose(1, 2).contiguous() for one in buffers]
+        folder = attach("trap", "geometry")
+        start(worker)
+        assert dumps_in(folder) == []
+
     def test_what_page_0_held_is_there_again(self, attach, worker):
         pool = worker.target_worker.model_runner.token_to_kv_pool
         buffers = [*pool.swa_kv_pool.k_buffer, *pool.full_kv_pool.v_buffer]

@@ -37,20 +37,26 @@ def free_page_parts(inner: Any) -> tuple[torch.Tensor, ...]:
     return (inner.free_pages, *staged) if staged is not None else (inner.free_pages, inner.release_pages)
 
 
-def write_location(pool: Any, slots: torch.Tensor) -> Any:
-    """Returns what a pool's `set_kv_buffer` takes for slots that are the same in each of its pools, or None.
+def store(pool: Any, layer: Any, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """Stores keys and values as an attention backend does; returns False where it is not known how.
 
     Args:
         pool: A KV pool, or a pair of them.
-        slots: Of page 0, which every full-to-SWA map maps to itself.
+        layer: Whose keys and values they are.
+        slots: [n] of page 0, which is itself in each pool of a pair.
+        keys: [n, key heads, dim of a key].
+        values: [n, key heads, dim of a value].
     """
-    if "loc_info" not in inspect.signature(pool.set_kv_buffer).parameters:
-        return slots
+    names = inspect.signature(pool.set_kv_buffer).parameters
+    if "loc_info" not in names:
+        pool.set_kv_buffer(layer, slots, keys, values, **({"swa_loc": slots} if "swa_loc" in names else {}))
+        return True
     if not at_least(read_as(), "0.5.17"):
-        return None
+        return False
     from gemma4_runtime.release import KVWriteLoc
 
-    return KVWriteLoc(slots, slots, slots)
+    pool.set_kv_buffer(layer, KVWriteLoc(slots, slots, slots), keys, values)
+    return True
 
 
 def in_free_group(allocator: Any) -> bool:
