@@ -6,69 +6,12 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers, may_be_the_row, was_taken_later
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.null_page_causes import EVICTED, OF_ANOTHER, ROW_OR_FREE, TAKEN_LATER, cause_of
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump, met_by
-from gemma4_triage.diagnose.where_wrong import BELIEVED, Wrong, where_wrong
+from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "null-page-in-live-column"
-_UNKNOWN = (
-    "A place that a request needs holds the null page; the dump does not say whether it was never filled, was cleared "
-    "too early, or is of a length that reaches too far."
-)
-_FREED = (
-    "An SWA page was given back while its request still needs it: the map has had nothing there since. A window that "
-    "is reckoned too short, or a count of evicted tokens that is too large, frees like that."
-)
-_OF_ANOTHER = (
-    "An SWA page was given back while its request still needs it, by the eviction of another request's window: that "
-    "named a page that is not its own."
-)
-_EVICTED = (
-    "The prefix cache evicted an SWA page that a running request still needs: the request's lock was given back too "
-    "early, or the eviction passed over it. The counts of the nodes' locks before it tell which."
-)
-_TAKEN_LATER = (
-    "The request took a page from the prefix cache whose SWA page had been given back before: the match went on into a "
-    "part of the cache that has no SWA pages any more, as its window needs them."
-)
-_ROW_OR_FREE = (
-    "An SWA page was given back as another request's than the one that needs it now: that call named a page of this "
-    "request, or the row of this one has a page of that. Which of them is not known."
-)
-_GIVEN = (
-    "The sliding-window pool handed out its null page, and the map has what it gave: page 0 was on that pool's free "
-    "list. Somebody freed a slot that has no SWA page, or the list was written; which of them is not known."
-)
-_TWICE = (
-    "The request's row of req_to_token has one page at two places. What the window gave back of the first is missing "
-    "at the second."
-)
-_CAUSES: dict[Structure | None, str] = {
-    Structure.SWA_MAPPING: (
-        "The full-to-SWA mapping has nothing for a page that a request still needs: it was evicted too early, or never "
-        "mapped."
-    ),
-    Structure.SWA_TABLE: "The sliding layers' table has the null page where the mapping has a real one.",
-    Structure.FULL_TABLE: "The full layers' table has the null page where the request's own row has a real one.",
-    Structure.REQUEST_ROW: "The request's row of req_to_token has the null page at a place that the request needs.",
-    Structure.WRITE_LOCATIONS: "A token's keys and values are to be written to the null page; its row has a real one.",
-    Structure.KERNEL_LENGTHS: "The kernel is told of more keys than the request has: its row has no page for them.",
-    Structure.ROW_INDICES: "The batch reads a row of req_to_token that is not the request's: it holds nothing.",
-}
-
-
-_FEWER = (
-    "The kernel is told of fewer keys than the request has: it looks for the window of the newest where older ones "
-    "stand, whose pages were given back."
-)
-
-
-def _cause(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
-    if wrong.structure is Structure.KERNEL_LENGTHS and _told_of_fewer(dump):
-        return _FEWER
-    if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE):
-        return _TWICE
-    return _FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -99,15 +42,15 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=structure,
         defect=defect,
-        cause=_TAKEN_LATER
+        cause=TAKEN_LATER
         if taken_later
-        else _ROW_OR_FREE
+        else ROW_OR_FREE
         if by_other
-        else _EVICTED
+        else EVICTED
         if by_cache
-        else _OF_ANOTHER
+        else OF_ANOTHER
         if freed and defect is None
-        else _cause(dump, wrong, freed, given),
+        else cause_of(dump, wrong, freed, given),
         confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),
@@ -127,14 +70,6 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,swa-allocator"), commands.DOCTOR),
     )
-
-
-def _told_of_fewer(dump: Dump) -> bool:
-    told, believed = tensor_or_none(dump, "cache_seqlens"), tensor_or_none(dump, BELIEVED)
-    row = dump.manifest.offences[0].row
-    if told is None or believed is None or not 0 <= row < min(len(told), len(believed)):
-        return False
-    return int(told[row]) < int(believed[row])
 
 
 def _asked(dump: Dump) -> tuple[Evidence, ...]:

@@ -1,0 +1,74 @@
+"""What a finding about the null page in a live column says: which of the structures that led there is wrong."""
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.evidence import tensor_or_none
+from gemma4_triage.diagnose.where_wrong import BELIEVED, Wrong
+
+_UNKNOWN = (
+    "A place that a request needs holds the null page; the dump does not say whether it was never filled, was cleared "
+    "too early, or is of a length that reaches too far."
+)
+FREED = (
+    "An SWA page was given back while its request still needs it: the map has had nothing there since. A window that "
+    "is reckoned too short, or a count of evicted tokens that is too large, frees like that."
+)
+OF_ANOTHER = (
+    "An SWA page was given back while its request still needs it, by the eviction of another request's window: that "
+    "named a page that is not its own."
+)
+EVICTED = (
+    "The prefix cache evicted an SWA page that a running request still needs: the request's lock was given back too "
+    "early, or the eviction passed over it. The counts of the nodes' locks before it tell which."
+)
+TAKEN_LATER = (
+    "The request took a page from the prefix cache whose SWA page had been given back before: the match went on into a "
+    "part of the cache that has no SWA pages any more, as its window needs them."
+)
+ROW_OR_FREE = (
+    "An SWA page was given back as another request's than the one that needs it now: that call named a page of this "
+    "request, or the row of this one has a page of that. Which of them is not known."
+)
+_GIVEN = (
+    "The sliding-window pool handed out its null page, and the map has what it gave: page 0 was on that pool's free "
+    "list. Somebody freed a slot that has no SWA page, or the list was written; which of them is not known."
+)
+_TWICE = (
+    "The request's row of req_to_token has one page at two places. What the window gave back of the first is missing "
+    "at the second."
+)
+_CAUSES: dict[Structure | None, str] = {
+    Structure.SWA_MAPPING: (
+        "The full-to-SWA mapping has nothing for a page that a request still needs: it was evicted too early, or never "
+        "mapped."
+    ),
+    Structure.SWA_TABLE: "The sliding layers' table has the null page where the mapping has a real one.",
+    Structure.FULL_TABLE: "The full layers' table has the null page where the request's own row has a real one.",
+    Structure.REQUEST_ROW: "The request's row of req_to_token has the null page at a place that the request needs.",
+    Structure.WRITE_LOCATIONS: "A token's keys and values are to be written to the null page; its row has a real one.",
+    Structure.KERNEL_LENGTHS: "The kernel is told of more keys than the request has: its row has no page for them.",
+    Structure.ROW_INDICES: "The batch reads a row of req_to_token that is not the request's: it holds nothing.",
+}
+
+
+_FEWER = (
+    "The kernel is told of fewer keys than the request has: it looks for the window of the newest where older ones "
+    "stand, whose pages were given back."
+)
+
+
+def cause_of(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
+    """Return the sentence of a null page whose free, if there was one, nothing more is known of."""
+    if wrong.structure is Structure.KERNEL_LENGTHS and _told_of_fewer(dump):
+        return _FEWER
+    if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE):
+        return _TWICE
+    return FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN)
+
+
+def _told_of_fewer(dump: Dump) -> bool:
+    told, believed = tensor_or_none(dump, "cache_seqlens"), tensor_or_none(dump, BELIEVED)
+    row = dump.manifest.offences[0].row
+    if told is None or believed is None or not 0 <= row < min(len(told), len(believed)):
+        return False
+    return int(told[row]) < int(believed[row])
