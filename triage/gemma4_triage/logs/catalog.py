@@ -246,7 +246,9 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
         endings += refused
         accounted |= {"answered-500"} if refused else set()
     if not endings and not facts.deaths:
-        endings += refused_by_check.refusals(facts)
+        # What a pool refuses for its size is told with that size.
+        for_room = {piece.field for one in loads if one.rule == refused_for_room.RULE.id for piece in one.evidence}
+        endings += [one for one in refused_by_check.refusals(facts) if one.evidence[0].field not in for_room]
         accounted |= SURVIVABLE if endings else set()
     floor = list(unexplained_line.find(facts, accounted))
     endings, behind = _what_ended_nothing(endings, facts)

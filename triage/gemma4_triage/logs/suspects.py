@@ -413,6 +413,10 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
         ),
         "log_cached": 100 * sum(rank.cached_tokens for rank in ranks) / prompts if prompts else 0,
     }
+    found["log_queued"] = max((value or 0 for rank in ranks for value in rank.series.get("queued_max", ())), default=0)
+    found["log_windows"] = facts.pool_tokens.get("swa", 0)
+    if (above := _above_graphs(facts)) is not None:
+        found["log_above_graphs"], found["log_largest_graph"] = above
     full = [share for rank in ranks if (share := _full_chunks(rank)) is not None]
     found |= {"log_full_chunks": 100 * max(full)} if full else {}
     if (serves := facts.remarks.get("vllm_serves")) and (hits := _HITS.search(serves.text)):
@@ -420,6 +424,18 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
         found["log_accept"] = 100 * min(lengths)
     return {name: f"{value:.0f}" for name, value in found.items()}
+
+
+def _above_graphs(facts: LogFacts) -> tuple[int, int] | None:
+    """Return the fewest requests of a decode batch that no graph was large enough for, and the largest graph."""
+    asked = facts.settings.get("cuda_graph_max_bs", "")
+    sizes = [int(size) for size in re.findall(r"\d+", facts.arguments.get("cuda_graph_bs", ""))]
+    largest = max(sizes, default=int(asked) if asked.isdecimal() else 0)
+    eager = [rank.eager for rank in facts.schedulers if rank.eager is not None]
+    if not largest or not any(one.graph_lines for one in eager):
+        return None
+    fewest = min(one.smallest for one in eager)
+    return (fewest, largest) if fewest > largest else None
 
 
 _HITS = re.compile(r"Prefix cache hit rate: (\d+(?:\.\d+)?)%")

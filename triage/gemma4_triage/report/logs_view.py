@@ -46,7 +46,9 @@ def print_suspects(console: Console, facts: LogFacts, name: str) -> None:
         name: of the log where there are several, else "".
     """
     for one in refused(facts):
-        print_line(console, f"Requests that it refused, as a healthy server does, {one.text}", style="dim")
+        split = facts.settings.get("disaggregation_mode") in ("prefill", "decode")
+        how = "whose clients may see no error of it" if split else "as a healthy server does"
+        print_line(console, f"Requests that it refused, {how}, {one.text}", style="dim")
     if (stands := unfinished(facts)) is not None:
         line, said, look = stands
         print_line(console, f"The log ends before the server was ready, in {line}: {said}", style="dim")

@@ -75,6 +75,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(
             *of_failure(facts, death),
             *of_settings(facts, "speculative_algorithm", "speculative_num_steps", "disable_overlap_schedule"),
+            *of_settings(facts, "speculative_eagle_topk", "page_size") * bool(_of_trees(facts)),
         ),
         ruled_out_if=("the same load without --speculative-algorithm dies alike",),
         advice=(
@@ -83,11 +84,23 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 if writes
                 else ()
             ),
+            *_of_trees(facts),
             "serve without --speculative-algorithm, or take another release of SGLang",
             *(("spec v2 alone: unset SGLANG_ENABLE_SPEC_V2, or --disable-overlap-schedule",) if second else ()),
             *(("EAGLE with a draft made for this target instead of STANDALONE",) if algorithm == "STANDALONE" else ()),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+def _of_trees(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to try where drafts branch and pages hold several tokens: each branch then ends inside a page."""
+    wide, page = (facts.settings.get(name, "") for name in ("speculative_eagle_topk", "page_size"))
+    if not (wide.isdecimal() and page.isdecimal() and int(wide) > 1 and int(page) > 1):
+        return ()
+    return (
+        f"--speculative-eagle-topk 1, or --page-size 1: branches of drafts (topk {wide}) and pages of {page} tokens do "
+        "not go together in every backend and release (SGLang 25077); then another --attention-backend",
     )
 
 

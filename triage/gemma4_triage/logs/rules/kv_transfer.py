@@ -11,6 +11,7 @@ from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.kept_by_none import kept_by_none
 from gemma4_triage.logs.rule import (
     COLLECT,
     Rule,
@@ -237,6 +238,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             _REFUSED,
         )
         shown = [at(facts, refused.place, exception_text(refused), f"the exception, in {refused.frame}")]
+    if state == "Bootstrapping" and (kept := kept_by_none(facts)) is not None:
+        why, advice, of_pool = kept
+        shown = [*shown, of_pool]
     if state == "WaitingForInput" and (idle := _idle_before(facts, death, said)) is not None:
         why += f"; the server had been idle for {idle / 60:.0f} minutes before, and connections may be cut meanwhile"
         advice = (_IDLE, *advice)

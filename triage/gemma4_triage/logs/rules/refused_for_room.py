@@ -13,12 +13,15 @@ from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import Rule, at, of_settings, over, pattern, remarked
 
 _HELD_AGAINST = pattern(r"\b(\d{2,12}) ?(?:>=?|exceeds) ?(\d{2,12})\b")
+_TOO_LONG = pattern(r"Input length \((\d{2,12}) tokens\) exceeds the maximum allowed length \((\d{2,12}) tokens\)")
+"""What a server without a split says of any limit: of the model's context too, which is no want of room."""
 _NEAR = 0.03  # of the limit: pages are cut off, and a few tokens are kept
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     said = facts.remarks.get("refused_length")
-    found = _HELD_AGAINST.search(said.text) if said is not None else None
+    short = _HELD_AGAINST.search(said.text) if said is not None else None
+    found = short or (_TOO_LONG.search(said.text) if said is not None else None)
     if said is None or found is None:
         return
     limit = int(found[2])
@@ -29,7 +32,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     asked = int(found[1])
     if window and full > window and abs(limit - window) <= _NEAR * window:
         yield _of_the_window(facts, said, asked, window, full)
-    elif tokens and context and tokens < context and abs(limit - tokens) <= _NEAR * tokens:
+    elif short and tokens and context and tokens < context and abs(limit - tokens) <= _NEAR * tokens:
         yield _of_the_pool(facts, said, asked, (int(tokens), int(context)))
 
 
@@ -51,7 +54,10 @@ def _of_the_window(facts: LogFacts, said: Remark, asked: int, window: int, full:
             if asked <= full
             else "a larger pool: a higher --mem-fraction-static, more GPUs, fewer --max-running-requests",
             "a later release, which holds prompts against the full pool (SGLang 26607)",
-            "until then long prompts to a server that does both, prefill and decode; or more memory for the pools "
+            "until then --disable-hybrid-swa-memory: one pool for all layers; or more memory for the pools "
+            "(--mem-fraction-static, fewer --max-running-requests)"
+            if facts.settings.get("disaggregation_mode", "null") in ("null", "None")
+            else "until then long prompts to a server that does both, prefill and decode; or more memory for the pools "
             "(--mem-fraction-static, fewer --max-running-requests)",
         ),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),

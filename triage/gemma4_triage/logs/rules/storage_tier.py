@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.facts import Alarm, Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, pattern, remarked, says
 
 _WORDS = pattern(
@@ -21,6 +21,37 @@ _ON_DISK = (
     "Mooncake wrote those pages to disk and does not read them back from there for this client: its release and its "
     "offload settings on every side, or a store without SSD offload (SGLang 24018)"
 )
+
+
+def _lost_segment(facts: LogFacts, death: Death, alarm: Alarm | None) -> bool:
+    """Say whether pages that the store lists are not read again and again, each behind a time-out of the transfer."""
+    slow = facts.remarks.get("transport_slow")
+    waited = slow is not None and "Failed to complete transfers after" in slow.text
+    return waited and alarm is not None and alarm.count > 1 and "failed to retrieve" in death.message
+
+
+def _of_a_lost_segment(facts: LogFacts, death: Death, many: list[Evidence]) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause="The store lists pages that it can no longer read: whoever held them (a Mooncake segment) is gone or not "
+        "reached, and each prefetch of them waits for a time-out while requests wait behind it.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death, "what the cache said"),
+            *many,
+            *remarked(facts, "transport_slow", "the transfer that did not end, and its target"),
+            *of_settings(facts, "hicache_storage_backend", "enable_hierarchical_cache"),
+        ),
+        ruled_out_if=("the target of those transfers answers, and they end with a longer MC_TRANSFER_TIMEOUT",),
+        advice=(
+            "look whether the target of those transfers lives; restart it, or take its segment out of the store's "
+            "master (its log says client_expired; a shorter time to live there)",
+            "--hicache-storage-prefetch-policy best_effort or timeout in place of wait_complete, so that no request "
+            "waits for it; without --hicache-storage-backend until the store is well",
+            "then a later release, which may remember for a while what could not be read (SGLang 31315)",
+        ),
+        upstream=("SGLang 31315",),
+    )
 
 
 _LOST = "load_back failed for rid"
@@ -61,6 +92,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     ]
     if _LOST in death.message:
         return _of_a_request(facts, death)
+    if _lost_segment(facts, death, alarm):
+        return _of_a_lost_segment(facts, death, many)
     draft = "draft" in death.message.lower()
     unread = _UNREAD.search(death.message) is not None
     what = "the KV of drafts" if draft else "KV"

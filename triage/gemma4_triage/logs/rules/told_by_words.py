@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.rendezvous_port import by_its_start
 from gemma4_triage.logs.rule import of_wordings
 
 _OF_FAILURES = of_wordings(
@@ -60,7 +61,7 @@ LORA_REFUSED = of_wordings(
     advice=("once without the adapter: the base model has to start",),
     alarms=("adapter",),
 )
-START_REFUSED = of_wordings(
+_OF_STARTS = of_wordings(
     "start-refused",
     "the server refused its arguments or its port",
     "start_refused.toml",
@@ -68,6 +69,14 @@ START_REFUSED = of_wordings(
     what="what the start said",
     alarms=("no-start",),
 )
+
+
+def _find_starts(facts: LogFacts) -> Iterator[Finding]:
+    for finding in _OF_STARTS.find(facts):
+        yield by_its_start(facts, finding)
+
+
+START_REFUSED = replace(_OF_STARTS, find=_find_starts)
 WEIGHTS_MISSING = of_wordings(
     "weights-missing",
     "the checkpoint cannot be read",
