@@ -61,11 +61,14 @@ REASONS: dict[str, str] = {
     "foreign-message": _HOST,
     "graph-capture": _ARGUMENT,
     "grammar-request": _REQUEST,
+    "grammar-waits": _ELSEWHERE,
     "host-limits": _HOST,
     "injected-fault": "the fault was injected on request: leave it out",
     "kv-transfer-waits": _ELSEWHERE,
     "lora-refused": _ARGUMENT,
     "media-unreadable": _REQUEST,
+    "memory-grows": _ELSEWHERE,
+    "one-waits": _ARGUMENT,
     "orphaned-requests": _ELSEWHERE,
     "other-crash": _UNKNOWN,
     "prefill-starves-decode": _ARGUMENT,
@@ -83,6 +86,7 @@ REASONS: dict[str, str] = {
     "uneven-ranks": _ARGUMENT,
     "uneven-split": _ARGUMENT,
     "weight-names": _CHECKPOINT,
+    "workers-stand": _HOST,
     "weights-missing": _CHECKPOINT,
 }
 """By the rule of a finding that names no command; some name one in other cases."""
