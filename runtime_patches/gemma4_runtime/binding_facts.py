@@ -68,16 +68,15 @@ def stored_now(model: Model) -> dict[int, tuple[int | None, int | None]]:
     before = [buffer[0].clone() for buffer in buffers]
     layers = {layer.layer_id: layer for layer in sorted(model.layers, key=lambda one: one.layer_id)}
     at = torch.zeros(1, dtype=torch.int64, device=buffers[0].device)
-    known = True
     with torch.inference_mode():
         for mark, (layer, attention) in enumerate(layers.items(), 1):
             keys, values = (torch.full_like(read[:1], mark) for read in pool.get_kv_buffer(layer))
-            known = known and store(pool, attention, at, keys, values)
+            if not store(pool, attention, at, keys, values):
+                # Of a release whose pools are not known: nothing was stored.
+                return {}
         read = {layer: [float(one[0].flatten()[0]) for one in pool.get_kv_buffer(layer)] for layer in layers}
         for buffer, old in zip(buffers, before, strict=True):
             buffer[0].copy_(old)
-    if not known:
-        return {}
     has = [{marks[side]: layer for layer, marks in read.items()} for side in (0, 1)]
     return {layer: (has[0].get(mark), has[1].get(mark)) for mark, layer in enumerate(layers, 1)}
 

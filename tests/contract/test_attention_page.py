@@ -36,7 +36,9 @@ def test_the_rows_are_whole_and_ours_is_never_slower(page):
         # Two ran out of time ahead of their last batch, of which the page then has no row.
         assert document["partial"] in ("", "out of time after 2 of 3 batches of e4b")
         if document["partial"] == "":
-            assert {target["status"] for target in document["targets"]} <= {"met"}
+            # Of the load's aims today's two arms show none: those are of the patches one by one.
+            aims = set() if document is serving[-1] else {"met"}
+            assert {target["status"] for target in document["targets"]} == aims
     for document in steps:
         us = {(row["batch"], row["arm"]): row["step_us"]["median"] for row in document["rows"]}
         assert all(us[batch, "all"] < us[batch, "all-sglang-attention"] for batch, _ in us)

@@ -8,6 +8,7 @@ folder, the interpreter's. Everything else is as the server wrote it.
 """
 
 import json
+import re
 import shutil
 import sys
 from collections import Counter
@@ -46,7 +47,10 @@ def copy_dump(dump: Path, to: Path, case: str, kind: str = "corpus") -> None:
         shutil.copyfile(dump / name, to / name)
     manifest = json.loads((dump / "manifest.json").read_text())
     manifest["guards"] = trimmed(manifest["guards"], case, kind)
-    manifest["repeat_command"] = manifest["repeat_command"].replace(sys.executable, "python")
+    # Neither where the interpreter, the checkout nor the run was.
+    command = re.sub(r"PYTHONPATH=\S+ ", "", manifest["repeat_command"].replace(sys.executable, "python"))
+    folder = f"SGLANG_TRTLLM_MHA_DEBUG_DIR=runs/{kind}/{case}/dumps"
+    manifest["repeat_command"] = re.sub(r"SGLANG_TRTLLM_MHA_DEBUG_DIR=\S+", folder, command)
     _write(to / "manifest.json", manifest)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gemma4_triage.logs.facts import Death, LogFacts, RankFacts
 from gemma4_triage.logs.started import Started
@@ -386,18 +386,22 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     of_engine = [said for said in quiet_suspects() if said.get("both") or not vllm]
     of_engine += quiet_suspects("vllm.toml") if vllm else []
     signs = [{**said, "sign": True} for said in quiet_suspects("shown.toml") if said.get("engine", engine) != other]
-    for said in (*signs, None, *of_engine):
-        if said is None:
-            # What the log shows by itself says more than what somebody tried, and this more than a start.
-            for one in second_tries(facts, vllm):
-                yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
-        elif (
-            all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
-            and ("model" not in said or re.search(said["model"], start.model))
-            and ("seen" not in said or said["seen"] in facts.remarks)
-        ):
-            change, why = (said[name].format_map(known) for name in ("change", "why"))
-            yield Suspect(said["id"], change, why, tuple(said.get("threads", ())), said["of"], "sign" in said)
+
+    def that_hold(records: Iterable[dict[str, Any]]) -> Iterator[Suspect]:
+        for said in records:
+            if (
+                all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
+                and ("model" not in said or re.search(said["model"], start.model))
+                and ("seen" not in said or said["seen"] in facts.remarks)
+            ):
+                change, why = (said[name].format_map(known) for name in ("change", "why"))
+                yield Suspect(said["id"], change, why, tuple(said.get("threads", ())), said["of"], "sign" in said)
+
+    # What the log shows by itself says more than what somebody tried, and this more than a start.
+    yield from that_hold(signs)
+    for one in second_tries(facts, vllm):
+        yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
+    yield from that_hold(of_engine)
 
 
 def _numbers(facts: LogFacts) -> dict[str, str]:
