@@ -24,7 +24,6 @@ from gemma4_triage.diagnose.census import (
     invalid_defect,
 )
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
-from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.hand_out import freed_before
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import calls_went_unseen
@@ -456,43 +455,6 @@ def peers_lost(census: Census, twice: set[int]) -> tuple[Evidence, ...]:
     if not gone or census.of("full", NOWHERE) or not all(one.suspect.peer in twice for one in gone):
         return ()
     return (cell(gone[0].dump, TABLE, (gone[0].row, 10), "the full page that a lost SWA page served"),)
-
-
-def freed_by(dump: Dump) -> Structure:
-    """Return what gave the page back: the eviction of a window gives back nothing of the full pool."""
-    evicted = dump.manifest.scalars.get("peer_free_site") == "evict_swa"
-    return Structure.WINDOW_EVICTION if evicted else Structure.FREE_CALL
-
-
-def is_anothers(dump: Dump) -> bool:
-    """Return whether the eviction of another request's window gave the page back."""
-    by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
-    return freed_by(dump) is Structure.WINDOW_EVICTION and None not in (by, of) and by != of
-
-
-def may_be_the_row(dump: Dump) -> bool:
-    """Return whether another request gave it back, and no probe looked at rows."""
-    by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
-    guards = Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards)
-    return None not in (by, of) and by != of and guards.attached("request-rows") is None
-
-
-def was_taken_later(dump: Dump) -> bool:
-    """Return whether the request took the full page from the prefix cache after its SWA page was given back."""
-    taken, freed = (dump.manifest.scalars.get(name) for name in ("page_taken_step", "peer_free_step"))
-    return isinstance(taken, int) and isinstance(freed, int) and freed < taken
-
-
-def given_back(dump: Dump) -> tuple[Evidence, ...]:
-    """Return what a dump of a page table says of the free of the SWA page that a place had."""
-    by = dump.manifest.scalars.get("peer_freed_by")
-    return (
-        *(() if by is None else (said(dump, "scalars.peer_freed_by", "whose pages that was to give back"),)),
-        said(dump, "scalars.peer", "the SWA page that the place had, by the ledger"),
-        said(dump, "scalars.peer_free_site", "who gave that page back"),
-        said(dump, "scalars.peer_free_step", "when"),
-        *((said(dump, "scalars.page_taken_step", "when the request took it from the cache"),) * was_taken_later(dump)),
-    )
 
 
 def cache_has_the_full_page(dump: Dump) -> bool:

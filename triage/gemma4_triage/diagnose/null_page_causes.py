@@ -1,9 +1,11 @@
-"""What a finding about the null page in a live column says: which of the structures that led there is wrong."""
+"""What a finding about the null page in a live column says, and what its dump tells of the SWA page's free."""
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_triage.diagnose.evidence import tensor_or_none
+from gemma4_triage.diagnose.evidence import said, tensor_or_none
+from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.where_wrong import BELIEVED, Wrong
+from gemma4_triage.finding import Evidence
 
 _UNKNOWN = (
     "A place that a request needs holds the null page; the dump does not say whether it was never filled, was cleared "
@@ -72,3 +74,40 @@ def _told_of_fewer(dump: Dump) -> bool:
     if told is None or believed is None or not 0 <= row < min(len(told), len(believed)):
         return False
     return int(told[row]) < int(believed[row])
+
+
+def freed_by(dump: Dump) -> Structure:
+    """Return what gave the page back: the eviction of a window gives back nothing of the full pool."""
+    evicted = dump.manifest.scalars.get("peer_free_site") == "evict_swa"
+    return Structure.WINDOW_EVICTION if evicted else Structure.FREE_CALL
+
+
+def is_anothers(dump: Dump) -> bool:
+    """Return whether the eviction of another request's window gave the page back."""
+    by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
+    return freed_by(dump) is Structure.WINDOW_EVICTION and None not in (by, of) and by != of
+
+
+def may_be_the_row(dump: Dump) -> bool:
+    """Return whether another request gave it back, and no probe looked at rows."""
+    by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
+    guards = Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards)
+    return None not in (by, of) and by != of and guards.attached("request-rows") is None
+
+
+def was_taken_later(dump: Dump) -> bool:
+    """Return whether the request took the full page from the prefix cache after its SWA page was given back."""
+    taken, freed = (dump.manifest.scalars.get(name) for name in ("page_taken_step", "peer_free_step"))
+    return isinstance(taken, int) and isinstance(freed, int) and freed < taken
+
+
+def given_back(dump: Dump) -> tuple[Evidence, ...]:
+    """Return what a dump of a page table says of the free of the SWA page that a place had."""
+    by = dump.manifest.scalars.get("peer_freed_by")
+    return (
+        *(() if by is None else (said(dump, "scalars.peer_freed_by", "whose pages that was to give back"),)),
+        said(dump, "scalars.peer", "the SWA page that the place had, by the ledger"),
+        said(dump, "scalars.peer_free_site", "who gave that page back"),
+        said(dump, "scalars.peer_free_step", "when"),
+        *((said(dump, "scalars.page_taken_step", "when the request took it from the cache"),) * was_taken_later(dump)),
+    )

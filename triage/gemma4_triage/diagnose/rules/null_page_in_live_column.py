@@ -4,9 +4,19 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.freed_pages import freed_by, given_back, is_anothers, may_be_the_row, was_taken_later
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.null_page_causes import EVICTED, OF_ANOTHER, ROW_OR_FREE, TAKEN_LATER, cause_of
+from gemma4_triage.diagnose.null_page_causes import (
+    EVICTED,
+    OF_ANOTHER,
+    ROW_OR_FREE,
+    TAKEN_LATER,
+    cause_of,
+    freed_by,
+    given_back,
+    is_anothers,
+    may_be_the_row,
+    was_taken_later,
+)
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump, met_by
 from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
