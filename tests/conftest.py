@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -42,6 +43,7 @@ for _name in [name for name in os.environ if name.startswith("GEMMA4_TRIAGE_") o
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+INSTALLED = installed_or_base()
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +55,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out files that are not for the installed release: they import what it does not have."""
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    return None if installed_or_base() in releases_of(collection_path) else True
+    return None if INSTALLED in releases_of(collection_path) else True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -88,12 +90,14 @@ def _missing(text: str) -> str | None:
     return next((name for name in _NOT_HERE if f"No module named {name!r}" in text), None)
 
 
+# Ahead of what -m chooses.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    installed = installed_or_base()
+    _mark_what_is_not_sampled(items)
     for item in items:
         marker = item.get_closest_marker("releases")
-        if marker and installed not in marker.args:
-            item.add_marker(pytest.mark.skip(reason=f"for SGLang {', '.join(marker.args)}; {installed} is installed"))
+        if marker and INSTALLED not in marker.args:
+            item.add_marker(pytest.mark.skip(reason=f"for SGLang {', '.join(marker.args)}; {INSTALLED} is installed"))
         elif marker and "sglang" in _NOT_HERE:
             item.add_marker(pytest.mark.skip(reason="SGLang is not installed, and this is of its releases"))
     if not any(item.get_closest_marker("gpu") for item in items):
@@ -104,6 +108,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def _mark_what_is_not_sampled(items: list[pytest.Item]) -> None:
+    """Mark as slow all but one in so many of a `sampled` test's parameters, the same ones each time."""
+    sampled: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        if marker := item.get_closest_marker("sampled"):
+            sampled.setdefault((item.nodeid.partition("[")[0], marker.args[0]), []).append(item)
+    for (_, one_in), of_a_test in sampled.items():
+        mixed = sorted(of_a_test, key=lambda item: crc32(item.nodeid.encode()))
+        for item in mixed[-(-len(mixed) // one_in) :]:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

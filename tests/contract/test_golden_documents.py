@@ -407,11 +407,13 @@ def said(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=case.marks, id=case.slug) for case in CASES])
 class TestEveryCommand:
+    @pytest.mark.sampled(5)
     def test_json(self, case, said):
         code, out, err, replaced = said(case, True)
         assert code == case.code, err
         compare(f"json_{case.slug}.json", neutral_json(out, replaced, case.timed), case.by_release)
 
+    @pytest.mark.sampled(4)
     def test_view(self, case, said):
         code, out, err, replaced = said(case, False)
         assert code == (case.code if case.view_code is None else case.view_code), err

@@ -29,6 +29,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line[:30])
 def test_what_is_not_imported(line):
     words = line.split()

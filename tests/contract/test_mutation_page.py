@@ -27,6 +27,7 @@ def test_the_page_is_the_rows(page: ModuleType) -> None:
     assert page.page(text) == text
 
 
+@pytest.mark.slow
 def test_every_row_is_of_the_draw_and_scored_as_today(page: ModuleType) -> None:
     for seed, count in page.RUNS.items():
         measured = page.measured(seed)

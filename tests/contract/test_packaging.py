@@ -165,6 +165,7 @@ def test_every_extra_that_brings_sglang_has_its_constraints_and_addresses_are_na
     assert all(address.startswith("https://") for address in PROJECT["urls"].values())
 
 
+@pytest.mark.slow
 def test_the_toys_wheel_holds_every_toy(tmp_path):
     toys = tmp_path / "toys"
     shutil.copytree(ROOT / "repro" / "toys", toys)
@@ -204,6 +205,7 @@ def built(copy: Path, kind: str) -> Path:
     return copy.parent / done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_an_sdist_holds_all_that_git_has(copied, tracked_files):
     """So the tests run from it, and it installs with its own constraints: CONTRIBUTING.md has the commands."""
     with tarfile.open(built(copied, "sdist")) as archive:
@@ -213,6 +215,7 @@ def test_an_sdist_holds_all_that_git_has(copied, tracked_files):
     assert not [name for name in held if "__pycache__" in name]
 
 
+@pytest.mark.slow
 def test_a_wheel_says_where_sglang_is_and_carries_types_samples_and_constraints(copied):
     with zipfile.ZipFile(built(copied, "wheel")) as wheel:
         held = wheel.namelist()
@@ -234,6 +237,7 @@ def test_a_wheel_says_where_sglang_is_and_carries_types_samples_and_constraints(
     assert "**An installation carries no docs.**" in (ROOT / "docs" / "limits.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_an_earlier_build_left_is_in_no_wheel(copied):
     """What setuptools finds in build/ it packs, modules that were deleted since too."""
     for left in ("lib/gemma4_triage/deleted.py", "bdist.linux-x86_64/wheel/gemma4_dumps/interrupted.py"):

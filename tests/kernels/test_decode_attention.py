@@ -70,6 +70,7 @@ def test_sizes(path, dtype, case):
     assert_attention(out, q, keys, values, starts, slots, scale)
 
 
+@pytest.mark.sampled(4)
 @needs_kernel
 @by_plan
 @by_dtype
@@ -137,6 +138,7 @@ def test_what_is_not_listed_is_not_read(plan):
     assert (wide_out[..., 32:] == 7).all()
 
 
+@pytest.mark.sampled(4)
 @needs_kernel
 @by_plan
 def test_the_same_bits_each_time_and_whatever_is_beside(plan):
@@ -236,6 +238,7 @@ def assert_attention_near(out, q, keys, values, step):
     assert ((out.double() - expected).abs() <= limit * largest + torch.finfo(out.dtype).tiny).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lengths", [(1,), (37,), (129, 64, 0, 200, 1), (33, 65)], ids=str)
 @FRONTS
 @by_dtype
@@ -245,6 +248,7 @@ def test_a_front_norms_turns_and_stores_first(path, dtype, own, lengths):
     assert_step(step, step.run(path=path))
 
 
+@pytest.mark.sampled(5)
 @needs_kernel
 @by_plan
 @FRONTS
@@ -298,6 +302,7 @@ def test_a_front_with_hard_numbers(path):
     assert_step(step, step.run(path=path))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("parts", "heads", "group", "own", "architecture"),
     [(8, 4, 4, 1, "sm_90a"), (4, 8, 8, 0, "sm_100a"), (8, 2, 2, 0, "sm_90a"), (2, 1, 1, 1, "sm_100a")],

@@ -44,6 +44,7 @@ def run(program: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_cpu_takes_the_torch_path_without_importing_triton():
     assert run(TORCH_PATH) == "[0, 1, 2, 3]\n"
 

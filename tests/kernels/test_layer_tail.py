@@ -148,6 +148,7 @@ def test_what_the_kernel_can_read(change, reads):
     assert readable(attended, residual, weights, projection) is reads
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [case for case in CASES if case not in SMALL], ids=lambda case: case.name)
 def test_it_compiles_for_hopper_without_a_gpu(case):
     pytest.importorskip("cuda.bindings.nvrtc")

@@ -12,6 +12,7 @@ from gemma4_kernels.page_guard import spec
 from gemma4_kernels.page_guard.launch import Findings, Offence, Overflow
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", cases_here(spec.CASES))
 @pytest.mark.parametrize("path", PATHS)
 def test_a_planted_offence_is_found_at_every_corner(path, case):

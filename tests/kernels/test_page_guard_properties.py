@@ -82,6 +82,7 @@ def builds(draw) -> Build:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(builds())
 @example(Build([Table([], 4, 3)], []))
@@ -96,6 +97,7 @@ def test_equals_the_slow_reading(path, build):
         assert_reads_like_the_slow_one(build, path)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(builds())
 @needs_kernel
@@ -104,6 +106,7 @@ def test_kernel_and_torch_path_leave_the_same_words_and_arrays(build):
     assert run(build, "kernel")[1:] == run(build, "torch")[1:]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(builds())
 @pytest.mark.parametrize("path", PATHS)

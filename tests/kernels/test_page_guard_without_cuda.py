@@ -7,6 +7,7 @@ import pytest
 from page_guard_runs import ROOT, child_environment
 
 
+@pytest.mark.slow
 def test_a_cpu_takes_the_torch_path_without_importing_triton():
     program = (
         "import sys, torch; sys.modules['triton'] = None\n"
@@ -19,6 +20,7 @@ def test_a_cpu_takes_the_torch_path_without_importing_triton():
     assert (done.returncode, done.stdout.strip()) == (0, "7"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_bench_refuses_without_cuda(tmp_path):
     environment = child_environment() | {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, ROOT / "kernels/bench/bench_page_guard.py", "--output", tmp_path / "rows.json"]

@@ -32,6 +32,7 @@ def eager(projection, weight, ple, hidden):
     return normed if ple is None else (normed + ple) * 2.0**-0.5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", cases_here(spec.CASES))
 @pytest.mark.parametrize("path", PATHS)

@@ -101,6 +101,7 @@ def check(arguments, path, both=True):
             assert_like_eager(found, like, one, roundings)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", cases_here(spec.CASES))
 @pytest.mark.parametrize("path", PATHS)
@@ -113,6 +114,7 @@ def test_against_fp64_and_against_eager(path, case, dtype):
     check(arguments, path)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     tokens=st.integers(1, 5),
@@ -142,6 +144,7 @@ def test_bits_of_eager_where_sums_are_exact(path, dtype):
     assert not torch.equal(qk_norm_rope(*arguments, path=path).q, like[0])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("magnitude", [1e-42, 1e-30, 1e-8, 1e4, 1e17])
 @pytest.mark.parametrize("path", PATHS)
 def test_magnitudes_from_denormals_up(path, magnitude):
@@ -150,6 +153,7 @@ def test_magnitudes_from_denormals_up(path, magnitude):
             check(make(SMALL, dtype, magnitude), path, both=False)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("place", [7, 16 + 7], ids=["first of a pair", "second of a pair"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("path", PATHS)

@@ -25,6 +25,7 @@ def scale_of(experts: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (0.5 + torch.rand(experts, generator=GENERATOR)).to(dtype)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", cases_here(spec.CASES))
 @pytest.mark.parametrize("path", PATHS)

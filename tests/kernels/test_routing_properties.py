@@ -23,6 +23,7 @@ def tokens(draw):
     return logits, draw(st.integers(1, min(16, experts)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 @pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=60, deadline=None)

@@ -54,6 +54,7 @@ def test_sizes(path, dtype, case):
     assert_product(out, x, weight)
 
 
+@pytest.mark.sampled(5)
 @needs_kernel
 @by_plan
 @by_dtype
@@ -89,6 +90,7 @@ def test_weights_of_zero_give_zero(path):
     assert not out.any()
 
 
+@pytest.mark.sampled(3)
 @by_dtype
 @pytest.mark.parametrize("plan", [None, *PLANS[3:]], ids=str)
 @needs_kernel
@@ -107,6 +109,7 @@ def test_what_is_no_number_stays_in_its_row_and_column(plan, dtype):
     assert torch.equal(found[finite], plain[finite])
 
 
+@pytest.mark.sampled(2)
 @needs_kernel
 @by_plan
 def test_rows_that_lie_apart(plan):
@@ -123,6 +126,7 @@ def test_rows_that_lie_apart(plan):
     assert (around_out[:, 0] == 7).all()
 
 
+@pytest.mark.sampled(3)
 @needs_kernel
 @by_plan
 def test_the_same_bits_each_time_and_whatever_the_other_rows_are(plan):
@@ -174,6 +178,7 @@ def assert_gated(found, wanted):
         torch.testing.assert_close(found, wanted, rtol=2**-9, atol=1e-6 * wanted.abs().max().item())
 
 
+@pytest.mark.sampled(4)
 @needs_kernel
 @by_plan
 @by_dtype

@@ -119,6 +119,7 @@ COMMITTED = [
 ]
 
 
+@pytest.mark.slow
 def test_every_line_for_evidence_that_is_committed_runs_beside_it(cli, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     lines = set()

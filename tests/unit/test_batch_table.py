@@ -128,6 +128,7 @@ def test_a_log_says_the_same_read_line_by_line(name):
     assert asdict(read_log("log", [text], 8)) == alone(text) | {"program_lines": program_lines}
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_log_says_the_same_read_line_by_line_behind_every_prefix(wrapper):
     for name in NAMES:

@@ -290,6 +290,7 @@ def test_a_bug_is_called_one(dump_path):
         assert ("Traceback" in done.stderr) is there
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_news(store):
     for _ in range(3):
         store.write(seed_bug_draft(scalars={f"number {n}": n for n in range(20_000)}))
@@ -304,6 +305,7 @@ def test_a_reader_that_leaves_is_no_news(store):
     assert show.wait() == 141
 
 
+@pytest.mark.slow
 def test_colour_on_a_terminal_only(dump_path):
     command = [*PROGRAM, "dumps", "show", str(dump_path)]
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"FORCE_COLOR": "1", "TERM": "xterm"}

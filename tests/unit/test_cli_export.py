@@ -231,6 +231,7 @@ class TestTheFile:
         assert (code, err) == (130, "error: interrupted\n")
         assert list(out.parent.glob("*out.zip*")) == []
 
+    @pytest.mark.slow
     def test_large_dumps_are_copied_in_pieces(self, tmp_path, out):
         run = measured_cli("dumps", "export", sparse_dump(tmp_path / "root", 10**8, hashed=True), "-o", out)
         assert run.code == 0

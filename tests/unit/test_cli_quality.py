@@ -74,6 +74,7 @@ class TestTwoServers:
             assert [row["right"] for row in rows] == [True] * 60
         assert f"MMLU: {COUNT} of {COUNT} questions, all that there are" in err
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("reply", "worse"), [(misled, "mmlu"), (colour_blind, "colours")])
     def test_worse_answers_in_either_part(self, quality, questions, reply, worse):
         words = ("--questions", questions, "--colours", "--api", "chat")
@@ -110,6 +111,7 @@ class TestTwoServers:
         }
         assert f"MMLU: 10 of {COUNT} questions, drawn with seed 3" in err
 
+    @pytest.mark.slow
     def test_what_the_servers_say_of_patches_while_they_are_asked(self, quality, questions):
         counted = iter([2, 2, 7, 9])
 
@@ -168,17 +170,20 @@ class TestServersThatFail:
             code, document, _ = quality("--base-url", other, "--with-url", base, "--questions", questions)
             assert (code, document["parts"][0]["base"]["failed"]) == (0, 7)
 
+    @pytest.mark.slow
     def test_nothing_answered_at_all(self, quality, questions):
         with endpoint(lambda _: (500, "{}")) as base, endpoint(lambda _: (500, "{}")) as other:
             code, document, _ = quality("--base-url", base, "--with-url", other, "--questions", questions)
         assert (code, document["parts"][0]["compared"]) == (5, 0)
 
+    @pytest.mark.slow
     def test_a_base_that_only_guesses_is_not_judged(self, quality, questions):
         with endpoint(lambda _: "I am not sure") as base, endpoint(lambda _: "I am not sure") as other:
             code, document, _ = quality("--base-url", base, "--with-url", other, "--questions", questions)
         assert (code, document["parts"][0]["verdict"]) == (5, "not judged")
         assert document["parts"][0]["base"]["unreadable"] == COUNT
 
+    @pytest.mark.slow
     def test_an_interrupt_ends_it_at_once_and_keeps_the_answers(self, questions, tmp_path):
         hung, left = Event(), iter(range(5))
 
@@ -244,6 +249,7 @@ SERVER = ("--host-engine", "--", "--model-path", toy_path("toy-e4b"))
 
 
 class TestRefusals:
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize(
         ("words", "said"),
         [
@@ -320,6 +326,7 @@ class TestRefusals:
             "http://127.0.0.1:9/v1 does not list its models: APIConnectionError: [Errno 111] Connection refused",
         )
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         ("models", "wanted", "code", "said"),
         [

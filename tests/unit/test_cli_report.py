@@ -252,6 +252,7 @@ class TestExitCodes:
         assert (code, "none.log cannot be read" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_it_imports_no_torch_and_the_terminal_no_html():
     code = (
         "import sys; from gemma4_triage.cli.app import main; "

@@ -351,6 +351,7 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(ran):
     assert "  no such device here" in out
 
 
+@pytest.mark.slow
 def test_forced_it_takes_only_its_own_files_away(ran, tmp_path):
     folder = tmp_path / "run"
     ran(small_server.DONE % small_server.LOAD.toy.requests)

@@ -66,21 +66,25 @@ def on_terminal(columns: int, *words: object, **environment: str) -> str:
 
 
 class TestOutputs:
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("line", [f"diagnose --dir {SAMPLES}", f"diagnose --dir {SAMPLES} --json", "--help"])
     def test_a_full_disk_is_the_environments(self, line):
         done = shell(f"$G {line} > /dev/full")
         assert (done.returncode, done.stderr) == (3, "error: the output cannot be written: No space left on device\n")
 
+    @pytest.mark.slow
     def test_a_full_disk_under_an_error_document(self):
         done = shell("$G diagnose --json /no/such > /dev/full")
         assert done.returncode == 3
         assert "Traceback" not in done.stderr
         assert "there is no /no/such" in done.stderr
 
+    @pytest.mark.slow
     def test_stdout_that_the_shell_closed(self):
         done = shell(f"$G diagnose --dir {SAMPLES} >&-")
         assert (done.returncode, done.stderr) == (1, "")
 
+    @pytest.mark.slow
     def test_what_is_for_a_closed_stderr_does_not_go_to_stdout(self, tmp_path):
         log = tmp_path / "notes.txt"
         log.write_text("no log\n")
@@ -94,6 +98,7 @@ class TestOutputs:
         assert done.stdout in ("{\n141\n", "{\n1\n")
         assert done.stderr == ""
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("line", ["--help", "serve --help", "samples --json", "patches --json", "samples"])
     def test_a_reader_that_has_left_is_no_violation(self, line):
         done = shell(f"{{ sleep 0.5; $G {line}; echo $? >&2; }} | true")
@@ -192,6 +197,7 @@ class TestPaths:
         got, out, err = cli(*words, "a" * 5000)
         assert (got, out, "bug" in err) == (code, "", False), err
 
+    @pytest.mark.slow
     def test_a_pipe_is_a_log(self):
         assert shell(f"$G logs <(cat {LOG})").returncode == 1
 
@@ -230,6 +236,7 @@ class TestPaths:
         code, _, err = cli(*verb, store / dump if how == "dump" else store)
         assert (code, "Permission denied" in err) == (4, True)
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("folder", ["guards", "audits"])
     @pytest.mark.parametrize("how", INSTEAD_OF_A_FOLDER)
     @pytest.mark.parametrize("verb", ["diagnose", "report"])
@@ -343,24 +350,28 @@ class TestPaths:
         assert code == 4
         assert "hint: --dir or SGLANG_TRTLLM_MHA_DEBUG_DIR names" in err
 
+    @pytest.mark.slow
     def test_a_current_folder_that_is_gone(self, tmp_path):
         done = shell(f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && $G logs x")
         assert (done.returncode, "x cannot be read" in done.stderr) == (2, True)
 
 
 class TestTerminals:
+    @pytest.mark.slow
     def test_without_unicode_a_sparkline_is_still_one(self):
         done = shell(f"$G logs {LOG}", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
         (line,) = [line for line in done.stdout.splitlines() if "SWA usage" in line]
         assert line.startswith("  SWA usage    --.-@@@@@#")
         assert "\\u" not in done.stdout
 
+    @pytest.mark.slow
     def test_a_narrow_one_loses_no_dump_and_no_column(self):
         shown = on_terminal(40, "dumps", "list", "--dir", SAMPLES)
         assert short_id(DUMP.name) in shown
         assert "out_of_range" in shown
         assert DUMP.name in on_terminal(160, "dumps", "list", "--dir", SAMPLES)
 
+    @pytest.mark.slow
     def test_no_color(self):
         coloured = on_terminal(120, "diagnose", DUMP, TERM="xterm-256color")
         plain = on_terminal(120, "diagnose", DUMP, TERM="xterm-256color", NO_COLOR="1")
@@ -396,6 +407,7 @@ def test_an_error_is_one_document_too_and_said_on_stderr(cli, words):
     assert code not in (0, 70)
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_leaves_one_document(tmp_path):
     pipe = tmp_path / "log"
     os.mkfifo(pipe)

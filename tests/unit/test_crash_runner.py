@@ -48,6 +48,7 @@ def test_every_request_answered(run):
     assert status(LeavesDump("page-table-bounds"), served) is Status.FAILED
 
 
+@pytest.mark.slow
 def test_an_answer_too_few_is_not_as_expected(run):
     assert status(Answered(), run(DONE % (LOAD.toy.requests - 1))) is Status.FAILED
 
@@ -91,6 +92,7 @@ SLEEP = "import time; time.sleep(60)"
 CHATTER = "import time\nwhile True: print('.', flush=True); time.sleep(0.05)"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("client", "server", "limits", "why"),
     [
@@ -109,6 +111,7 @@ def test_a_run_that_gets_nowhere_is_stopped(run, client, server, limits, why):
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.slow
 def test_a_second_run_does_not_read_the_first_ones_result(run, tmp_path):
     (tmp_path / "bench.jsonl").write_text(json.dumps({"completed": 99}) + "\n")
     assert run("").loads[0].answered is None

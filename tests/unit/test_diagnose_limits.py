@@ -66,6 +66,7 @@ class TestFarTooMuch:
             _, _, document = rules(cli, tmp_path, "--limit", limit)
             assert (document["files_not_read"], len(document["incidents"][0]["dumps"])) == (1, 2)
 
+    @pytest.mark.slow
     def test_what_hostile_json_takes_in_memory_is_bounded(self, tmp_path):
         (guards,) = EVIDENCE.glob("hanging/dumps/guards/*.json")
         hostile = guards.read_text().rstrip()[:-1] + ', "x": [' + "[]," * 690_000 + "0]}"
@@ -117,6 +118,7 @@ class TestFarTooMuch:
         assert code == 4
         assert "not read: 2 logs: reading took too long" in err
 
+    @pytest.mark.slow
     def test_logs_of_folders_beyond_the_newest(self, cli, tmp_path):
         for at in range(70):
             name = "healthy" if at else "pool-leak"
@@ -201,6 +203,7 @@ class TestFarTooMuch:
         assert code == 4
         assert "and the zips before it unpack to more than 10 bytes" in document["message"]
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("pids", ["of one", "of each", "overlapping"])
     def test_a_thousand_readings_that_name_processes(self, pids):
         def hostile(at: int) -> Reading:
@@ -218,6 +221,7 @@ class TestFarTooMuch:
         assert sum(len(incident.readings) for incident in found) == 1000
         assert len(found) == (1001 if pids == "of each" else 2)
 
+    @pytest.mark.slow
     def test_thousands_of_torn_files_end_in_a_count(self, cli, tmp_path):
         whole = (EVIDENCE / "flight-recorder" / "nccl_trace_rank_0").read_bytes()
         (guards,) = EVIDENCE.glob("hanging/dumps/guards/*.json")

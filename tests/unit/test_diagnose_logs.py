@@ -471,6 +471,7 @@ FOREIGN = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", sorted(path.name for path in CORPUS.iterdir()))
 def test_no_foreign_log_changes_what_is_found(case):
     material = read_store(DumpStore(CORPUS / case), None)
@@ -518,6 +519,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.lists(PIECES, max_size=12), max_size=3), st.booleans())
 def test_whatever_stands_in_logs_the_dump_keeps_its_cause(texts, with_dump):

@@ -92,6 +92,7 @@ def list_of(pool, *changes):
     return change
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pool", ["full", "swa"])
 @pytest.mark.parametrize(
     ("changes", "defect"),

@@ -251,6 +251,7 @@ class TestBadInput:
         assert cli("diagnose", tmp_path)[0] == 5
 
 
+@pytest.mark.slow
 def test_the_last_line_sums_up(cli):
     last = cli("diagnose", DUMPS)[1].splitlines()[-1]
     assert last.startswith("5 incidents: 4 certain, 1 likely; next: gemma4-triage ")
@@ -413,6 +414,7 @@ class TestNamedFiles:
         assert f"{tmp_path / 'a.json'} begins as a bundle of collect does, and holds nothing of it" in err
         assert "nothing there can be read" in err
 
+    @pytest.mark.slow
     @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
     def test_what_another_user_may_not_read(self, cli, tmp_path):
         (tmp_path / "closed").mkdir(mode=0)

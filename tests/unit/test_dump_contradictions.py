@@ -24,6 +24,7 @@ def test_what_was_written_contradicts_itself_nowhere():
     assert [dump.manifest.dump_id for dump in EVERY if dump.damage] == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [1, 8, 32, 64])
 def test_another_page_size_than_the_pools_give_is_named_first_and_nothing_is_certain(size):
     for dump in WITH_SIZES:
@@ -47,6 +48,7 @@ def test_another_page_size_than_the_arguments_say():
     assert altered(OF_ROWS[0], launch_args=("serve", "--page-size=16")).damage == ()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("structure", Structure)
 def test_another_structure_than_the_verdict_has_is_not_believed(structure):
     for dump in OF_ROWS:

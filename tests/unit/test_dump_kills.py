@@ -38,6 +38,7 @@ def test_killed_before_every_single_file_operation(tmp_path):
     assert int(child("file-events", tmp_path)) > 30
 
 
+@pytest.mark.slow
 def test_killed_between_any_two_calls(tmp_path):
     # A prime step, so that the points differ from those of the file operations.
     assert int(child("calls", tmp_path, 97)) > 30
@@ -106,6 +107,7 @@ def small_disk(tmp_path):
 FULL_AT = [*(f"size={pages * 4}k" for pages in range(1, 14)), *(f"nr_inodes={count}" for count in range(2, 12))]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("option", FULL_AT)
 def test_a_disk_that_is_full_after_any_of_the_files(small_disk, option):
     """No half dump, no exception, and whatever was stored is whole; the counters never cost a dump."""

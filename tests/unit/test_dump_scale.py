@@ -115,6 +115,7 @@ class TestACrowd:
         crowd(root, CROWD)
         return root
 
+    @pytest.mark.slow
     def test_list_shows_the_newest_and_says_what_is_hidden(self, root, start_s):
         run = measured_cli("dumps", "list", "--dir", root)
         report(f"dumps list of {CROWD}", run)
@@ -135,6 +136,7 @@ class TestACrowd:
         assert len(run.out.splitlines()) == 121
         assert "not shown" not in run.err
 
+    @pytest.mark.slow
     def test_limit_0_of_a_crowd_keeps_few_in_memory_and_says_the_same_of_each(self, tmp_path, start_s):
         crowd(tmp_path / "root", max(CROWD, 2000))
         run = measured_cli("dumps", "list", "--dir", tmp_path / "root", "--limit", 0)
@@ -150,6 +152,7 @@ class TestACrowd:
         # What is aimed at, on this project's usual machine; the suite lists fewer.
         assert CROWD < 10**5 or run.cpu_s < 5
 
+    @pytest.mark.slow
     def test_limit_0_takes_not_three_times_as_long_as_reading_and_parsing_the_manifests(self, tmp_path, cli):
         crowd(tmp_path / "root", 2000)
         manifests = list((tmp_path / "root").glob("*/manifest.json"))
@@ -166,6 +169,7 @@ class TestACrowd:
 
         assert holds(bound, parse, listed(250), listed(0))
 
+    @pytest.mark.slow
     def test_show_latest_and_a_name(self, root, start_s):
         for wanted in ("latest", DumpStore(root).names()[-8][:20]):
             run = measured_cli("dumps", "show", wanted, "--dir", root)
@@ -184,6 +188,7 @@ class TestACrowd:
         assert len(DumpStore(root).names()) == before + 1 - 256
         assert DumpStore(root).dropped_dumps() == {"crowd": 256}
 
+    @pytest.mark.slow
     def test_prune_of_what_is_asked_and_of_what_the_caps_say(self, root, start_s):
         left = len(DumpStore(root).names())
         dropped = DumpStore(root).dropped_dumps()
@@ -199,6 +204,7 @@ class TestACrowd:
         assert DumpStore(root).dropped_dumps() == {**dropped, "asked": 10, "count": left - 10 - 64}
 
 
+@pytest.mark.slow
 def test_a_crowd_shrinks_with_every_write_and_the_newest_stay(tmp_path):
     crowd(tmp_path / "root", 1200)
     store = DumpStore(tmp_path / "root", StoreCaps(count=100))

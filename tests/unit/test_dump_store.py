@@ -174,6 +174,7 @@ class TestPrune:
         assert steps_of(store) == [2]
         assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == [store.list()[0].dump_id]
 
+    @pytest.mark.slow
     def test_a_long_prune_lets_a_server_write(self, tmp_path, monkeypatch):
         crowd(tmp_path / "root", 700)
         # So full that a writer without the lock is refused.

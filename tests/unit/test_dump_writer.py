@@ -168,6 +168,7 @@ class TestNeverRaises:
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_file_size_limit_leaves_no_half_dump(tmp_path):
     code = """
         import resource, signal, numpy as np
@@ -201,6 +202,7 @@ def test_full_disk_leaves_no_half_dump(tmp_path):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stop_before", ["events.jsonl", "manifest.json", "rename"])
 def test_a_killed_writer_leaves_a_torn_dump_that_is_listed(tmp_path, stop_before):
     # An audit hook stops the process for good at the chosen system call, where SIGKILL then finds it.

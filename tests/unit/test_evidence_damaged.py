@@ -139,6 +139,7 @@ def bent(value, dice: random.Random, share: float):
     return [bent(part, dice, share) for part in value] if isinstance(value, list) else value
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(60))
 def test_odd_values_in_any_field_end_in_no_error_of_ours(cli, tmp_path, seed):
     dice = random.Random(seed)

@@ -67,6 +67,7 @@ def test_a_fault_that_says_nothing_of_its_needs_is_no_record():
         Patch("f", Kind.FAULT, "t", "o", "u", hooks)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fault", "others", "changes", "said"),
     [
@@ -168,6 +169,7 @@ def test_no_fault_asks_nothing(attach, capsys):
     assert "fault" not in capsys.readouterr().err
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "case",
     [case for case in FAULT_CASES if case.inject and not reason_absent(case, installed_or_base())],

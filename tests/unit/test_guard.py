@@ -100,6 +100,7 @@ class TestLoad:
             guard.report(FOUND, RULE, SITE, draft, act=Mode.TRAP)
         assert caught.value.dump is not None
 
+    @pytest.mark.slow
     def test_what_was_only_counted_is_in_the_file_after_the_exit(self, tmp_path):
         code = f"""
             import sys

@@ -176,15 +176,18 @@ class TestProcess:
 
         return run_process
 
+    @pytest.mark.slow
     def test_all_cells(self, run):
         code, told, asked = run({})
         assert (code, [line["tokens"] for line in told]) == (0, [1, 64, 8])
         assert [count for _, _, count in asked] == [True, False, False], "an op's launches are counted once"
 
+    @pytest.mark.slow
     def test_what_is_left_out_is_not_measured(self, run):
         _, _, asked = run({}, first=1, left_out=[["routing", "26b", "ours"]], not_compiled=[["routing", "26b", 8]])
         assert [(tokens, arms) for tokens, arms, _ in asked] == [(64, ("compile",)), (8, ())]
 
+    @pytest.mark.slow
     def test_a_wrong_cell_and_one_too_large_are_told_and_the_rest_is_measured(self, run):
         code, told, _ = run({1: WrongAnswer("place 0"), 64: torch.cuda.OutOfMemoryError("no room")})
         assert code == 0

@@ -73,6 +73,7 @@ def test_a_process_that_ends_loses_what_it_had_left(ahead):
     assert all("ended with 1: ValueError: no driver" in why for why in found.missing.values())
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_given_up(ahead):
     begin = time.monotonic()
     found = ahead({"64": "hang"}, limit_s=3.0)

@@ -144,6 +144,7 @@ def test_every_cell_lost_is_an_error_with_the_last_words():
         run(dict.fromkeys(("1", "64", "8"), "raise"))
 
 
+@pytest.mark.slow
 def test_no_time_is_left_for_another_process(monkeypatch):
     monkeypatch.setattr(measuring_process, "_GRACE_S", 1.0)
     measured = run({"64": "hang"}, plan=replace(PLAN, limit_s=2.0))

@@ -284,6 +284,7 @@ class Recorder:
         SITE.reset(token)
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(histories(), st.sampled_from([1, 3, 1000]))
 def test_a_fold_of_many_events_is_what_they_come_to_one_by_one(history, copy_at):
@@ -358,6 +359,7 @@ BETWEEN = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "between", [None, *BETWEEN], ids=lambda event: event and "-".join(map(str, (*event[:2], event[3])))
 )

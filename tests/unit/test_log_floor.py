@@ -293,6 +293,7 @@ PREFIXES = (
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

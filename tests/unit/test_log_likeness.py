@@ -35,6 +35,7 @@ def told(text):
     return [finding for finding in with_those_alike(facts_of(text)) if finding.rule == ID]
 
 
+@pytest.mark.slow
 def test_the_list_is_that_of_the_incidents_and_records():
     assert LIST.read_text(encoding="utf-8") == listed()
 

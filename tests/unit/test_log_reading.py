@@ -62,12 +62,14 @@ class TestAnyBytes:
     def test_noise(self, text, cuts):
         assert judged(text, cuts) == judged(text, [])
 
+    @pytest.mark.slow
     @given(st.lists(st.sampled_from(PIECES), max_size=60), st.lists(st.integers(0, 10**6), max_size=6))
     @example([b"[9999-99-99 00:00:00] Decode batch, #running-req: 1, accept len: nan\n"], [7])
     def test_pieces_of_logs_in_any_order_and_chunks(self, pieces, cuts):
         text = b"".join(pieces)
         assert judged(text, cuts) == judged(text, [])
 
+    @pytest.mark.slow
     @given(st.sampled_from(TEXTS), st.data())
     def test_a_damaged_log(self, text, data):
         spots = data.draw(st.lists(st.tuples(st.integers(0, len(text) - 1), st.integers(0, 255)), max_size=30))

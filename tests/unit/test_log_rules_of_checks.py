@@ -131,6 +131,7 @@ def test_a_request_that_failed_of_one_is_told_though_the_server_went_on():
     assert "and the server went on" in finding.cause
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang's source is read")
 def test_nothing_that_a_check_can_raise_is_healthy_and_most_of_it_is_told():
     found = importlib.util.find_spec("sglang")

@@ -150,6 +150,7 @@ class TestPatches:
         assert chosen.ids == ",".join(["default", *(f"+{fix}" for fix in added)])
         assert (chosen.added, chosen.left_out) == (added, ())
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("fault", [patch.id for patch in CATALOG if patch.kind is Kind.FAULT])
     @pytest.mark.parametrize("load", LOADS)
     def test_whatever_fault_the_runtime_accepts_the_words(self, load, fault):

@@ -120,6 +120,7 @@ class TestOpcodes:
         # What calls a class without a name is damaged where it stands.
         assert (code in ((4,) if field is None else (0, 5)), time.monotonic() - begin < 10) == (True, True), err
 
+    @pytest.mark.slow
     def test_a_mark_costs_what_stands_above_it(self, tmp_path):
         begin = time.monotonic()
         self.read(tmp_path, b"\x80\x04](" + b"N" * 500_000 + b"(1" * 500_000 + b"e.")

@@ -261,6 +261,7 @@ class TestProperties:
         short, long = (serving.swa_tokens(*serving.worst_split(one)) for one in (length, length + more))
         assert short <= long
 
+    @pytest.mark.slow
     @given(LOADS, SERVINGS, st.sampled_from(NAMES), st.integers(10**9, 2 * 10**11))
     def test_no_ratio_beats_the_recommended_one(self, loads, serving, name, available):
         try:
@@ -272,6 +273,7 @@ class TestProperties:
         assert 0 < best.sizes.ratio <= 1
         assert all(min(best.requests, wanted) >= min(one.requests, wanted) for one in (*plan.curve, plan.default))
 
+    @pytest.mark.slow
     @given(LOADS, SERVINGS, st.sampled_from(NAMES), st.integers(10**9, 10**11), st.integers(0, 10**11))
     def test_more_memory_is_never_fewer_requests(self, loads, serving, name, available, more):
         def held(size):

@@ -153,6 +153,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("mode", ["log", "contain", "trap"])
 def test_a_change_is_a_dump_and_its_cause_is_named(serve, mode, name):

@@ -323,6 +323,7 @@ def test_a_write_into_what_nobody_holds(server, place, defect):
     assert trapped(server, change).scalars["defect"] == defect
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize(
     ("change", "structure", "site"),

@@ -19,6 +19,7 @@ def server(attach, monkeypatch):
     return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize(
     ("name", "structure"), [("page_table", "full page table"), ("swa_page_table", "swa page table")]
@@ -108,6 +109,7 @@ def test_sliding_layers_that_write_where_the_step_before_did(attach, monkeypatch
     assert said.scalars["request_slot"] == held(server.world.requests[0]).req_pool_idx
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize(
     ("change", "defect"),
@@ -183,6 +185,7 @@ def lists_of(server, mode):
     return backend, batch
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "change", "structure", "defect"),
     [

@@ -241,10 +241,11 @@ class Lives(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("page", "need_sort"),
     [
-        (16, False),
         (4, True),
-        (1, False),
-        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((16, True), (4, False), (1, True))),
+        *(
+            pytest.param(*both, marks=pytest.mark.slow)
+            for both in ((16, False), (16, True), (4, False), (1, False), (1, True))
+        ),
     ],
 )
 def test_silent_on_every_legal_history(attach, page, need_sort):

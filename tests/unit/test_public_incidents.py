@@ -11,6 +11,7 @@ INCIDENTS = incidents()
 LOGS_PAGE = (Path(__file__).parents[2] / "docs" / "logs.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: f"{incident['set']}-{incident['thread']}")
 def test_what_leads_is_what_was_judged_right(incident):
     held = incident.get("shown", MOST if incident["word"] else bool(incident["rule"]))
@@ -24,6 +25,7 @@ def test_each_is_named_once_but_for_those_that_were_drawn_blind():
     assert len(set(drawn)) == len(drawn)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_scores():
     rows = re.findall(r"^\| \d+ \| \d+ \| \d+% \| \d+% \| \d+ \|$", LOGS_PAGE, re.MULTILINE)
     assert rows == table()

@@ -246,6 +246,7 @@ def held(one: Start, ratio: float) -> int:
 
 
 class TestAnyStart:
+    @pytest.mark.slow
     @given(STARTS)
     def test_a_ratio_that_sglang_takes_and_the_pools_that_it_makes(self, one):
         choice = choose(one)
@@ -262,6 +263,7 @@ class TestAnyStart:
         assert choice.sizes.swa_tokens >= min(serving.chunk, one.context) + serving.window + serving.page_size
         assert choice.sizes.swa_tokens >= least_swa_tokens(one, needed(one))
 
+    @pytest.mark.slow
     @given(STARTS)
     def test_it_never_holds_less_than_before(self, one):
         choice = choose(one)
@@ -278,6 +280,7 @@ class TestAnyStart:
         for output in {0, prompt // 2, prompt - 1}:
             assert choice.sizes.swa_tokens >= one.requests * one.serving.swa_tokens(prompt - output, output)
 
+    @pytest.mark.slow
     @given(STARTS, st.integers(0, 10**11))
     def test_more_memory_never_holds_less(self, one, more):
         richer = replace(one, available_bytes=one.available_bytes + more)
@@ -287,6 +290,7 @@ class TestAnyStart:
     def test_a_ratio_that_was_given_is_never_touched(self, one, ratio):
         assert choose(replace(one, ratio=ratio, ratio_given=True)).ratio == ratio
 
+    @pytest.mark.slow
     @given(STARTS.filter(lambda one: one.context_given and one.most_tokens is None))
     def test_where_memory_binds_it_is_the_formula(self, one):
         """Whole pages, whole requests and three digits are what may lie between."""

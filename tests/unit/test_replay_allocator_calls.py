@@ -59,6 +59,7 @@ def verdicts(result):
 
 @pytest.mark.usefixtures("probe")
 class TestMutatedHistories:
+    @pytest.mark.slow
     @few
     @cases
     def test_a_free_that_is_left_out(self, root, seed, pick, page, need_sort):
@@ -77,6 +78,7 @@ class TestMutatedHistories:
         result = replay_allocator(write(root, with_calls(draft, calls[: at + 1] + calls[at:])))
         assert (result.first, "double_free" in verdicts(result)) == (at + 1, True)
 
+    @pytest.mark.slow
     @few
     @cases
     def test_slots_that_are_shifted_by_a_page(self, root, seed, pick, page, need_sort):
@@ -89,6 +91,7 @@ class TestMutatedHistories:
         result = replay_allocator(write(root, with_calls(draft, calls)))
         assert (result.first, "alloc_out_of_range" in verdicts(result)) == (at, True)
 
+    @pytest.mark.slow
     @few
     @cases
     def test_an_swa_slot_that_is_another_requests(self, root, seed, pick, page, need_sort):
@@ -169,6 +172,7 @@ class TestTheRecord:
 
 @pytest.mark.usefixtures("probe")
 class TestWhatComesFromAnywhere:
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize(
         ("change", "said"),
         [

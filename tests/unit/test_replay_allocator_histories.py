@@ -17,10 +17,11 @@ pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 @pytest.mark.parametrize(
     ("page", "need_sort"),
     [
-        (16, False),
         (4, True),
-        (1, False),
-        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((16, True), (4, False), (1, True))),
+        *(
+            pytest.param(*both, marks=pytest.mark.slow)
+            for both in ((16, False), (16, True), (4, False), (1, False), (1, True))
+        ),
     ],
 )
 def test_every_legal_history_holds(attach, tmp_path, page, need_sort):

@@ -161,6 +161,7 @@ class TestNotReplayable:
         with pytest.raises(NothingChecked, match="no indices"):
             call_of(tmp_path, draft)
 
+    @pytest.mark.slow
     @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_whatever_a_dump_says_it_is_replayed_or_refused(self, tmp_path_factory, data):

@@ -43,6 +43,7 @@ class TestTorch:
         assert "index out of range" in by_name[AS_DUMPED].detail
         assert found.wrong
 
+    @pytest.mark.slow
     def test_a_list_of_slots(self, tmp_path):
         found, by_name = outcome_of(tmp_path, list_draft([9, 4, 17, 30, 31], [0, 3, 5]), "torch")
         assert all(variant.status is Status.RAN and variant.from_table.fine for variant in by_name.values())

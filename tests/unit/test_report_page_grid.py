@@ -128,6 +128,7 @@ class TestWindow:
 _OUT = {Kind.OUT_OF_RANGE: "out", Kind.NEGATIVE: "out", Kind.NULL: "null", Kind.OTHER_PAGE: "other"}
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_each_entry_shown_is_what_the_replay_takes_it_for(tmp_path_factory, data):
     rows, columns = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 60))

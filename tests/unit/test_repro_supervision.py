@@ -156,11 +156,13 @@ def test_two_arms_run_at_once_and_the_one_that_ends_first_leaves_the_other_alone
     assert verdicts["meets-a"].outcome.duration_s > verdicts["meets-b"].outcome.duration_s
 
 
+@pytest.mark.slow
 def test_arms_that_may_not_run_at_once_do_not(run):
     verdicts, _ = run("meets-a", "meets-b", side_by_side=1, time_limit_s=2.0)
     assert verdicts["meets-a"].outcome.ending is Ending.TIMED_OUT
 
 
+@pytest.mark.slow
 def test_of_two_that_hang_each_is_killed_at_its_own_limit(run):
     verdicts, listener = run("hangs-a", "works", "hangs-b", "exits", side_by_side=2, time_limit_s=2.0)
     endings = [verdict.outcome.ending for verdict in verdicts.values()]
@@ -181,6 +183,7 @@ def test_an_engine_needs_a_core_and_memory_of_its_own():
     assert room_side_by_side(cores=2, available_bytes=0) == 1
 
 
+@pytest.mark.slow
 def test_an_arm_that_hangs_is_killed_at_its_limit_and_the_next_one_runs(run):
     began = time.monotonic()
     verdicts, _ = run("hangs", "works", time_limit_s=2.0)
@@ -262,6 +265,7 @@ t.run_scenario(t.scenario("hangs", "hangs-too"), options, t.Silent(), t.fake_com
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
 def test_nothing_outlives_a_runner_that_is_interrupted_or_killed(tmp_path, signal_number):
     code = RUNNER.format(here=str(Path(__file__).parent), output=str(tmp_path / "run"))

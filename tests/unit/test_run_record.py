@@ -65,6 +65,7 @@ def record_of(model):
     return st.fixed_dictionaries(made).map(model.model_validate)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", KINDS)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -157,6 +158,7 @@ def damaged(draw):
     return json.dumps(document).encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=damaged())
 def test_damage_is_read_as_a_record_or_is_an_error_with_a_reason(data):

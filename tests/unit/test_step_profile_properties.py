@@ -26,6 +26,7 @@ NAMES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(NAMES, st.booleans(), st.floats(0, 20)), min_size=1, max_size=8), st.integers())
 def test_the_order_of_events_changes_nothing_and_nothing_is_lost(calls, seed):

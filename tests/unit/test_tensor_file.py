@@ -122,6 +122,7 @@ def files(draw):
     return header, draw(st.binary(min_size=size, max_size=size))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(files())
 def test_what_is_accepted_is_what_the_library_accepts(tmp_path_factory, file):

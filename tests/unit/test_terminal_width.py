@@ -77,6 +77,7 @@ def cannot_be_broken(line: str, columns: int) -> bool:
     return bool(ending_command(line)) or (len(word) + 2 > columns - len(before) and len(before) <= columns // 2)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize("line", VIEWS, ids=lambda line: line[:60])
 def test_nothing_is_wider_than_the_terminal(shown, line, columns):
@@ -86,6 +87,7 @@ def test_nothing_is_wider_than_the_terminal(shown, line, columns):
     assert wide == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "line",
     [
@@ -116,6 +118,7 @@ def test_a_pipe_has_a_line_for_each_row_and_cuts_no_word(shown, line):
     assert shown(f"{line} --color always")[0].count("\n") == out.count("\n")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("line", "of"),
     [

@@ -101,6 +101,7 @@ class TestShape:
             assert weights[f"{attention}.k_proj.weight"].shape == (heads * dim, 64)
 
 
+@pytest.mark.slow
 def test_training_is_a_function_of_the_seed() -> None:
     import torch
 

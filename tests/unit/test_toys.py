@@ -148,6 +148,7 @@ class TestCommittedPairs:
         assert length >= 2.0
         assert same
 
+    @pytest.mark.slow
     def test_wrong_sliding_pages_lower_the_accept_length(self, tools, pair, states) -> None:
         measure, _, recurrence, wrong_pages = tools
         right = measure.mean_accept_length(pair, states, PROMPT_TOKENS, recurrence.SGLANG_ROPE)

@@ -59,6 +59,7 @@ def test_an_array_alone_is_a_trace(events, places):
     assert read(json.dumps(events).encode(), places)[0] == events
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(EVENTS, st.integers(0, 10**6), st.lists(st.integers(0, 10**6), max_size=4))
 def test_a_trace_that_ends_early_is_torn(events, end, places):

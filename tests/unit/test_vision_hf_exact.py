@@ -72,6 +72,7 @@ def test_with_it_they_are_those_of_transformers(
     assert PATHS.document()[ID].keys() == {"padding left out"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", WAYS)
 def test_frames_of_a_video(vision_model, vision_toy, transformers_model, attach, ids):
     frames = processed(vision_toy, SIZES[:3])
@@ -99,6 +100,7 @@ def test_what_is_no_picture(vision_model, vision_toy, transformers_model, attach
         vision_model.get_image_feature([image_item(item.feature, None)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", WAYS)
 def test_in_bf16_pooling_is_in_fp32(vision_model, vision_toy, transformers_model, attach, ids):
     """Held against fp32, beside transformers' own bf16."""
@@ -119,6 +121,7 @@ def test_in_bf16_pooling_is_in_fp32(vision_model, vision_toy, transformers_model
     assert error < 1.2 * own
 
 
+@pytest.mark.slow
 def test_attention_that_takes_no_bounds_is_sglangs(vision_model, vision_toy, attach, monkeypatch, vision_calls):
     class VisionOther(torch.nn.Module):
         """What an SDPA backend is not."""

@@ -29,6 +29,7 @@ def frames(draw):
     return found, length
 
 
+@pytest.mark.slow
 @given(frames())
 @settings(max_examples=200, deadline=None)
 def test_they_are_those_of_sglangs_pooler(drawn):

@@ -19,11 +19,40 @@ _LONGEST_EXCEPTION = 300
 _INNERMOST = 3  # frames
 
 
+_ESCAPED_OR_SET = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_GROUP = re.compile(r"\([^()]*\)(?:(?:[?*+]|\{[^}]*\})[?+]?)?")
+_OPTIONAL = re.compile(r".(?:[?*]|\{[^}]*\})[?+]?", re.DOTALL)
+_NOT_PLAIN = re.compile(r"[\n.^$+]+")
+
+
+def needed_words(text: str) -> tuple[str, ...]:
+    """Return words, in lower case, of which one stands in whatever an expression finds; empty if it may do without.
+
+    It takes a tenth of the time that compiling takes, and most expressions find nothing in a log.
+    """
+    text = _ESCAPED_OR_SET.sub("\n", text)
+    while (without := _GROUP.sub("\n", text)) != text:
+        text = without
+    plain = [max(_NOT_PLAIN.split(one), key=len).lower() for one in _OPTIONAL.sub("\n", text).split("|")]
+    return tuple(plain) if all(plain) else ()
+
+
 class _LatePattern:
-    """A pattern that is compiled when it is first asked for something but its text."""
+    """A pattern that is compiled when it is first asked for something that its text does not answer."""
 
     def __init__(self, pattern: str, flags: int) -> None:
         self.pattern, self._flags = pattern, flags
+        self._needed: tuple[str, ...] | None = None
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Return where the text first has it, as a compiled one does."""
+        if self._needed is None:
+            self._needed = needed_words(self.pattern)
+        if self._needed and not any(word in text.lower() for word in self._needed):
+            return None
+        # In the instance it stands ahead of this method.
+        self.search = re.compile(self.pattern, self._flags).search  # type: ignore[method-assign]
+        return self.search(text)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(re.compile(self.pattern, self._flags), name)
