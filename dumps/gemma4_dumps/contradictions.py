@@ -22,10 +22,15 @@ _OF_VERDICT: Mapping[str, tuple[Structure, ...]] = {
     "table_entry": (_S.FULL_TABLE, _S.SWA_TABLE),
     "counter_wrong": (_S.REQUEST_COUNTERS,),
     "position_wrong": (_S.POSITIONS,),
+    "insert_wrong": (_S.FREE_CALL, _S.TREE_NODE),
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")
-_ONLY_OF: Mapping[Defect, tuple[str, ...]] = {_D.LOST: (), _D.EARLY: (), _D.OTHER_SPACE: _OF_PLACES}
+_ONLY_OF: Mapping[Defect, tuple[str, ...]] = {
+    _D.LOST: ("row_entry",),
+    _D.EARLY: ("insert_wrong",),
+    _D.OTHER_SPACE: _OF_PLACES,
+}
 """Ways in which entries of a few verdicts alone are wrong; of locks, which have none of these verdicts, any."""
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _ENOUGH = 4
