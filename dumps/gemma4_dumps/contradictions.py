@@ -14,7 +14,7 @@ from .tensor_file import TensorIndex
 
 REQUEST_ROWS = "request-rows"
 _S, _D = Structure, Defect
-_OF_VERDICT: Mapping[str, tuple[Structure, ...]] = {
+_OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "row_entry": (_S.REQUEST_ROW, _S.TREE_NODE),
     "row_index": (_S.ROW_INDICES,),
     "length_differs": (_S.BATCH_LENGTHS, _S.KERNEL_LENGTHS, _S.REQUEST_COUNTERS),
@@ -22,11 +22,14 @@ _OF_VERDICT: Mapping[str, tuple[Structure, ...]] = {
     "table_entry": (_S.FULL_TABLE, _S.SWA_TABLE),
     "counter_wrong": (_S.REQUEST_COUNTERS,),
     "position_wrong": (_S.POSITIONS,),
+    "insert_wrong": (_S.FREE_CALL, _S.TREE_NODE),
+    # No structure of KV memory.
+    "token_differs": ("input tokens", "accepted drafts"),
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")
-_ONLY_OF: Mapping[Defect, tuple[str, ...]] = {_D.LOST: (), _D.EARLY: (), _D.OTHER_SPACE: _OF_PLACES}
-"""Ways in which entries of a few verdicts alone are wrong; of locks, which have none of these verdicts, any."""
+_ONLY_IF: Mapping[Defect, str] = {_D.LOST: "reserved", _D.EARLY: "given back"}
+"""Why an entry is, where it is wrong in these ways; of locks, which have none of these verdicts, for any reason."""
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _ENOUGH = 4
 """Of how many slots it is told how long pages are."""
@@ -38,7 +41,7 @@ def other_structure(manifest: Manifest) -> str | None:
         return None
     named, known = manifest.scalars.get("structure"), _OF_VERDICT.get(manifest.verdict)
     if known is not None and named not in known:
-        return f"the structure is {named} by the scalars, and {manifest.verdict} is of the {known[0].value}"
+        return f"the structure is {named} by the scalars, and {manifest.verdict} is of the {known[0]}"
     origin = manifest.provenance.table_origin
     return f"the structure is {named} by the scalars, and {origin} by the provenance" if named != origin else None
 
@@ -50,7 +53,9 @@ def other_defect(manifest: Manifest) -> str | None:
     defect = next((one for one in Defect if one == word), None)
     if manifest.rule != REQUEST_ROWS or defect is None or not isinstance(value, int):
         return None
-    if manifest.verdict in _OF_VERDICT and manifest.verdict not in _ONLY_OF.get(defect, _OF_VERDICT):
+    of_places = defect is not Defect.OTHER_SPACE or manifest.verdict in _OF_PLACES
+    why = scalars.get("why")
+    if manifest.verdict in _OF_VERDICT and not (of_places and why == _ONLY_IF.get(defect, why)):
         return f"the value is {defect.value} by the scalars, which {manifest.verdict} never is"
     # An entry of a row is wrong by pages. Of a row and its node either may be the one that is as it was.
     of_row = manifest.verdict == "row_entry"

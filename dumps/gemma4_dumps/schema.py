@@ -48,6 +48,8 @@ VERDICTS: Mapping[str, str] = {
     "counter_wrong": "what a request counts of its tokens or slots does not agree with itself, its row or its past",
     "lock_missing": "requests hold more of the prefix cache than is locked, so that it may be evicted under them",
     "position_wrong": "a token of a forward stands at another place of its sequence than its request's length says",
+    "insert_wrong": "the prefix cache has, for tokens just put into it, a page given back meanwhile, or a slot twice",
+    "token_differs": "a forward reads another token than its request's latest, or a draft was taken without the target",
     "accept_length_fell": "drafts are accepted far less than before; no index is at fault",
     "no_draft_accepted": "hardly one of a server's first drafts was accepted; no index is at fault",
     "exception": "the scheduler raised an exception, which ends the server",

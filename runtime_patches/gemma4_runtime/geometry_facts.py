@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from gemma4_runtime.checks.geometry import NO_WINDOW, Layer, Node, Pool, Shared, SubPool, SwaRoom
+from gemma4_runtime.indices.buffers import slots_of
 from gemma4_runtime.pools.arithmetic import own_kv
 
-_BY_PAGES = 4
 _TYPES = {"sliding_attention": "sliding", "full_attention": "full"}
 
 
@@ -120,13 +120,8 @@ def pool_facts(pool: Any) -> Pool:
 def _part(pool: Any) -> SubPool:
     buffers = getattr(pool, "k_buffer", None)
     # The buffers are what a kernel meets; `size` is what was meant to be there. Page 0 is the dummy page.
-    slots = _slots(buffers[0], int(pool.page_size)) - int(pool.page_size) if buffers else int(pool.size)
+    slots = slots_of(buffers[0], pool.page_size) - int(pool.page_size) if buffers else int(pool.size)
     return SubPool(slots, *(getattr(pool, name, None) for name in ("head_num", "head_dim", "v_head_dim")))
-
-
-def _slots(buffer: Any, page_size: int) -> int:
-    """Return how many tokens a buffer has room for, [slots, heads, dim] or [pages, heads, page_size, dim]."""
-    return int(buffer.shape[0]) * (page_size if buffer.ndim == _BY_PAGES else 1)
 
 
 def slots_to_hand_out(allocator: Any) -> dict[str, int]:

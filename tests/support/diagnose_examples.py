@@ -219,6 +219,8 @@ OTHERS: dict[str, Incident] = {
     "evicted-not-freed": mutation("evicted-too-far"),
     "eviction-names-no-page": mutation("eviction-of-page-zero"),
     "lock-left-over": mutation("lock-left-over"),
+    "cache-insert-wrong": mutation("insert-frees-its-own-prefix"),
+    "token-differs": mutation("draft-taken-without-the-target"),
     "pages-leaked": of(read_dump(ROOT / "dumps" / "samples" / LEAK_SAMPLE)),
     "unknown-verdict": page_table("invented_later"),
 }

@@ -134,7 +134,11 @@ class Server:
         lengths, rows = self._lengths(requests), self.world.rows.req_to_token
         slots = [held(request).req_pool_idx for request in requests]
         written = rows[slots, lengths - 1].clone()
-        return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(len(requests)))
+        return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=self._latest(requests))
+
+    def _latest(self, requests):
+        """Return the token of each that a step goes on from, as a result of the step before gave it."""
+        return torch.tensor([request.output_ids[-1] if request.output_ids else 0 for request in requests])
 
     def _prefill(self, requests):
         lengths = self._lengths(requests)
@@ -158,9 +162,10 @@ class Server:
             rows[held(request).req_pool_idx, length : length + DRAFTS] = more
             mapping = self.world.allocator.full_to_swa_index_mapping
             mapping[more.long()] = mapping[last] + torch.arange(1, 1 + DRAFTS)
+            held(request).kv_allocated_len = max(held(request).kv_allocated_len, length + DRAFTS)
         spans = ((r, held(r).kv_committed_len, held(r).kv_committed_len + DRAFTS) for r in requests)
-        written, count = self._written(spans), DRAFTS * len(requests)
-        return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(count))
+        tokens = self._latest(requests).repeat_interleave(DRAFTS)
+        return SimpleNamespace(seq_lens=lengths, out_cache_loc=self._written(spans), input_ids=tokens)
 
     def _written(self, spans):
         rows = self.world.rows.req_to_token

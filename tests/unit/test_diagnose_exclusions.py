@@ -212,6 +212,7 @@ ELSEWHERE = {
 UNLESS_PROVEN = {
     ("allocator-past-pool-end", "a call before"),
     ("batch-length-wrong", "the lengths are right"),
+    ("cache-insert-wrong", "the cache was to have"),
     ("evicted-not-freed", "it is the other"),
     ("evicted-page-counted", "the pages are at other places"),
     ("evicted-page-counted", "the pages without"),
@@ -229,6 +230,7 @@ UNLESS_PROVEN = {
     ("pages-leaked", "a session"),
     ("pages-leaked", "the row or the counts"),
     ("request-state-differs", "the prefix cache counts"),
+    ("request-state-differs", "the request has the slots"),
     ("request-state-differs", "the request was to get"),
     ("request-state-differs", "the request's own"),
     ("request-state-differs", "the row is what"),
@@ -238,6 +240,8 @@ UNLESS_PROVEN = {
     ("slot-beyond-the-map", "the row was right"),
     ("swa-page-shared", "the lists before"),
     ("table-too-narrow", "the other of"),
+    ("token-differs", "the count is right"),
+    ("token-differs", "the request's answer"),
     ("unassigned-page", "-1 was written"),
     ("verify-input-left-on-batch", "the state has"),
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diagnose_examples import changed
+from diagnose_examples import altered, changed
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.finding import Confidence
 from mutation_dumps import KEPT, dumps_of, named_of
@@ -155,6 +155,13 @@ CASES = {
     "node-a-page-on-and-a-right-free": ("holder-entry-wrong", None, D.STALE, C.POSSIBLE),
     "evicted-count-short-of-the-cache": ("evicted-page-counted", None, None, C.POSSIBLE),
     "evicted-without-a-lock": ("null-page-in-live-column", None, D.EARLY, C.POSSIBLE),
+    "insert-frees-its-own-prefix": ("cache-insert-wrong", S.FREE_CALL, D.EARLY, C.CERTAIN),
+    "split-that-keeps-the-parents-slots": ("cache-insert-wrong", S.TREE_NODE, D.DUPLICATE, C.CERTAIN),
+    "draft-taken-without-the-target": ("token-differs", None, D.OFF_BY_ONE, C.CERTAIN),
+    "input-token-of-another-row": ("token-differs", None, None, C.LIKELY),
+    "decode-without-a-window": ("parts-disagree", None, None, C.CERTAIN),
+    "table-rows-in-another-order": ("null-page-in-live-column", S.FULL_TABLE, D.SWAPPED, C.CERTAIN),
+    "too-few-slots-ahead": ("request-state-differs", S.REQUEST_ROW, D.LOST, C.CERTAIN),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -186,3 +193,19 @@ def test_without_what_the_pool_gave_the_hand_out_may_be_right(tmp_path, name):
 def test_without_the_holders_nothing_is_said_of_them(tmp_path, name):
     dumps = [changed(tmp_path, dump, holders=None) for dump in dumps_of(name)]
     assert CASES[name][0] not in [finding.rule for finding in named_of(*dumps)]
+
+
+def test_a_table_of_another_order_is_told_where_the_server_stopped_on_the_spot():
+    """Elsewhere the batch that goes on may have other request slots when the dump is written."""
+    first = named_of(*(altered(dump, action="logged") for dump in dumps_of("table-rows-in-another-order")))[0]
+    assert (first.structure, first.confidence) == (None, C.POSSIBLE)
+
+
+def test_pages_that_came_into_the_cache_with_an_insert_may_be_none_of_its_own():
+    (dump,) = dumps_of("insert-frees-its-own-prefix")
+    for scalars, structure, confidence in (
+        ({"was_cached": False}, S.FREE_CALL, C.LIKELY),
+        ({"pages_missing": 1}, None, C.POSSIBLE),
+    ):
+        first = named_of(altered(dump, scalars=dump.manifest.scalars | scalars))[0]
+        assert (first.structure, first.confidence) == (structure, confidence)

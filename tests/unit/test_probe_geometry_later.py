@@ -20,6 +20,8 @@ from gemma4_runtime.probes import geometry_later as later
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.finding import Confidence
+from slot_list_backends import FULL, SLIDING
+from trtllm_world import STAND_INS, batch, build, dispatch, fill, trtllm_backend
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -225,3 +227,40 @@ def test_a_scheduler_that_was_not_seen_to_start_is_left_alone():
 
 def test_equal_sides_are_no_finding():
     assert list(check_unchanged((), ())) == []
+
+
+# Only 0.5.23 has a function of its own around a decode's kernel.
+@pytest.mark.releases("0.5.23")
+class TestWindowOfAKernel:
+    """What trtllm_mha gives a decode's kernel, through its own forward_decode."""
+
+    def decode(self, attach, swa_allocator, mode, **more):
+        backend = trtllm_backend(swa_allocator)
+        runner = backend.kept_runner
+        runner.token_to_kv_pool, runner.token_to_kv_pool_allocator = swa_allocator.get_kvcache(), swa_allocator
+        runner.model_config, runner.page_size = SimpleNamespace(context_len=256), 16
+        folder = attach(mode, "geometry", *STAND_INS)
+        fill(backend, swa_allocator, [33, 100])
+        made = batch([33, 100])
+        build(backend, made)
+        kernel = backend._run_fixed_q_len_decode
+        backend._run_fixed_q_len_decode = lambda *args, **named: kernel(*args, **{**named, **more})
+        for layer in (SLIDING, FULL, SLIDING):
+            dispatch(backend, layer, made)
+        return folder
+
+    def test_silent_where_it_is_the_layers(self, attach, swa_allocator):
+        assert list(DumpStore(self.decode(attach, swa_allocator, "trap")).list()) == []
+
+    def test_one_that_is_left_out_is_told_once(self, attach, swa_allocator):
+        (entry,) = DumpStore(self.decode(attach, swa_allocator, "log", window_left=-1)).list()
+        found = read_dump(entry.path)
+        assert (found.manifest.verdict, found.manifest.layer.id) == ("geometry_mismatch", SLIDING)
+        assert (found.manifest.scalars["found"], found.manifest.scalars["expected"]) == (-1, "31, as the layer has it")
+        (finding,) = conclude(next(iter(group([found]))))
+        assert (finding.rule, finding.confidence) == ("parts-disagree", Confidence.CERTAIN)
+        assert "another window than the layer of the target has" in finding.cause
+
+    def test_in_trap_before_the_kernel(self, attach, swa_allocator):
+        with pytest.raises(TrappedViolation, match="kernel_window"):
+            self.decode(attach, swa_allocator, "trap", window_left=32)

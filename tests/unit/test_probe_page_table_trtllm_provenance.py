@@ -7,10 +7,12 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices import owner
+from gemma4_runtime.indices.buffers import buffer_of, extents
 from gemma4_runtime.probes import page_table
 from gemma4_triage.replay.damage import Kind
 from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.run import replay
+from slot_list_backends import FULL, PAGE
 from trtllm_world import SLIDING, STAND_INS, attention, batch, build, dispatch, fill, trtllm_backend
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -66,6 +68,39 @@ class TestProvenance:
         with pytest.raises(TrappedViolation, match="swa page ids on the full buffer") as caught:
             build(backend, batch([33]))
         assert read_dump(caught.value.dump).manifest.verdict == "wrong_space"
+
+    def test_a_choice_that_goes_by_the_batch_is_asked_with_it(self, attach, backend, swa_allocator, monkeypatch):
+        """SGLang hands the batch on with the layer: a release that reads it there must find one."""
+        attach("trap", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [33])
+        choose = backend._get_layer_page_table
+
+        def by_mode(layer, forward_batch):
+            assert forward_batch.forward_mode.is_decode()
+            return choose(layer, forward_batch)
+
+        monkeypatch.setattr(backend, "_get_layer_page_table", by_mode)
+        build(backend, made := batch([33]))
+        dispatch(backend, SLIDING, made)
+
+    @pytest.mark.parametrize("space", ["full", "swa"])
+    def test_a_buffer_that_lies_by_pages_is_as_long(self, attach, backend, swa_allocator, space):
+        """As with 0.5.23's SGLANG_USE_HND_KVCACHE: [pages, heads, tokens of a page, head_dim]."""
+        pool = swa_allocator.get_kvcache()
+        bounds = [buffer_of(pool, layer, "target") for layer in (SLIDING, FULL)]
+        of_pages = extents(pool, PAGE)
+        for inner in (pool.swa_kv_pool, pool.full_kv_pool):
+            for buffers in (inner.k_buffer, inner.v_buffer):
+                buffers[:] = [one.unflatten(0, (-1, PAGE)).transpose(1, 2).contiguous() for one in buffers]
+        assert [buffer_of(pool, layer, "target") for layer in (SLIDING, FULL)] == bounds
+        assert extents(pool, PAGE) == of_pages
+        attach("trap", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [33, 100])
+        build(backend, batch([33, 100]))
+        table = getattr(backend.forward_metadata, "page_table" if space == "full" else "swa_page_table")
+        table[1, 6] = of_pages[f"pages_{space}_pool"]
+        with pytest.raises(TrappedViolation, match=rf"page {table[1, 6]} of {table[1, 6]} in"):
+            page_table.after_metadata(None, backend, batch([33, 100]))
 
     def test_a_pool_without_the_layer(self, attach, backend, swa_allocator):
         """The hybrid defect: the leaf keeps a pool that the model's layers were never bound to."""

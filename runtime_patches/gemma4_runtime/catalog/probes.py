@@ -121,7 +121,7 @@ PROBES: tuple[Patch, ...] = (
             eligibility="Every start, once: the target after its workers exist, a frozen draft before its captures. "
             "There one token of each layer is stored in the page that nobody reads, which is put back. What layers "
             "are bound to is looked at again every 16 steps, in trap at each, and at idle: by addresses and numbers, "
-            "some microseconds a step.",
+            "some microseconds a step. On 0.5.23 the window that trtllm_mha gives a decode's kernel.",
             fallback="A third swap, inside a capture, cannot be entered and is not checked; nor is what a captured "
             "graph holds of a binding that changes later.",
             proof=(
@@ -138,6 +138,10 @@ PROBES: tuple[Patch, ...] = (
             Hook("scheduler.init_model_worker", How.AFTER, f"{_AT}.geometry_later:after_model_workers"),
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.geometry_later:before_next_batch"),
             Hook("scheduler.on_idle", How.BEFORE, f"{_AT}.geometry_later:before_idle"),
+            Hook("trtllm.init", How.AFTER, f"{_AT}.page_table:after_init"),
+            Hook("trtllm.forward_decode", How.BEFORE, f"{_AT}.kernel_window:before_attention", ("0.5.23",)),
+            Hook("trtllm.forward_extend", How.BEFORE, f"{_AT}.kernel_window:before_attention", ("0.5.23",)),
+            Hook("trtllm.run_decode", How.BEFORE, f"{_AT}.kernel_window:before_decode_kernel", ("0.5.23",)),
         ),
         self_test=f"{_AT}.geometry:self_test",
     ),
@@ -267,13 +271,15 @@ PROBES: tuple[Patch, ...] = (
             "requests before each batch is chosen; locks of the prefix cache; the kernel's lengths and page tables on "
             "trtllm_mha, and the lists of slots on Triton outside CUDA graphs, the draft's too; where the target's "
             "sliding layers write on both, by the map, outside CUDA graphs; the positions of the target's forwards, "
-            "and of a frozen draft's outside CUDA graphs. "
+            "and of a frozen draft's outside CUDA graphs; the token that a decode or a verification begins with. From "
+            "0.5.23 on the drafts that are taken, and what an insert leaves in the prefix cache. "
             "It copies rows to the host and waits for the device, so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",
             proof=(
                 "tests/unit/test_probe_request_rows.py",
                 "tests/unit/test_probe_request_rows_tables.py",
+                "tests/unit/test_probe_request_rows_tokens.py",
                 "tests/unit/test_request_rows.py",
                 "tests/engine/test_request_rows_live.py",
             ),
@@ -289,6 +295,8 @@ PROBES: tuple[Patch, ...] = (
             Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.request_rows:after_trtllm_metadata"),
             Hook("triton.init_metadata", How.AFTER, f"{_AT}.request_rows:after_triton_metadata"),
             Hook("mtp.set_positions", How.AFTER, f"{_AT}.request_rows:after_set_positions"),
+            Hook("swa_radix.insert", How.AROUND, f"{_AT}.request_rows:around_insert", ("0.5.23",)),
+            Hook("eagle.sample", How.AFTER, f"{_AT}.request_rows:after_sample", ("0.5.23",)),
         ),
         self_test=f"{_AT}.request_rows:self_test",
         synchronises=True,

@@ -153,6 +153,27 @@ def _shared(rows: Sequence[Row], page_size: int) -> Iterator[WrongEntry]:
                 yield WrongEntry("shared", number, column, int(row.entries[column]))
 
 
+def check_path(path: np.ndarray, value: np.ndarray, back: np.ndarray, page_size: int) -> tuple[WrongEntry, ...]:
+    """Return what is wrong with the slots that the prefix cache has for tokens which were just put into it.
+
+    `twice`: nodes have more slots than tokens, some of them again, although what was put in has none twice.
+    `given back`: the first slot of a page that was given back meanwhile.
+
+    Args:
+        path: What the nodes on the way to these tokens hold, int64 [any].
+        value: What was put in, int64 [tokens].
+        back: Pages that were given back while it was put in, [any].
+        page_size: Tokens of a page.
+    """
+    _, first = np.unique(path, return_index=True)
+    again = np.setdiff1d(np.arange(path.size), first)
+    if again.size and path.size > value.size and np.unique(value).size == value.size:
+        return tuple(WrongEntry("twice", 0, int(at), int(path[at])) for at in again)
+    begins = np.arange(0, path.size, page_size)
+    at = begins[np.isin(path[begins] // page_size, back)]
+    return tuple(WrongEntry("given back", 0, int(column), int(path[column])) for column in at)
+
+
 def check_values(found: Sequence[int], expected: Sequence[int | None]) -> tuple[WrongEntry, ...]:
     """Return the entries of a batch's list, [n], that are not what their requests say, [n]; None: nothing is said."""
     return tuple(

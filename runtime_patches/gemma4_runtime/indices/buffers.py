@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+_SLOTS_HEADS_DIM = 3
+
 
 class Buffer(NamedTuple):
     """space: full, swa or draft. slots: token slots in it, the dummy page 0 included."""
@@ -23,11 +25,22 @@ def buffer_of(pool: Any, layer_id: int, role: str | None) -> Buffer | None:
     if place is None:
         return None
     inner, index, space = place
-    return Buffer(space or ("draft" if role == "draft" else "full"), inner.k_buffer[index].shape[0])
+    return Buffer(space or ("draft" if role == "draft" else "full"), slots_of(inner.k_buffer[index], inner.page_size))
+
+
+def slots_of(keys: torch.Tensor, page_size: int) -> int:
+    """Return how many token slots a layer's buffer has.
+
+    Args:
+        keys: [slots, heads, head_dim], or by pages, [pages, heads, page_size, head_dim], as with 0.5.23's
+            SGLANG_USE_HND_KVCACHE, or with five dimensions.
+        page_size: Tokens of a page.
+    """
+    return int(keys.shape[0]) * (int(page_size) if keys.ndim > _SLOTS_HEADS_DIM else 1)
 
 
 class LayerBuffers(NamedTuple):
-    """keys, values: [slots, heads, head_dim] as they are stored. dtype: of what is stored; the storage may be bytes."""
+    """keys, values: [slots, heads, head_dim], or by pages. dtype: of what is stored; the storage may be bytes."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -63,6 +76,6 @@ def extents(pool: Any, page_size: int) -> dict[str, int]:
     if not isinstance(pool, SWAKVPool):
         return {}
     pools: dict[str, Any] = {"full": pool.full_kv_pool, "swa": pool.swa_kv_pool}
-    slots = {space: int(inner.k_buffer[0].shape[0]) for space, inner in pools.items()}
+    slots = {space: slots_of(inner.k_buffer[0], page_size) for space, inner in pools.items()}
     pages = {f"pages_{space}_pool": count // page_size for space, count in slots.items()}
     return pages | {f"slots_{space}_pool": count for space, count in slots.items()}

@@ -32,7 +32,8 @@ def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, ne
     if metadata.swa_page_table is not None:
         origin = f"{_ATTRIBUTE}.swa_page_table"
         tables.append(IndexArray("swa_page_table", metadata.swa_page_table, "swa", origin))
-    uses = read_uses(backend, use_of, variant=metadata.swa_page_table is not None, holds=(backend._swa_kv_pool,))
+    choose = lambda backend, layer: use_of(backend, layer, forward_batch)  # noqa: E731
+    uses = read_uses(backend, choose, variant=metadata.swa_page_table is not None, holds=(backend._swa_kv_pool,))
     if writes_kv(backend) and new_slots is not None:
         swa_slots = backend.cuda_graph_swa_out_cache_loc if in_graph else metadata.swa_out_cache_loc
         locations = location_arrays(
@@ -75,15 +76,15 @@ def believed_lengths(backend: Any, forward_batch: Any) -> torch.Tensor:
     return lengths
 
 
-def use_of(backend: Any, layer: Any) -> Use:
+def use_of(backend: Any, layer: Any, forward_batch: Any) -> Use:
     """Say which table `layer` will be given, by the backend's own choice, and which buffer it will index with it."""
-    return read_use(backend, layer, _table_of(backend, layer), paged=True)
+    return read_use(backend, layer, _table_of(backend, layer, forward_batch), paged=True)
 
 
-def _table_of(backend: Any, layer: Any) -> str:
+def _table_of(backend: Any, layer: Any, forward_batch: Any) -> str:
     swa_table = backend.forward_metadata.swa_page_table
     try:
-        table = backend._get_layer_page_table(layer, None)
+        table = backend._get_layer_page_table(layer, forward_batch)
     except KeyError:
         # The layer is not in the pool that the backend translates for. SGLang raises the same at the layer's dispatch.
         return "swa_page_table"

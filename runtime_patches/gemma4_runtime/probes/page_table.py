@@ -67,9 +67,11 @@ def before_in_graph(backend: Any, forward_batch: Any, **_unknown: Any) -> None:
     record_checks(backend, getattr(backend, "decode_backend", None), getattr(backend, "prefill_backend", None))
 
 
-def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+def before_dispatch(
+    backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> None:
     """Run before `forward_decode` and `forward_extend`."""
-    watch_dispatch(backend, use_of(backend, layer))
+    watch_dispatch(backend, use_of(backend, layer, forward_batch))
 
 
 def self_test() -> None:

@@ -8,9 +8,11 @@
 |                                     | counted before its forward; without drafts, the batch's lengths; the locks of  |
 |                                     | the prefix cache against the nodes that requests hold, before a forward too    |
 | after filter_batch and merge_batch  | the batch's row numbers, by which the next step allocates                      |
-| after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
-|                                     | will write against the row's entry of that token, with and without MTP;        |
-|                                     | positions against lengths                                                      |
+| after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
+|                                     | all tokens that the forward writes; each slot that it will write against the   |
+|                                     | row's entry of that token, with and without MTP;                               |
+|                                     | positions against lengths; the token that a decode or a verification begins    |
+|                                     | with against the request's latest                                              |
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
 | draft are set                       | which the draft's pages are looked up next                                     |
 | before metadata of trtllm_mha and   | the row numbers by which it looks pages up, a draft's too                      |
@@ -20,6 +22,9 @@
 |                                     | layers will write against what the map makes of the forward's slots            |
 | after Triton's metadata, outside of | the lengths of its lists against those of the batch; each slot of a list       |
 | CUDA graphs                         | likewise                                                                       |
+| around the prefix cache's insert,   | what its nodes have for the tokens at its end: that none of it was given back  |
+| from 0.5.23 on                      | meanwhile, and nothing stands there twice                                      |
+| after eagle_sample, from 0.5.23 on  | how many drafts were taken against what the target has behind each             |
 
 An entry counts as changed if the request was not retracted since the check before and holds the same nodes of the
 prefix cache as then: only what inserts its tokens there writes again over a row's old entries. Owners are asked of the
@@ -31,26 +36,30 @@ It copies rows to the host and waits for the device, so `contain` leaves it out 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_runtime.checks.request_rows import Row, WrongEntry, check_rows, check_values
+from gemma4_runtime.checks.request_rows import Row, WrongEntry, check_path, check_rows, check_values
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.indices.owner import role_of
 from gemma4_runtime.indices.triton import has_lists_of_its_own
 from gemma4_runtime.indices.trtllm import believed_lengths
+from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
+from gemma4_runtime.rows.inserts import can_be_held, check_insert
 from gemma4_runtime.rows.places import (
     check_draft_positions,
     check_lists,
     check_positions,
+    check_reserved,
     check_swa_writes,
     check_tables,
     check_writes,
@@ -69,6 +78,7 @@ from gemma4_runtime.rows.report import (
     report_wrong,
 )
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of, slot_before
+from gemma4_runtime.rows.tokens import check_accepted, check_input_tokens
 
 _running: Seen | None = None
 
@@ -205,8 +215,10 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     of_prefill = mode.is_extend() and not mode.is_target_verify()
     note_counts(_running, requests, of_prefill, scheduler.enable_overlap, made.seq_lens.tolist())
     check_row_entries(scheduler, requests, INIT, made)
+    check_reserved(scheduler, requests, made)
     check_writes(scheduler, requests, made)
     check_locks(scheduler, requests, INIT, made)
+    check_input_tokens(scheduler, requests, made)
 
 
 def before_trtllm_metadata(backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -306,6 +318,32 @@ def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any
     check_draft_positions(scheduler, forward_batch)
 
 
+def around_insert(original: Callable[..., Any], cache: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run around 0.5.23's `UnifiedRadixCache.insert(params)`."""
+    insert = partial(original, cache, params, *args, **kwargs)
+    scheduler = None if _running is None else _running.scheduler
+    return check_insert(scheduler, cache, params, insert) if can_be_held(scheduler, cache, params) else insert()
+
+
+def after_sample(
+    result: Any,
+    verify_input: Any,
+    batch: Any,
+    logits_output: Any,
+    *args: Any,
+    watermark_state: Any = None,
+    **kwargs: Any,
+) -> None:
+    """Check how many drafts 0.5.23's `eagle_sample(verify_input, batch, logits_output)` took of each request.
+
+    Left out where SGLang was told how many to take, and where a watermark chooses tokens.
+    """
+    if batch.forward_mode.is_idle() or watermark_state is not None or envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
+        return
+    if _running is not None and _running.scheduler is not None and len(result[1]) == len(batch.reqs):
+        check_accepted(_running.scheduler, verify_input, batch, logits_output.next_token_logits, result)
+
+
 def self_test() -> None:
     """Fire on one planted row of each kind, stay silent on a clean one. Pages of 4 tokens.
 
@@ -329,6 +367,7 @@ def self_test() -> None:
         "twice": found(np.array([8, 9, 10, 11, 8, 9])),
         "owner": found(np.array([8, 9, 10, 11, 24]), owners=owners),
         "shared": [wrong.why for wrong in check_rows([Row(1, clean), Row(2, clean)], 4, 32)][:1],
+        "given back": [wrong.why for wrong in check_path(clean, clean, np.array([5]), 4)],
     }
     for case, whys in cases.items():
         if whys != ([] if case == "clean" else [case]):

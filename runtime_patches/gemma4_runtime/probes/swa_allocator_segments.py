@@ -116,21 +116,22 @@ def _give_back(call: Callable[[], Any], allocator: Any, full: torch.Tensor, entr
     with books.call():
         result = call()
     books.history.end(allocator)
+    # What gives back full slots alone leaves the map as it is, whatever that has for them.
+    settled = torch.zeros_like(peers) if entry.startswith("free_full") else peers
     if not in_free_group(allocator):
-        settled = peers.new_zeros(0) if entry.startswith("free_full") else peers
         check_settled(books, allocator, None if keeps_full else full, settled, entry)
     if keeps_full and allocator.page_size > 1 and not books.doubted:
         check_leftovers(books, allocator, full, peers)
     ledger = books.ledger
     if in_free_group(allocator):
         # A row's entries may be overwritten before the group ends.
-        books.pending = [*books.pending_of(allocator.free_group), (None if keeps_full else full.clone(), peers)]
-        short = any(not_in_the_group(books, allocator, None if keeps_full else full, peers))
+        books.pending = [*books.pending_of(allocator.free_group), (None if keeps_full else full.clone(), settled)]
+        short = any(not_in_the_group(books, allocator, None if keeps_full else full, settled))
         books.short = short or (books.short and books.group is allocator.free_group)
         books.group = allocator.free_group
         books.commit(allocator)
     elif keeps_full:
         books.commit(allocator, lambda: ledger.release_swa(peers))
     else:
-        books.commit(allocator, lambda: ledger.release(full, peers))
+        books.commit(allocator, lambda: ledger.release(full, settled))
     return result

@@ -95,7 +95,12 @@ def _known(request: Any) -> int:
     return len(request.origin_input_ids) + len(request.output_ids)
 
 
-def _runs(request: Any) -> bool:
+def runs(request: Any) -> bool:
+    """Return whether a request has a row, and goes on.
+
+    Args:
+        request: A `Req`.
+    """
     return held(request).req_pool_idx is not None and not request.finished() and not committed_freed(request)
 
 
@@ -128,7 +133,7 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     rows = [held(request).req_pool_idx for request in batch.reqs]
     accounts = [
-        account if more.is_known and _runs(request) else (0, 0, 0)
+        account if more.is_known and runs(request) else (0, 0, 0)
         for request, more, account in zip(batch.reqs, ahead, zip(lengths, committed, tokens, strict=True), strict=True)
     ]
     for of, structure in _OF_ACCOUNTS:
@@ -168,7 +173,7 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
     """
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
-    live = [r for r in requests if _runs(r)]
+    live = [r for r in requests if runs(r)]
     wrong, kinds, accounts, of_batch, seen = [], [], {}, [], seen_of(scheduler)
     waiting = _waiting(scheduler)
     seen.agreed, after_a_forward = set(), bool(seen.counts)
@@ -245,7 +250,7 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     0.5.23 keeps the lock at the request, and one without is named.
     """
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
-    live = [r for r in requests if _runs(r)]
+    live = [r for r in requests if runs(r)]
     if unreadable_cache(cache):
         return
     paths = {number: path for number, request in enumerate(live) if (path := path_slots(cache, request)) is not None}

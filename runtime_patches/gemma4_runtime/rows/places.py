@@ -14,15 +14,17 @@ from gemma4_runtime.checks.request_rows import WrongEntry, check_values
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.indices.owner import role_of, window_is_strict
 from gemma4_runtime.release.allocators import free_page_lists
-from gemma4_runtime.release.requests import held, write_slots
+from gemma4_runtime.release.requests import committed_freed, held, write_slots
 from gemma4_runtime.rows.owner import owner_of
 from gemma4_runtime.rows.report import (
+    COUNTER,
     DRAFT_POSITIONS,
     INIT,
     LENGTH,
     LISTS,
     METADATA,
     POSITION,
+    ROW,
     TABLE,
     WRITE,
     or_swapped,
@@ -242,6 +244,45 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     kinds = or_swapped(wrong, kinds)
     had = {"as_before": None, **owner_of(scheduler, wrong[0].value // allocator.page_size)}
     report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots, had=had)
+
+
+def check_reserved(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
+    """Find tokens that a forward of the target will write, and for which the request was given no slots.
+
+    The row tells which is wrong: where it has nothing, or by the ledger a page of nobody's or another's, too few slots
+    were taken; where it has pages of the request, its count is too small.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those of the batch.
+        made: The forward's batch.
+    """
+    spans, page = _spans(made), scheduler.page_size
+    if spans is None or len(spans) != len(requests):
+        return
+    table = scheduler.req_to_token_pool.req_to_token
+    wrong, kinds, counted = [], [], False
+    for row, (request, (_, stop)) in enumerate(zip(requests, spans, strict=True)):
+        record = held(request)
+        slot, allocated = record.req_pool_idx, record.kv_allocated_len
+        # One that has ended meanwhile, as with overlap, gave back what it had.
+        if slot is None or not 0 <= allocated < stop or request.finished() or committed_freed(request):
+            continue
+        entries = table[slot, allocated : min(stop, table.shape[1])].tolist()
+        owners = [owner_of(scheduler, entry // page).get("page_owner") for entry in entries]
+        own = bool(entries) and all(entry > 0 and owner == slot for entry, owner in zip(entries, owners, strict=True))
+        counted |= own
+        wrong.append(WrongEntry("reserved", row, allocated, allocated, stop))
+        kinds.append(None if own else Defect.LOST)
+    if wrong:
+        slots = [held(request).req_pool_idx for request in requests]
+        first = wrong[0]
+        verdict, structure = (COUNTER, Structure.REQUEST_COUNTERS) if counted else (ROW, Structure.REQUEST_ROW)
+        summary = f"the forward writes tokens up to {first.expected} of the request in slot {slots[first.row]}, which "
+        summary += f"has slots for {first.value} by its count"
+        at = table[slots[first.row], first.value : first.value + 1].tolist()
+        had = {"as_before": None, "row_has": at[0] if at else None}
+        report_wrong(scheduler, wrong, verdict, INIT, structure, kinds, made, slots, had=had, summary=summary)
 
 
 def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None:

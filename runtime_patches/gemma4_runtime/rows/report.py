@@ -16,12 +16,15 @@ from gemma4_runtime.evidence import offences
 RULE = "request-rows"
 ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
 TABLE, COUNTER, POSITION, LOCK = "table_entry", "counter_wrong", "position_wrong", "lock_missing"
+INSERTED, TOKEN = "insert_wrong", "token_differs"
 NEXT = "Scheduler.get_next_batch_to_run"
 CHANGED = "ScheduleBatch.filter_batch or merge_batch"
 INIT = "ForwardBatch.init_new"
 METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
 LISTS = "TritonAttnBackend.init_forward_metadata"
 DRAFT_POSITIONS = "set_frozen_kv_positions"
+INSERT = "UnifiedRadixCache.insert"
+SAMPLE = "eagle_sample"
 
 
 def or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:
@@ -74,13 +77,14 @@ def report_wrong(
     wrong: Sequence[WrongEntry],
     verdict: str,
     site: str,
-    structure: Structure,
+    structure: Structure | str,
     kinds: Sequence[Defect | None],
     made: Any,
     slots: Sequence[int | None],
     tensors: Mapping[str, TensorPayload] | None = None,
     had: Mapping[str, Any] | None = None,
     role: str | None = "target",
+    summary: str | None = None,
 ) -> None:
     """Report wrong entries of one structure, with a dump.
 
@@ -89,24 +93,24 @@ def report_wrong(
         wrong: The entries, the first of which the summary names.
         verdict: One of the names above.
         site: The function of SGLang's at which they were seen.
-        structure: Which one is wrong.
+        structure: Which one is wrong; in words of its own where it is none of KV memory.
         kinds: In which way, of each entry; None where that is not known.
         made: The forward's batch; None between forwards.
         slots: Request slot of each row.
         tensors: What the dump shows of it.
         had: What the first entry's place had at the check before.
         role: Whose forward it is.
+        summary: What is wrong, in one clause; made of the first entry where it is left out.
     """
-    first = wrong[0]
+    first, name = wrong[0], str(structure)
     kind = common_defect(kinds)
     listed = tuple(map(_bad, wrong[:MAX_LISTED]))
     violation = Violation(verdict, listed, len(wrong))
     should = "" if first.expected is None else f", and should have {first.expected}"
-    place = {ROW: "token {}", WRITE: "token {}", TABLE: "column {}", POSITION: "token {} of the forward"}.get(
-        verdict, "its entry"
-    ).format(first.column)
-    summary = (
-        f"{structure.value}: {place} of request slot {slots[first.row]} has {first.value}{should} "
+    places = {ROW: "token {}", WRITE: "token {}", TABLE: "column {}", POSITION: "token {} of the forward"}
+    place = (places | {INSERTED: "token {} of the path"}).get(verdict, "its entry").format(first.column)
+    said = summary or (
+        f"{name}: {place} of request slot {slots[first.row]} has {first.value}{should} "
         f"({first.why}; {len(wrong)} entries)"
     )
     mode = getattr(made, "forward_mode", None)
@@ -115,16 +119,16 @@ def report_wrong(
         return DumpDraft(
             rule=RULE,
             site=site,
-            summary=summary,
+            summary=said,
             verdict=verdict,
-            provenance=Provenance(table_origin=structure.value, explanation=summary),
+            provenance=Provenance(table_origin=name, explanation=said),
             forward_mode=getattr(mode, "name", None),
             role=role if made is not None else None,
             step=int(scheduler.forward_ct),
             page_size=int(scheduler.page_size),
             extents=_extents(scheduler),
             scalars={
-                "structure": structure.value,
+                "structure": name,
                 "defect": None if kind is None else kind.value,
                 "why": first.why,
                 "value": first.value,
@@ -134,8 +138,8 @@ def report_wrong(
                 **(had or {"as_before": None}),
                 "owners": current.owners_asked(),
             },
-            offences=offences(listed, "rows" if verdict == ROW else structure.value, tuple(slots)),
+            offences=offences(listed, "rows" if verdict == ROW else name, tuple(slots)),
             tensors=dict(tensors or {}),
         )
 
-    current.guard().report(violation, RULE, site, draft, key=(structure.value,))
+    current.guard().report(violation, RULE, site, draft, key=(name,))

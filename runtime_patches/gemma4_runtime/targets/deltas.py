@@ -53,6 +53,7 @@ _SINCE_0_5_23: dict[str, str | None] = {
     # PlatformContext asks the probe by its name in utils.common at each question.
     "server_args.is_sm100": f"{_SRT}.utils.common.is_sm100_supported",
     "mtp.forward": f"{_SRT}.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation",
+    "trtllm.run_decode": f"{_SRT}.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend._run_fixed_q_len_decode",
     "trtllm.counter_buffer": (
         f"{_SRT}.layers.attention.trtllm_mha_backend.make_persistent_multi_ctas_kv_counter_buffer"
     ),
@@ -61,6 +62,8 @@ _SINCE_0_5_23: dict[str, str | None] = {
         for entry in ("free_segment", "free_full", "free_full_segment", "free_swa_segment", "free_group_end")
     },
     "eager.load_batch": f"{_SRT}.model_executor.runner.eager_runner.EagerRunner.load_batch",
+    # The name that the workers' common verification has imported for itself.
+    "eagle.sample": f"{_SRT}.speculative.eagle_worker_common.eagle_sample",
     "eagle.prepare_for_decode": f"{_SRT}.speculative.eagle_utils.eagle_prepare_for_decode",
     # Two modules import the name for themselves.
     "eagle_v2.tree_mask_mode": f"{_SRT}.speculative.eagle_worker_v2.default_tree_mask_mode",

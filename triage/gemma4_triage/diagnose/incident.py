@@ -20,6 +20,11 @@ PAGE_TABLE, GEOMETRY, LEAK, SHAPES = "page-table-bounds", "geometry", "leak-audi
 GUARDS, LEDGERS = "guards", "audits"
 """The folders beside dumps that hold guard manifests and leak ledgers."""
 LOST_PAGES, PROCESS_END, REQUEST_ROWS = "swa-lost-pages", "process-end", "request-rows"
+REQUEST_STATE = (
+    *("row_entry", "row_index", "length_differs", "write_misplaced", "table_entry"),
+    *("counter_wrong", "lock_missing", "position_wrong"),
+)
+"""Verdicts of `request-rows` about what a batch believes of its requests."""
 
 
 class Access(IntEnum):
@@ -48,10 +53,11 @@ _OF_RULE = {
     "accept-length": Access.KERNEL,
 }
 _OF_VERDICT = {
-    **dict.fromkeys(("row_entry", "row_index", "counter_wrong", "lock_missing"), Access.ROW),
+    **dict.fromkeys(("row_entry", "row_index", "counter_wrong", "lock_missing", "insert_wrong"), Access.ROW),
     **dict.fromkeys(("row_overflow", "unusable_spec_info"), Access.ROW),
     **dict.fromkeys(("table_entry", "write_misplaced"), Access.TABLE),
     **dict.fromkeys(("length_differs", "position_wrong", "table_too_narrow", "stale_write_rows"), Access.LENGTHS),
+    "token_differs": Access.LENGTHS,
 }
 Place = tuple[int, Access, float]
 """When something was looked at: step and access, then when the dump was written, which tells only what is left."""

@@ -59,12 +59,20 @@ _FEWER = (
 )
 
 
+_ROW_OF_ANOTHER = (
+    "The full layers' table has, at this request's place, the pages of another request of the batch, and none where "
+    "that one ends: its rows were filled in another order than that of the requests, or one of them twice."
+)
+
+
 def cause_of(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
     """Return the sentence of a null page whose free, if there was one, nothing more is known of."""
     if wrong.structure is Structure.KERNEL_LENGTHS and _told_of_fewer(dump):
         return _FEWER
     if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE):
         return _TWICE
+    if wrong.structure is Structure.FULL_TABLE and wrong.defect in (Defect.SWAPPED, Defect.FOREIGN):
+        return _ROW_OF_ANOTHER
     return FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN)
 
 

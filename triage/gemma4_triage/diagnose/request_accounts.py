@@ -9,14 +9,35 @@ from gemma4_triage.diagnose.freed_pages import lost_by_a_count
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Evidence
 
-BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked")
+BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved")
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
 RELEASED, PREFIX, UNLOCKED, SAME_ROW, SHARED = "released", "prefix", "unlocked", "same row", "shared"
+RESERVED = "reserved"
 CHECKED = "checked"
 """What a dump says of owners where the leak ledger was asked."""
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
+
+
+def sentence_of(dump: Dump) -> str | None:
+    """Return what a dump says whose entry is wrong for one of the reasons that say all; None for another."""
+    scalars = dump.manifest.scalars
+    why, slot, value, expected = (scalars.get(name) for name in ("why", "request_slot", "value", "expected"))
+    if why == RELEASED:
+        return f"A batch still has a request whose row, {slot}, was given back: another request may get it."
+    if why == SAME_ROW:
+        return f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
+    if why == UNLOCKED and slot is None:
+        return f"Running requests hold {expected} tokens of the prefix cache, of which {value} are locked."
+    if why == UNLOCKED:
+        return f"The request in slot {slot} runs without a lock on the nodes of the prefix cache that it reads."
+    if why == RESERVED and scalars.get("structure") == Structure.REQUEST_ROW:
+        return (
+            f"A step writes tokens up to {expected} of the request in slot {slot}, which was given slots for {value}: "
+            "too few were taken ahead, and its row has none of its own for the others."
+        )
+    return None
 
 
 def missed_pages(incident: Incident) -> Iterator[Evidence]:
@@ -78,3 +99,10 @@ def may_be_the_count(dump: Dump) -> bool | None:
     """Return None where only the sum of what is locked says that a lock is missing."""
     scalars = dump.manifest.scalars
     return None if scalars.get("why") == UNLOCKED and scalars.get("request_slot") is None else False
+
+
+def may_be_the_reserved_count(dump: Dump) -> bool | None:
+    """Return None where a request has no slots by its count alone: nobody was asked whose pages its row has there."""
+    scalars = dump.manifest.scalars
+    asked = scalars.get("owners") == CHECKED or scalars.get("row_has") == 0
+    return None if scalars.get("why") == RESERVED and not asked else False

@@ -5,6 +5,7 @@
 | the sliding layers' table | `translated_page_table`, what the map makes   | the table, where the map says otherwise |
 | ... and equals that       | the full layers' table, and the request's row | the map, where the full page is real   |
 | the full layers' table    | `request_rows`, the request's row             | the table, where the row says otherwise |
+| ... a row of it as a whole | the other requests' rows                     | the table, where it has another's      |
 | ... and equals that       | whether the row holds nothing at all          | the row; or which row it is            |
 | out_cache_loc             | the row's page for that token                 | the list, where the row says otherwise |
 | swa_out_cache_loc         | out_cache_loc                                 | that, where it is no slot of a page;   |
@@ -111,6 +112,8 @@ class _Source:
                 said(self._dump, f"extents.{ROWS_THERE_ARE}", "rows that req_to_token has"),
             )
             return Wrong(Structure.ROW_INDICES, Defect.PAST_END, proof)
+        if (of_another := self._of_another_row(slots)) is not None:
+            return of_another
         if self._rows_of_another_batch(row) or self._stores_elsewhere():
             return Wrong(None, self._defect(), unsure=True)
         twice = [number for number, one in enumerate(slots.tolist()) if one == slot > 0]
@@ -124,6 +127,34 @@ class _Source:
             proof = (cell(self._dump, SLOTS, (row,), "the request slot of this row, whose row holds nothing at all"),)
             return Wrong(Structure.ROW_INDICES, Defect.STALE, proof)
         return None
+
+    def _of_another_row(self, slots: Any) -> Wrong | None:
+        """Return what says that the full table was filled, at the bad entry's row, from another request's row.
+
+        Where the server was stopped on the spot: a batch that goes on may have other request slots when it is read.
+        """
+        table, rows, row = tensor_or_none(self._dump, FULL), tensor_or_none(self._dump, ROWS), self._bad.row
+        if table is None or rows is None or table.ndim != 2 or table.shape != rows.shape or len(slots) != len(rows):
+            return None
+        if self._dump.manifest.action != "trapped" or self._bad.table not in (FULL, "swa_page_table"):
+            return None
+        sources = [
+            [
+                other
+                for other in range(len(rows))
+                if (table[number] == rows[other])[: self._live(table.shape[1], number)].all()
+            ]
+            for number in range(len(rows))
+        ]
+        if len(sources[row]) != 1 or sources[row] == [row] or not table[row, : self._live(table.shape[1])].any():
+            return None
+        (other,) = sources[row]
+        proof = (
+            cell(self._dump, SLOTS, (row,), "the request slot of this row"),
+            cell(self._dump, SLOTS, (other,), "the one whose row the table has there"),
+        )
+        every = sorted(one[0] if len(one) == 1 else number for number, one in enumerate(sources) if one)
+        return Wrong(Structure.FULL_TABLE, Defect.SWAPPED if every == list(range(len(rows))) else Defect.FOREIGN, proof)
 
     def _rows_of_another_batch(self, row: int) -> bool:
         """Return whether the full table and a request's row begin with no page in common at the same place.

@@ -32,6 +32,8 @@ _SOURCES = {
     "one of them is bound to the other's.",
     "draft kv_buffer": "Two layers of the draft have one buffer for their keys or values, by the pool's own lookup: "
     "one of them is bound to the other's.",
+    "target kernel_window": "A decode's kernel is given another window than the layer of the target has; -1 is none.",
+    "draft kernel_window": "A decode's kernel is given another window than the layer of the draft has; -1 is none.",
     "target kv_store": "The keys or values that a layer of the target stores do not lie where it reads them.",
 }
 _OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool", "draft scaling")

@@ -5,24 +5,23 @@ from collections.abc import Callable
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import request_row_evidence
-from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
+from gemma4_triage.diagnose.incident import REQUEST_ROWS, REQUEST_STATE, Incident
 from gemma4_triage.diagnose.request_accounts import (
     CHECKED,
     NONE,
     PREFIX,
-    RELEASED,
-    SAME_ROW,
     SHARED,
     TOKENS,
-    UNLOCKED,
     are_independent,
     is_as_it_should,
     is_known,
     is_left_behind,
     may_be_the_count,
     may_be_the_request,
+    may_be_the_reserved_count,
     missed_pages,
     own_slot_changed,
+    sentence_of,
 )
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -32,7 +31,7 @@ ID = "request-state-differs"
 
 def find(incident: Incident) -> Finding | None:
     """Return what the first such dump says; certain where it has both what stands there and what should."""
-    dump = incident.first(rule=REQUEST_ROWS)
+    dump = incident.first(rule=REQUEST_ROWS, verdict=REQUEST_STATE)
     if dump is None:
         return None
     scalars = dump.manifest.scalars
@@ -73,16 +72,7 @@ def find(incident: Incident) -> Finding | None:
             f"The rows of two running requests, one of them in slot {slot}, name the page of {scalars.get('value')}: "
             "whose it is was not looked at."
         )
-    if why == RELEASED:
-        cause = f"A batch still has a request whose row, {slot}, was given back: another request may get it."
-    if why == SAME_ROW:
-        cause = f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
-    if why == UNLOCKED and slot is None:
-        cause = (
-            f"Running requests hold {expected} tokens of the prefix cache, of which {scalars.get('value')} are locked."
-        )
-    elif why == UNLOCKED:
-        cause = f"The request in slot {slot} runs without a lock on the nodes of the prefix cache that it reads."
+    cause = sentence_of(dump) or cause
     if own_slot_changed(dump):
         unsure, structure, defect = True, None, None
         cause = f"The request that was in slot {slot}, as its batch still has it, is in {expected} by its own record."
@@ -132,6 +122,7 @@ RULE = Rule(
         Exclusion(
             "the prefix cache counts its locked tokens wrongly, and no lock is missing", in_dump(may_be_the_count)
         ),
+        Exclusion("the request has the slots, and the count of them is too small", in_dump(may_be_the_reserved_count)),
         Exclusion(
             "the request's own record of its slot is wrong, or the order of the batch's requests",
             in_dump(may_be_the_request),

@@ -1,0 +1,78 @@
+"""What `request-rows` asks of an insert into the prefix cache: what the cache has at its end is in use, and once there.
+
+0.5.23 gives back, inside the insert, what a request has of tokens that the cache had before, and says where it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime.checks.request_rows import check_path
+from gemma4_runtime.leak.ledger import BY
+from gemma4_runtime.release.allocators import free_page_parts, pending_slots
+from gemma4_runtime.release.prefix_caches import inserted_path, unreadable_cache
+from gemma4_runtime.rows.report import INSERT, INSERTED, report_wrong
+
+
+def can_be_held(scheduler: Any, cache: Any, params: Any) -> bool:
+    """Return whether an insert is one into this scheduler's own cache, all of whose pages can be told.
+
+    Args:
+        scheduler: A `Scheduler`, or None.
+        cache: The prefix cache.
+        params: `InsertParams`.
+    """
+    if scheduler is None or params.value is None or cache.disable:
+        return False
+    return getattr(scheduler.tree_cache, "inner", scheduler.tree_cache) is cache and not unreadable_cache(cache)
+
+
+def check_insert(scheduler: Any, cache: Any, params: Any, insert: Callable[[], Any]) -> Any:
+    """Return what `insert` returns, having held what the cache has for its tokens then against what was given back.
+
+    Args:
+        scheduler: Whose cache it is.
+        cache: The prefix cache.
+        params: `InsertParams`, whose `value` is [tokens]: the slots that are put in.
+        insert: SGLang's own insert of them.
+    """
+    allocator = scheduler.token_to_kv_pool_allocator
+    inner, page = getattr(allocator, "full_attn_allocator", allocator), allocator.page_size
+    before, waiting = free_page_parts(inner), pending_slots(allocator)
+    result = insert()
+    if getattr(result, "rotation_tail_declined", False) or (path := inserted_path(cache, result)) is None:
+        return result
+    was_back, back = _pages(before, waiting, page), _pages(free_page_parts(inner), pending_slots(allocator), page)
+    held, put_in = (torch.as_tensor(one).flatten().cpu().to(torch.int64).numpy() for one in (path, params.value))
+    wrong = check_path(held, put_in, back[~torch.isin(back, was_back)].numpy(), page)
+    if not wrong:
+        return result
+    gave_back = wrong[0].why == "given back"
+    # What the request has of the cache's own, and the cache had before the insert, is the cache's before and after it.
+    cached = min(int(params.prev_prefix_len), int(result.prefix_len))
+    had = {
+        "as_before": None,
+        "path_slots": len(held),
+        "path_tokens": len(put_in),
+        "cached_tokens": cached,
+        "pages_missing": int(np.setdiff1d(put_in // page, [*(held // page), *back.tolist()]).size),
+        "was_cached": all(one.column < cached for one in wrong) if gave_back else None,
+    }
+    by, shown = BY.get(), {"path": TensorPayload.from_array(held), "inserted": TensorPayload.from_array(put_in)}
+    structure = Structure.FREE_CALL if gave_back else Structure.TREE_NODE
+    kinds = [Defect.EARLY if gave_back else Defect.DUPLICATE] * len(wrong)
+    whose = [None if by is None else by[0]]
+    report_wrong(scheduler, wrong, INSERTED, INSERT, structure, kinds, None, whose, shown, had)
+    return result
+
+
+def _pages(lists: Sequence[torch.Tensor], waiting: Sequence[torch.Tensor], page_size: int) -> torch.Tensor:
+    """Return the pages of free lists, [any] each, and of slots that wait for the end of a group, [any] each."""
+    parts = [*lists, *(slots // page_size for slots in waiting)]
+    return torch.cat([part.flatten().cpu().to(torch.int64) for part in parts]).unique()

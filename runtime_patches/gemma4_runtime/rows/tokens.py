@@ -1,0 +1,121 @@
+"""What `request-rows` asks of tokens: a forward reads its requests' latest, and drafts are taken that the target has.
+
+No dump names a token: of one that is wrong it says whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gemma4_dumps.structures import Defect
+from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
+from gemma4_runtime.checks.request_rows import WrongEntry
+from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.counts import runs
+from gemma4_runtime.rows.report import INIT, SAMPLE, TOKEN, or_swapped, report_wrong
+
+NOBODYS = -1
+_INPUTS, _ACCEPTED = "input tokens", "accepted drafts"
+
+
+def check_input_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
+    """Hold the token that a decode goes on from, or that a verification begins with, against the request's latest.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those of the batch.
+        made: The forward's batch.
+    """
+    mode, tokens = made.forward_mode, made.input_ids
+    if tokens is None or not (mode.is_decode() or mode.is_target_verify()) or tokens.numel() % len(requests):
+        return
+    if mode.is_decode() and tokens.numel() != len(requests):
+        return
+    found = tokens.view(len(requests), -1)[:, 0].tolist()
+    latest = [_latest(scheduler, request) if runs(request) else None for request in requests]
+    # A token that is not there yet is a negative number in releases before 0.5.17.
+    bad = [
+        row
+        for row, (token, wanted) in enumerate(zip(found, latest, strict=True))
+        if wanted is not None and 0 <= token != wanted
+    ]
+    if not bad:
+        return
+    slots = [held(request).req_pool_idx for request in requests]
+    wrong: list[WrongEntry] = []
+    kinds: list[Defect | None] = []
+    for row in bad:
+        others = [slots[other] for other, token in enumerate(latest) if other != row and token == found[row]]
+        earlier = list(requests[row].output_ids)[-2:-1]
+        # In place of the tokens stands whose they are.
+        wrong.append(WrongEntry("latest", row, 0, others[0] if others else NOBODYS, slots[row]))
+        kinds.append(Defect.FOREIGN if others else Defect.STALE if found[row] in earlier else None)
+    kinds = or_swapped(wrong, kinds)
+    whose = wrong[0].value
+    of = "no other request of its batch" if whose == NOBODYS else f"the request in slot {whose}"
+    summary = f"the forward reads, of the request in slot {slots[bad[0]]}, another token than its latest: that of {of}"
+    had = {"as_before": None, "rows_wrong": len(wrong)}
+    report_wrong(scheduler, wrong, TOKEN, INIT, _INPUTS, kinds, made, slots, had=had, summary=summary)
+
+
+def _latest(scheduler: Any, request: Any) -> int | None:
+    """Return a request's latest token, which with overlap waits in a result; None where that is not known."""
+    waiting = [
+        (result, number, len(batch.reqs))
+        for batch, result in getattr(scheduler, "result_queue", None) or ()
+        for number, one in enumerate(batch.reqs)
+        if one is request
+    ]
+    if len(waiting) > 1 or any(getattr(request, name, None) for name in ("grammar", "beam_group")):
+        return None
+    if not waiting:
+        return int(request.output_ids[-1]) if request.output_ids else None
+    ((result, number, count),) = waiting
+    tokens, accepted = getattr(result, "next_token_ids", None), getattr(result, "accept_lens", None)
+    if tokens is None or len(tokens) % count:
+        return None
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
+    each = len(tokens) // count
+    if accepted is None:
+        return int(tokens[number]) if each == 1 else None
+    return int(tokens[number * each + int(accepted[number]) - 1])
+
+
+def check_accepted(scheduler: Any, verified: Any, batch: Any, logits: Any, result: Any) -> None:
+    """Hold how many drafts were taken of each request against what the target has behind the token before each.
+
+    Where requests are sampled, or drafts branch, only against the drafts that the verification says it took.
+
+    Args:
+        scheduler: Whose requests they are.
+        verified: The `EagleVerifyInput`: the drafts.
+        batch: The batch that was verified.
+        logits: [tokens, vocabulary] of the target, with whatever was added to them.
+        result: What 0.5.23's `eagle_sample` returned: tokens, accept lengths and which tokens were taken.
+    """
+    _, lengths, taken = result
+    found, listed = lengths.tolist(), listed_tokens(taken.cpu().numpy()).tolist()
+    # Ranks may have other logits on ROCm, where the first one's choice is what counts.
+    by_logits = batch.sampling_info.is_all_greedy and verified.tree_topk == 1 and torch.version.hip is None
+    agreed = listed
+    if by_logits:
+        shape = (len(found), -1)
+        drafts, predicted = verified.draft_token.cpu().numpy(), logits.argmax(-1).cpu().numpy()
+        agreed = agreed_in_chain(drafts.reshape(shape), predicted.reshape(shape)).clip(max=taken.shape[1]).tolist()
+    wrong = [
+        WrongEntry("agreed", row, 0, counted if counted != wanted else said, wanted)
+        for row, (counted, said, wanted) in enumerate(zip(found, listed, agreed, strict=True))
+        if not counted == said == wanted
+    ]
+    if not wrong:
+        return
+    first, slots = wrong[0], [held(request).req_pool_idx for request in batch.reqs]
+    summary = f"the verification takes {first.value} tokens of the request in slot {slots[first.row]}, and the target "
+    summary += f"agreed to {first.expected}"
+    kinds = [Defect.OFF_BY_ONE if abs(one.value - (one.expected or 0)) == 1 else None for one in wrong]
+    had = {"as_before": None, "by_logits": by_logits, "rows_wrong": len(wrong)}
+    report_wrong(scheduler, wrong, TOKEN, SAMPLE, _ACCEPTED, kinds, None, slots, had=had, summary=summary)

@@ -1,0 +1,234 @@
+"""Probe request-rows on tokens, slots taken ahead and inserts: silent as SGLang does it, right where that is wrong."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
+from gemma4_runtime.checks.request_rows import check_path
+from gemma4_runtime.probes import request_rows
+from gemma4_runtime.release.requests import held
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Confidence
+from request_rows_server import DRAFTS, PROMPT, Server, trapped, trapped_by
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+
+@pytest.fixture
+def server(attach, monkeypatch):
+    return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
+
+
+def named(server):
+    """Return what is named of the one dump that a server wrote."""
+    return conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
+
+
+def latest(server, *tokens):
+    """Give each running request one token more, its latest."""
+    for request, token in zip(server.world.requests, tokens, strict=False):
+        request.output_ids.append(token)
+
+
+class TestInputTokens:
+    @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY])
+    @pytest.mark.parametrize("order", [(1, 0, 2), (1, 1, 2)])
+    def test_of_another_request(self, server, mode, order):
+        server.forward()
+        latest(server, 50, 51, 52)
+
+        def exchange(made):
+            rows = made.input_ids.view(len(order), -1)
+            rows[:, 0] = torch.tensor([server.world.requests[other].output_ids[-1] for other in order])
+
+        if mode.is_decode():
+            # A decode gives each a token of its own.
+            server.world.decode = lambda: None
+        said = trapped(server, exchange, mode)
+        first, second = (held(request).req_pool_idx for request in server.world.requests[:2])
+        assert (said.verdict, said.scalars["value"], said.scalars["expected"]) == ("token_differs", second, first)
+        assert said.scalars["defect"] == ("swapped" if order == (1, 0, 2) else "foreign")
+        finding = named(server)
+        assert (finding.rule, finding.structure, finding.confidence) == ("token-differs", None, Confidence.LIKELY)
+        assert f"the latest of the request in slot {second}" in finding.cause
+        # No token is told.
+        assert not {50, 51} & {bad.value for bad in said.offences}
+
+    def test_of_the_step_before(self, server):
+        server.forward()
+        latest(server, 50, 51, 52)
+        latest(server, 60, 61, 62)
+        server.world.decode = lambda: None
+        said = trapped(server, lambda made: made.input_ids.copy_(torch.tensor([50, 61, 62])))
+        assert (said.scalars["value"], said.scalars["defect"]) == (-1, "stale")
+
+    @pytest.mark.parametrize("accepted", [None, [1, 3, 2]])
+    def test_with_overlap_the_latest_waits_in_a_result(self, server, accepted):
+        server.forward()
+        requests = server.world.requests
+        tokens = torch.arange(70, 73) if accepted is None else torch.arange(70, 70 + 3 * DRAFTS)
+        result = SimpleNamespace(
+            next_token_ids=tokens,
+            accept_lens=None if accepted is None else torch.tensor(accepted),
+            copy_done=None,
+        )
+        server.scheduler.result_queue = [(SimpleNamespace(reqs=requests), result)]
+        right = [70, 71, 72] if accepted is None else [70, 75, 77]
+        request_rows.check_input_tokens(server.scheduler, requests, made := decode(right))
+        made.input_ids[1] = 70
+        said = trapped_by(server, lambda: request_rows.check_input_tokens(server.scheduler, requests, made))
+        assert said.scalars["value"] == held(requests[0]).req_pool_idx
+
+    def test_one_that_is_not_there_yet_says_nothing(self, server):
+        server.forward()
+        request_rows.check_input_tokens(server.scheduler, server.world.requests, decode([-1, -2, -3]))
+
+
+def decode(tokens):
+    return SimpleNamespace(forward_mode=ForwardMode.DECODE, input_ids=torch.tensor(tokens))
+
+
+class TestAcceptedDrafts:
+    """Two requests with chains of four; the target agrees to three tokens of the first, and to one of the second."""
+
+    def verify(self, server, lengths, taken=((0, 1, 2, -1), (4, -1, -1, -1)), greedy=True):
+        server.forward()
+        batch = SimpleNamespace(
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            sampling_info=SimpleNamespace(is_all_greedy=greedy),
+            reqs=server.world.requests[:2],
+        )
+        verified = SimpleNamespace(tree_topk=1, draft_token=torch.tensor([5, 6, 7, 8, 5, 6, 7, 8]))
+        logits = torch.nn.functional.one_hot(torch.tensor([6, 7, 9, 9, 9, 7, 8, 9]), 10).float()
+        output = SimpleNamespace(next_token_logits=logits)
+        result = (torch.zeros(8), torch.tensor(lengths), torch.tensor(taken))
+        request_rows.after_sample(result, verified, batch, output, None)
+
+    # In 0.5.13.post1 the verification itself appends what it takes.
+    @pytest.mark.releases("0.5.23")
+    def test_silent_where_the_target_agreed(self, server):
+        self.verify(server, [3, 1])
+
+    # In 0.5.13.post1 the verification itself appends what it takes.
+    @pytest.mark.releases("0.5.23")
+    @pytest.mark.parametrize("lengths", [[4, 1], [2, 1], [3, 2]])
+    def test_a_number_that_the_target_did_not_agree_to(self, server, lengths):
+        row = int(lengths[1] != 1)
+        said = trapped_by(server, lambda: self.verify(server, lengths))
+        assert (said.verdict, said.site) == ("token_differs", "eagle_sample")
+        assert (said.scalars["value"], said.scalars["expected"]) == (lengths[row], (3, 1)[row])
+        finding = named(server)
+        assert (finding.rule, finding.defect, finding.confidence) == (
+            *("token-differs", Defect.OFF_BY_ONE, Confidence.CERTAIN),
+        )
+        assert ("rejected are in the answer" in finding.cause) == (lengths != [2, 1])
+
+    # In 0.5.13.post1 the verification itself appends what it takes.
+    @pytest.mark.releases("0.5.23")
+    def test_of_sampled_requests_the_list_of_what_was_taken_is_asked(self, server):
+        self.verify(server, [3, 1], greedy=False)
+        trapped_by(server, lambda: self.verify(server, [4, 1], greedy=False))
+        assert named(server).confidence is Confidence.LIKELY
+
+    # In 0.5.13.post1 the verification itself appends what it takes.
+    @pytest.mark.releases("0.5.23")
+    def test_a_list_that_the_target_did_not_agree_to(self, server):
+        taken = ((0, 1, 2, -1), (4, 5, -1, -1))
+        said = trapped_by(server, lambda: self.verify(server, [3, 1], taken))
+        assert (said.scalars["value"], said.scalars["expected"]) == (2, 1)
+
+    def test_the_sums(self):
+        drafts, predicted = np.array([[5, 6, 7, 8], [5, 6, 7, 8]]), np.array([[6, 7, 8, 1], [0, 7, 8, 1]])
+        assert agreed_in_chain(drafts, predicted).tolist() == [4, 1]
+        assert listed_tokens(np.array([[0, 2, -1], [3, -1, 4], [-1, -1, -1]])).tolist() == [2, 1, 0]
+
+
+class TestSlotsAhead:
+    @pytest.mark.parametrize("ledger", [True, False])
+    def test_too_few_for_a_verification(self, attach, monkeypatch, ledger):
+        more = ("leak-ledger",) if ledger else ()
+        server = Server(monkeypatch, attach("trap", "request-rows", *more, "host-alloc-kernels"))
+        server.forward(mode=ForwardMode.TARGET_VERIFY)
+        request = server.world.requests[0]
+        slot, rows = held(request).req_pool_idx, server.world.rows.req_to_token
+
+        def shorten(made):
+            held(request).kv_allocated_len = int(made.seq_lens[0]) + 1
+            rows[slot, held(request).kv_allocated_len :] = 0
+
+        said = trapped(server, shorten, ForwardMode.TARGET_VERIFY)
+        assert (said.scalars["why"], said.scalars["defect"]) == ("reserved", "lost")
+        finding = named(server)
+        assert (finding.structure, finding.defect) == (Structure.REQUEST_ROW, Defect.LOST)
+        assert finding.confidence is Confidence.CERTAIN
+        assert "too few were taken ahead" in finding.cause
+
+    @pytest.mark.parametrize("ledger", [True, False])
+    def test_a_count_that_is_too_small_for_what_the_row_has(self, attach, monkeypatch, ledger):
+        more = ("leak-ledger",) if ledger else ()
+        server = Server(monkeypatch, attach("trap", "request-rows", *more, "host-alloc-kernels"))
+        server.forward(mode=ForwardMode.TARGET_VERIFY)
+        request = server.world.requests[0]
+
+        def shorten(made):
+            held(request).kv_allocated_len = int(made.seq_lens[0]) + 1
+
+        trapped(server, shorten, ForwardMode.TARGET_VERIFY)
+        finding = named(server)
+        if ledger:
+            assert finding.structure is Structure.REQUEST_COUNTERS
+        else:
+            assert finding.confidence is Confidence.LIKELY
+
+
+# Of releases before it SGLang gives back outside of the insert, and does not say where it ended.
+@pytest.mark.releases("0.5.23")
+class TestInserts:
+    def insert_as_if_nothing_was_cached(self, server):
+        core = server.world.tree.tree_core
+        begin = core.begin_insert
+        core.begin_insert = lambda params: begin(replace(params, prev_prefix_len=0))
+
+    def test_silent_where_a_request_has_copies(self, server):
+        server.forward()
+        server.world.start(PROMPT)
+        server.world.start([*PROMPT, *range(300, 320)])
+        server.forward()
+
+    def test_the_caches_own_prefix_is_given_back(self, server):
+        server.forward()
+        self.insert_as_if_nothing_was_cached(server)
+        said = trapped_by(server, lambda: server.world.start([*PROMPT, *range(300, 320)]))
+        assert (said.verdict, said.scalars["why"]) == ("insert_wrong", "given back")
+        assert (said.scalars["was_cached"], said.scalars["pages_missing"]) == (True, 0)
+        finding = named(server)
+        assert (finding.rule, finding.structure, finding.defect) == (
+            *("cache-insert-wrong", Structure.FREE_CALL, Defect.EARLY),
+        )
+        assert finding.confidence is Confidence.CERTAIN
+
+    def test_a_node_that_has_its_parents_slots_too(self, server):
+        server.forward()
+        tree, page = server.world.tree, server.world.page
+        of_path = tree.path_device_indices
+        tree.path_device_indices = lambda node: torch.cat([(path := of_path(node))[:page], path])
+        said = trapped_by(server, lambda: server.world.start([*PROMPT, *range(300, 320)]))
+        assert (said.scalars["structure"], said.scalars["defect"]) == ("radix tree node", "duplicate")
+        finding = named(server)
+        assert (finding.rule, finding.structure) == ("cache-insert-wrong", Structure.TREE_NODE)
+
+    def test_of_pages_that_were_put_in_and_not_given_back_either_may_be_wrong(self):
+        path, value, back = np.arange(8, 16), np.array([8, 9, 10, 11, 20, 21, 22, 23]), np.array([3])
+        (wrong,) = check_path(path, value, back, 4)
+        assert (wrong.why, wrong.column, wrong.value) == ("given back", 4, 12)
+        assert check_path(path, value, np.array([5]), 4) == ()
+        # One that was put in twice is no node's fault.
+        assert check_path(np.tile(path, 2), np.tile(path, 2), np.array([]), 4) == ()
