@@ -46,7 +46,7 @@ def test_a_kernel_that_the_words_name_is_named():
 
 HARMONY = "openai_harmony.HarmonyError: Unexpected token 10848 while expecting start token 200006\n"
 OF_A_CLIENT = (
-    f'client: Traceback (most recent call last):\nclient:   File "/app/p.py", line 4, in main\nclient:     p()\n'
+    'client: Traceback (most recent call last):\nclient:   File "/app/p.py", line 4, in main\nclient:     p()\n'
 )
 SCHEMA = '# req.json: {"require_reasoning": true, "json_schema": "{}"}\n'
 
@@ -164,7 +164,8 @@ def test_kernels_of_deterministic_inference_are_left_out():
 
 
 SERVE = "$ vllm serve zai-org/GLM-4.7-FP8 --tool-call-parser glm47 --reasoning-parser glm45 --kv-cache-dtype fp8\n"
-UP = '(APIServer pid=1) INFO:     Application startup complete.\nINFO:  127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+UP = "(APIServer pid=1) INFO:     Application startup complete.\n"
+UP += 'INFO:  127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK\n'
 BEGIN = 'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n'
 CALL = 'data: {"choices":[{"delta":{"tool_calls":[{"id":"c","index":0,"function":{"name":"f","arguments":""}}]}}]}\n'
 GIVEN = 'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}}]}\n'
@@ -185,7 +186,8 @@ def test_a_stream_shows_what_it_lost(lines, led):
 
 
 def test_a_mark_within_arguments_is_seen():
-    answer = '{"choices":[{"message":{"tool_calls":[{"id":"c","function":{"name":"f","arguments":"{\\"q\\": \\"a<|x|>\\"}"}}]}}]}\n'
+    answer = '{"choices":[{"message":{"tool_calls":[{"id":"c","function":{"name":"f",'
+    answer += '"arguments":"{\\"q\\": \\"a<|x|>\\"}"}}]}}]}\n'
     assert first_of_kind("form", SERVE, UP, answer).id == "marks-in-arguments"
 
 
@@ -231,6 +233,6 @@ def test_an_abort_just_before_is_told_where_requests_end():
 def test_two_engines_of_mooncake_in_one_process():
     typed = "$ MOONCAKE_PROTOCOL=tcp python3 -m sglang.launch_server --model-path m --disaggregation-mode prefill "
     typed += "--disaggregation-transfer-backend mooncake --hicache-storage-backend mooncake\n"
-    crash = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f3a1c0b9740 (most recent call first):\n  File "'
-    crash += '/opt/sglang/srt/mem_cache/mooncake_store.py", line 338 in __init__\n'
+    crash = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f3a1c0b9740 (most recent call first):\n"
+    crash += '  File "/opt/sglang/srt/mem_cache/mooncake_store.py", line 338 in __init__\n'
     assert "MOONCAKE_PROTOCOL=rdma" in told(found_in([typed, crash])[0])
