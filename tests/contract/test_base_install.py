@@ -104,7 +104,7 @@ def test_it_has_every_known_issue(base_install):
 
 def test_it_has_the_arguments_of_every_release(base_install):
     table = REPOSITORY / "triage" / "gemma4_triage" / "diagnose" / "sglang_arguments.json"
-    asked = "import json; from gemma4_triage.diagnose.launch import _known as k; print(json.dumps(k()))"
+    asked = "import json; from gemma4_triage.logs.known_arguments import known_arguments as k; print(json.dumps(k()))"
     assert json.loads(run(base_install / "python", "-c", asked).stdout) == json.loads(table.read_text())
 
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import ast
-import gzip
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.redaction import REDACTED, redact_launch_args
 from gemma4_triage.diagnose.compare_log import commands_of, devices_of, is_sglang_serve, releases_of
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.logs.known_arguments import known_arguments
 from gemma4_triage.logs.start_line import CUT
 
 ANY_MODEL = "--model-path MODEL"
 _LAUNCHERS = ("launch_server.py", "sglang.launch_server")
 _KEY = '"$API_KEY"'
-_DATA = Path(__file__).with_name("sglang_arguments.json")
 _ADAPTER = re.compile(r"lora_name'?[=:] ?'([^']{1,200})', '?lora_path'?[=:] ?'([^']{1,500})'")
 _LONGEST_LIST = 8
 _PLAIN = str | int | float
@@ -94,19 +90,9 @@ def _after_launcher(command: Sequence[str]) -> list[str]:
     return []
 
 
-@cache
-def _known() -> dict[str, dict[str, list[Any]]]:
-    """Return form, defaults and, where it is another one, option of the arguments of each release that is known.
-
-    Defaults are the parser's and what SGLang makes of it on every machine, which says nothing of what was asked for.
-    """
-    packed = _DATA.with_suffix(".json.gz")  # of a wheel, see setup.py
-    return json.loads(gzip.decompress(packed.read_bytes()) if packed.exists() else _DATA.read_bytes())
-
-
 def _arguments_of(settings: Mapping[str, str], releases: Sequence[str]) -> dict[str, list[Any]]:
     """Return the arguments of the release that is named; else of the one that has most of these names."""
-    known = _known()
+    known = known_arguments()
     named = next((known[release] for release in releases if release in known), None)
     return named or max(known.values(), key=lambda arguments: len(arguments.keys() & settings.keys()))
 
@@ -122,7 +108,7 @@ def _of_settings(settings: Mapping[str, str], releases: Sequence[str], on_host: 
             continue
         if name not in known:
             # What is no option was never typed; of a release that is not known nobody knows what its options are.
-            if releases and not any(release in _known() for release in releases) and not name.startswith("_"):
+            if releases and not any(release in known_arguments() for release in releases) and not name.startswith("_"):
                 lacking.append(name)
             continue
         form, defaults, *renamed = known[name]

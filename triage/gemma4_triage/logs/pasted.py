@@ -14,6 +14,7 @@ from gemma4_triage.logs.facts import Place, Remark
 
 _ANSWER = "(an answer that was pasted"
 _ZEROS, _SCORES, _TEXT = "token id 0 again and again", "all scores alike", "its text does not begin as JSON"
+_MARKED = "a mark of the model's own in the arguments of a call"
 MARKS = (
     (_ANSWER.encode(), "answer_pasted"),
     (b'"delta":', "chunk_pasted"),
@@ -23,10 +24,12 @@ MARKS = (
 """What a line of an answer or a request holds, beside those of remarks.py."""
 SHOWN = frozenset(
     {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
+    | {"marks_in_arguments", "call_without_arguments", "calls_lost"}
 )
 """Names under which `keep` keeps what such lines show."""
 _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
 _BANGS = re.compile(r"!{6}")
+_MARK = re.compile(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|parameter|function)\b")
 _NO_JSON = re.compile(r'\s*(?![\s{\["\d-]|true|false|null)\S')
 _FEWEST_ZEROS = 4  # in a row
 _STREAM = re.compile(r'"id":\s*"([^"]{1,100})"')
@@ -38,6 +41,12 @@ _TRIED = re.compile(
     rb"#+ .{0,120}\b(?:same|identical) (?:[\w-]+ ){0,2}(?:command|request|body|call|folder|files?|checkpoint|image|"
     rb"overrides|flags|arg(?:ument)?s|server|start|launch|setup|node|machine|GPU|box|prompt(?= with))s?\b"
 )
+_RERUN = re.compile(
+    rb"#+ (?:(?:re)?(?:start|launch|r[ua]n|serv|tri)\w*|(?:second|next|then|now|again)\b).{0,40}"
+    rb"\b(?:with|without) --[a-z]|"
+    rb"#+ (?:(?:with|without) )?--[a-z][\w-]+(?:[ =][\w./:-]+)?(?:,? .{0,60})?(?<!\\)\s*$"
+)
+_UP = ("ready", "http_ready", "vllm_serves", "answer_pasted")
 _CLIENT = re.compile(rb"#+ .{0,40}\bclient\b.{0,80}:\s*$")
 _BUILD = re.compile(rb"(#+ *(?:build|commit|nightly|image|release|version))\b.{0,60}\d")
 
@@ -67,6 +76,19 @@ def _shown(found: Mapping[str, Any]) -> Iterator[str]:
         yield _ZEROS
     if any(map(_NO_JSON.match, texts)):
         yield _TEXT
+    if any(map(_MARK.search, _arguments_of(choices))):
+        yield _MARKED
+
+
+def _arguments_of(choices: list[dict[str, Any]]) -> Iterator[str]:
+    for choice in choices:
+        message = choice.get("message")
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            given = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(given, str):
+                yield given[:_LONGEST]
 
 
 def _text_of(choice: Mapping[str, Any]) -> str:
@@ -82,6 +104,14 @@ def _has_zeros(ids: object) -> bool:
     return any(ids[at : at + _FEWEST_ZEROS] == zeros for at in range(min(len(ids), _LONGEST)))
 
 
+_OF_ANSWERS = (
+    (_ZEROS, "zeros"),
+    (_SCORES, "same_scores"),
+    (_TEXT, "not_json"),
+    (_MARKED, "marks_in_arguments"),
+)
+
+
 def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
     """Keep what an answer or a request shows, under a name for each such thing.
 
@@ -94,7 +124,7 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
         kept["schema_without_thoughts"] = kept[name]
     elif name == "answer_pasted":
         said = kept[name]
-        for words, what in ((_ZEROS, "zeros"), (_SCORES, "same_scores"), (_TEXT, "not_json")):
+        for words, what in _OF_ANSWERS:
             if words in said.text and (what != "not_json" or "asked_schema" in kept):
                 kept.setdefault(what, said)
     elif name == "chunk_pasted":
@@ -103,6 +133,7 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
 
 def _keep_chunk(kept: dict[str, Remark], said: Remark, text: str) -> None:
     """Keep what one chunk of a streamed answer shows beside those before it."""
+    _keep_end(kept, said, text)
     stream = found[1] if (found := _STREAM.search(text)) else ""
     before = kept.get("streamed_call")
     last = before.text.split("\n") if before is not None else ["", "", ""]
@@ -116,6 +147,33 @@ def _keep_chunk(kept: dict[str, Remark], said: Remark, text: str) -> None:
         kept.setdefault("stop_behind_calls", said)
 
 
+_BEGINS = re.compile(r'"role":\s*"assistant"')
+_GIVEN = re.compile(r'"arguments":\s*"[^"]')
+_ENDS_IN_CALLS = re.compile(r'"finish_reason":\s*"tool_calls"')
+_NEXT = 2  # lines: one that is empty stands between chunks
+
+
+def _keep_end(kept: dict[str, Remark], said: Remark, text: str) -> None:
+    """Keep that a stream ended in calls of which none came, or one without arguments; all its chunks have to be here.
+
+    What is open is kept as of the chunk before.
+    """
+    state = ""
+    if (before := kept.pop("open_stream", None)) is not None and said.place.line - before.place.line <= _NEXT:
+        state = before.text
+    if _MORE_OF_A_CALL.search(text):
+        begun = state if "called" in state else "called"
+        state = "called and given" if _GIVEN.search(text) or "given" in begun else begun
+    elif _BEGINS.search(text):
+        state = "begun"
+    if _ENDS_IN_CALLS.search(text):
+        found = {"begun": "calls_lost", "called": "call_without_arguments"}.get(state)
+        if found is not None:
+            kept.setdefault(found, said)
+    elif state:
+        kept["open_stream"] = Remark(said.place, said.rank, state)
+
+
 def keep_note(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     """Say whether a line is a note of a second try, or of the build that wrote what follows, and keep it."""
     if not line.startswith(b"#"):
@@ -125,7 +183,7 @@ def keep_note(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
         first = kept.setdefault("noted_build", said).text
         if first != said.text and first.startswith(build[1].decode()):
             kept["second_build"] = said
-    elif _TRIED.match(line):
+    elif _TRIED.match(line) or (_RERUN.match(line) and not kept.keys().isdisjoint(_UP)):
         kept["tried"] = said
         return b" --" in line
     return False

@@ -27,6 +27,7 @@ MARKS = (
     (b"aborted last request", "aborted_last"),
     (b"Abort request", "abort"),
     (b"Abort running request", "abort"),
+    (b" aborted.", "abort"),
     (b"isconnected from the client side", "abort"),
     (b"data items provided than corresponding tokens found", "no_media_marks"),
     (b"Streaming session already has an active request", "busy_session"),
@@ -152,6 +153,7 @@ MARKS = (
     (b"driver on your system is too old", "old_driver"),
     (b"Mamba cache mode is set to", "vllm_states"),
     # What somebody wrote down of the host's memory, again and again.
+    (b"# nvidia-smi", "gpu_memory"),
     (b"kubectl top", "memory_seen"),
     (b"docker stats", "memory_seen"),
     (b"VmRSS", "memory_seen"),
@@ -237,7 +239,7 @@ class StackReader:
         self._place, self._rank = Place(0), ""
         self._frames: list[str] = []
         self._left = 0
-        self._main = False
+        self._main = self._threads = False
 
     def begin(self, line: bytes, rank: str, place: Place) -> None:
         """Take note of a line with one of STACKS; people paste the main thread without what names its process."""
@@ -248,7 +250,8 @@ class StackReader:
         named = _PROCESS.search(line)
         rank = rank or (named[1].replace(b"_", b" ").decode().strip() if named else "")
         self.inside, self._left = True, _LONGEST_STACK
-        self._rank, self._place, self._frames, self._main = rank, place, [], _THREAD.match(line) is not None
+        self._rank, self._place, self._frames = rank, place, []
+        self._main = self._threads = _THREAD.match(line) is not None
 
     def line(self, line: bytes) -> bool:
         """Say whether the line belongs to the stack."""
@@ -265,7 +268,9 @@ class StackReader:
         if line.startswith(b"Thread "):
             # Of all threads the main one holds the loop; without names the first one is it.
             self._main = b"MainThread" in line or (not self._frames and b'"' not in line)
-        elif self._main and len(self._frames) < _FRAMES and (match := _PYSPY_FRAME.match(line)):
+            self._threads = True
+        # People paste a process' frames right below its name.
+        elif (self._main or not self._threads) and len(self._frames) < _FRAMES and (match := _PYSPY_FRAME.match(line)):
             self._frames.append(f"{match[2].decode(errors='replace')} {match[1].decode(errors='replace')}")
         return True
 

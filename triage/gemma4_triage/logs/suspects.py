@@ -312,7 +312,10 @@ PARTS: tuple[Part, ...] = (
     Part(
         "moe",
         "the MoE kernels in use (another --moe-runner-backend or --moe-a2a-backend)",
-        files=re.compile(r"(?:topk|fused_moe\w*|moe\w*|\w+_moe|deepep|token_dispatcher\w*|mooncake_ep\w*)\.py"),
+        files=re.compile(
+            r"(?!topk\.py:\d+ \w*transform)"
+            r"(?:topk|fused_moe\w*|moe\w*|\w+_moe|deepep|token_dispatcher\w*|mooncake_ep\w*)\.py"
+        ),
     ),
     Part(
         "prefix-cache",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, pattern, says
+from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, over, pattern, says
 
 _WORDS = pattern(
     r"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
@@ -97,11 +97,12 @@ _NOT_SET = pattern(r"Unsupported tool_call_parser(?:: (\S+))?")
 def _harmony(facts: LogFacts, death: Death) -> Finding | None:
     if _HARMONY.search(f"{death.type_name}: {death.message}") is None:
         return None
+    if _of_a_client(facts, death):
+        return _told_by_a_client(facts, death)
     return Finding(
         rule=RULE.id,
         cause="The parser of gpt-oss's Harmony format met an answer that the model wrote in another order. Only "
-        "such requests "
-        "fail, with a 500; the server goes on.",
+        f"such requests fail{', with a 500' * _answered_500(facts)}; the server goes on.",
         confidence=Confidence.LIKELY,
         evidence=(
             *of_failure(facts, death, "what the parser said"),
@@ -113,6 +114,59 @@ def _harmony(facts: LogFacts, death: Death) -> Finding | None:
             "take a later SGLang and openai-harmony: the parsers have become more tolerant",
         ),
     )
+
+
+def _answered_500(facts: LogFacts) -> bool:
+    return any(alarm.kind == "answered-500" for alarm in facts.alarms)
+
+
+def _of_a_client(facts: LogFacts, death: Death) -> bool:
+    """Say whether a program that had its answer of the server raised it, and no request failed of the server."""
+    failed = _answered_500(facts)
+    of_a_server = any(map(_SERVES.match, death.frames))
+    return bool(death.frames) and not (failed or death.path or death.caller or of_a_server)
+
+
+_SERVES = pattern(r"(?:serving\w*|harmony_utils|\w*_parser|protocol|context|routing|responses\w*)\.py:")
+
+
+_SCHEMA = (
+    "Its format is not to blame: a schema holds from the mark that ends the thoughts on, so that the model may not "
+    "write the header of its answer (<|start|>assistant<|channel|>final<|message|>), which this parser asks for."
+)
+_NO_SCHEMA = (
+    "no json_schema together with thoughts (require_reasoning, --reasoning-parser) on gpt-oss: a tool call or a "
+    "structural tag, or the schema in the prompt and a check in the client",
+    "or take the JSON behind the thoughts' <|end|> in the client, without a parser of Harmony",
+    "then a later release, whose grammar lets that header pass (SGLang 31019); another sample has the same form",
+)
+_AS_WRITTEN = (
+    "look at the tokens that the server gave (skip_special_tokens false): Harmony's marks have to be among them, and "
+    "the parser has to be given those behind the prompt's last <|start|>assistant",
+    "a later openai-harmony in the client; or let the server parse it: /v1/chat/completions with --reasoning-parser "
+    "and --tool-call-parser gpt-oss",
+)
+
+
+def _told_by_a_client(facts: LogFacts, death: Death) -> Finding:
+    asked = facts.remarks.get("asked_schema") if "start token" in death.message else None
+    return Finding(
+        rule=RULE.id,
+        cause="A client's own parser of gpt-oss's Harmony format refused an answer; no request failed in the server. "
+        f"{_SCHEMA if asked else 'What it was given is not of the order that it asks for.'}",
+        confidence=Confidence.LIKELY if asked else Confidence.POSSIBLE,
+        evidence=(
+            *of_failure(facts, death, "what the client's parser said"),
+            *([at(facts, asked.place, asked.text[:_LONGEST], "the request has a schema")] if asked else ()),
+            *of_settings(facts, "reasoning_parser", "grammar_backend"),
+        ),
+        ruled_out_if=("the same request without the schema is refused alike",) if asked else (),
+        advice=_NO_SCHEMA if asked else _AS_WRITTEN,
+        upstream=("SGLang 31019",) if asked else (),
+    )
+
+
+_LONGEST = 160  # characters
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:

@@ -80,6 +80,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice = _NETWORK
         missing = [at(facts, begun.place, begun.text, "what it had begun, and no end of it is here")]
         missing += remarked(facts, "nccl_warn", "what NCCL says")
+    elif (entered := _of_one_group(facts, odd, places)) is not None:
+        cause, confidence, advice = entered
     elif (sizes := _batches(facts)) is not None:
         cause = (
             f"Ranks of one server had batches of {sizes[0]} and of {sizes[1]} requests as the watchdog fired: they had "
@@ -105,6 +107,38 @@ _NETWORK = (
     "reaches the others; RoCE: NCCL_IB_GID_INDEX (mostly 3), NCCL_IB_HCA; once with NCCL_IB_DISABLE=1",
     "all_reduce_perf of nccl-tests over the same nodes says whether it is SGLang at all; containers: --network host",
 )
+
+
+_IMAGES = pattern(r"(?:mm_utils|multimodal|\w*(?:vision|vit|visual))\w*\.py|embed_mm_inputs|get_\w+_feature")
+
+
+def _of_one_group(
+    facts: LogFacts, odd: Sequence[Stack], places: dict[int, str]
+) -> tuple[str, Confidence, tuple[str, ...]] | None:
+    """Return that a rank waits for its GPU while groups of DP attention wait for it; None where that is not so."""
+    if facts.settings.get("enable_dp_attention") != "True" or len(odd) != 1 or _WAITS[0] not in places.values():
+        return None
+    if where(odd[0]) != "a wait for the GPU":
+        return None
+    own = next((frame for frame in odd[0].frames if not _TORCH.match(frame)), odd[0].frames[0])
+    images = any(map(_IMAGES.search, odd[0].frames))
+    split = facts.settings.get("dp_size", "1") != facts.settings.get("tp_size", "1")
+    what = "the model's tower of images" if images else "what it computed there"
+    cause = (
+        f"{odd[0].rank or 'One process'} waits for its GPU in {own.rpartition('/')[2]} while ranks of another group "
+        f"of DP attention wait in a collective for it, as where {what} asks all ranks to take part and only those that "
+        "have the request run it."
+    )
+    whole = ", or with --dp-size as large as --tp-size, which leaves nothing to split" if split else ""
+    return (
+        cause,
+        Confidence.LIKELY if images else Confidence.POSSIBLE,
+        (
+            f"once without --enable-dp-attention{whole}",
+            *(("requests without images: if those are answered, it is the tower",) if images else ()),
+            "a later release, whose tower or layer sums over the ranks of its own group alone",
+        ),
+    )
 
 
 _BATCH = pattern(r"batch_size\(\)=(\d+)")

@@ -88,7 +88,7 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=RULE.id,
         cause=f"A kernel left its buffer. {_noticed(facts, death)}",
-        confidence=Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if _named(facts, death) and _blocks(facts) else Confidence.POSSIBLE,
         evidence=(*_evidence(facts, death), *_settings(facts)),
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(*graphs_of_vllm.apart(facts, death), *_together(facts, death), *_apart(facts, death)),
@@ -98,6 +98,8 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
 
 def _noticed(facts: LogFacts, death: Death) -> str:
     """Say where it was noticed: a library that launches kernels itself asks for errors as it does."""
+    if kernel := _named(facts, death):
+        return kernel
     if death.package not in _LAUNCHERS:
         return "The log does not say which: such an error is noticed after the kernel."
     function = death.frames[-1].partition(" ")[2]
@@ -105,6 +107,25 @@ def _noticed(facts: LogFacts, death: Death) -> str:
         f"It was noticed as {death.package} launched {function or 'a kernel'}"
         f"{f', on {alike} ranks alike' if (alike := _alike(facts, death)) > 1 else ''}: that kernel, or one before it."
     )
+
+
+_SOURCE = pattern(r"([\w.-]+\.(?:cuh?|hip)):\d+")
+
+
+def _blocks(facts: LogFacts) -> bool:
+    """Say whether each kernel was waited for, so that the traceback is of the one that failed."""
+    return facts.arguments.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
+
+
+def _named(facts: LogFacts, death: Death) -> str:
+    """Return the kernel that an exception names by its own source file, or that a launch waited for; "" if none."""
+    source = _SOURCE.search(death.message[:_FAR])
+    if source is None and not (_blocks(facts) and death.frames):
+        return ""
+    surely = "it is that kernel, as CUDA_LAUNCH_BLOCKING is set" if _blocks(facts) else "that kernel, or one before it"
+    called = f", called by {death.frames[-2]}" if len(death.frames) > 1 else ""
+    name = f"{source[1]} ({death.frame}{called})" if source else f"{death.frame}{called}"
+    return f"It was noticed in {name}: {surely}."
 
 
 _LAUNCHERS = frozenset(
@@ -130,9 +151,18 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     asked = facts.settings
     moe = asked.get("moe_runner_backend", "auto")
     experts = moe not in ("auto", "None", "triton")
-    drafts = asked.get("speculative_algorithm", "None") != "None" or any(map(_DRAFTS.match, death.frames))
+    of_drafts = any(map(_DRAFTS.match, death.frames))
+    drafts = of_drafts or (asked.get("speculative_algorithm", "None") != "None" and not _named(facts, death))
     part = of_files(death.frames[-_INNER:])
     found = []
+    if _named(facts, death):
+        found.append(
+            "send the last request alone, then half as long: if only long ones do it, a lower --context-length keeps "
+            "them out until a release in which that kernel is mended (a later one, or the one before); report it with "
+            "its file and line"
+        )
+        if of_its_part := library_kernel.part_named(f"{death.frame} {' '.join(death.frames[-2:-1])}"):
+            found.append(f"it computes {of_its_part.what}: {of_its_part.look}")
     too_long = facts.remarks.get("refused_length")
     if too_long is not None and too_long.place.line < death.place.line:
         found.append(
@@ -165,7 +195,7 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
             "left buffers at some sizes of the batch (SGLang 26541)"
         )
     for name in ("enable_hierarchical_cache", "enable_dp_attention"):
-        if asked.get(name) == "True":
+        if asked.get(name) == "True" and not _named(facts, death):
             found.append(f"once without --{name.replace('_', '-')}")
     if _long_chunks(facts, death):
         found.insert(
@@ -181,7 +211,7 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append(f"once with another --attention-backend than {backend}, of the draft too")
     if part is not None and (drafts is False or part.id != "drafts"):
         found.append(f"once without {part.without}")
-    if asked.get("disable_cuda_graph") != "True" and (part is None or part.id != "cuda-graphs"):
+    if not _blocks(facts) and asked.get("disable_cuda_graph") != "True" and (part is None or part.id != "cuda-graphs"):
         found.append("once with --disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel")
     return (
         *dict.fromkeys(found),

@@ -10,6 +10,7 @@ WORDS = pattern(r"out of resources?: (?:shared memory|threads|registers|tensor m
 _NUMBERS = pattern(r"out of resources?: ([\w ]+), Required: (\d+), Hardware limit: (\d+)")
 _EXPERTS = pattern(r"(?i).*(?:moe|grouped_gemm|expert)")
 _ATTENTION = pattern(r"(?i).*(?:attention|attn|extend_|decode_.*fwd|prefill_.*fwd|_fwd_kernel)")
+_INVARIANT = pattern(r"(?i).*batch_invariant")
 _LINEAR = pattern(r"(?i).*(?:fp8|int8|awq|gptq|quant|scaled_mm|matmul)")
 
 
@@ -23,7 +24,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     frames = [frame for failure in facts.deaths if says(WORDS)(failure) for frame in failure.frames]
     experts = any(map(_EXPERTS.match, frames))
     attention = not experts and any(map(_ATTENTION.match, frames))
-    if experts:
+    invariant = any(map(_INVARIANT.match, frames))
+    if invariant:
+        advice = (
+            "without --enable-deterministic-inference: its kernels, which sum alike in every batch, have tiles of one "
+            "size for all GPUs; --max-running-requests 1 comes near to it",
+        )
+    elif experts:
         advice = (
             "another kernel for the experts: --moe-runner-backend, or without --enable-ep-moe or --ep-size (--tp "
             "instead)",
@@ -41,6 +48,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(
             *of_failure(facts, death),
             *of_settings(facts, "attention_backend", "moe_runner_backend", "enable_ep_moe", "ep_size", "quantization"),
+            *of_settings(facts, "enable_deterministic_inference"),
         ),
         ruled_out_if=("the same kernel runs on another GPU of this name with the same arguments",),
         advice=(

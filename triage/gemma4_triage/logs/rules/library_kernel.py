@@ -68,6 +68,12 @@ _PARTS = (
         "--mamba-backend triton and --linear-attn-backend triton, where the release has them",
     ),
     _Part(
+        pattern(r"(?i)\bindexer|topk_transform|mqa_logits"),
+        "the indexer of sparse attention, which chooses the keys",
+        "shorter prompts and a smaller --chunked-prefill-size tell whether its length is what fails; another "
+        "--attention-backend reads the same choice; then another build of the server",
+    ),
+    _Part(
         pattern(r"(?i)fmha|attention|paged|prefill|decode|\bmla|xqa|flash_attn"),
         "attention",
         "another --attention-backend (triton serves most models and GPUs)",

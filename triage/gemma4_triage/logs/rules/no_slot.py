@@ -48,7 +48,7 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
-    cause, advice = cause_in(death, _CAUSES), _ADVICE
+    cause, advice = cause_in(death, _CAUSES), (_larger(facts), *_ADVICE[1:])
     if "mamba cache" in death.message:
         return _of_states(facts, death)
     if "alloc_req_slots" in death.message:
@@ -84,6 +84,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=advice,
         next_commands=(_SERVE,) if roomy else (PLAN_POOLS,),
         upstream=("SGLang 7909",) if roomy else (),
+    )
+
+
+def _larger(facts: LogFacts) -> str:
+    """Return how the pool becomes larger: a number of tokens that the start names holds, whatever the share is."""
+    tokens = facts.arguments.get("max_total_tokens", "None")
+    if not tokens.isdecimal():
+        return _ADVICE[0]
+    return (
+        f"these are tokens of a KV pool, not bytes: a larger --max-total-tokens than the {tokens} that this server was "
+        "given, or without it; --mem-fraction-static makes no pool larger than that"
     )
 
 

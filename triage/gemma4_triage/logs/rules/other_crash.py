@@ -22,7 +22,7 @@ from gemma4_triage.logs.rule import (
 )
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL
-from gemma4_triage.logs.suspects import NAMED, as_the_draft_was_loaded, of_files, switched_on
+from gemma4_triage.logs.suspects import NAMED, aborted_before, as_the_draft_was_loaded, of_files, switched_on
 from gemma4_triage.logs.tracebacks import TORN
 
 ID = "other-crash"
@@ -73,6 +73,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
+                *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
                 *as_the_draft_was_loaded(facts, death),
                 *_of_vllm(death),
                 *adapters_of_experts.apart(facts, death),
@@ -82,10 +83,18 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *_of_releases(death, code, waited),
                 _next_step(facts, death, beginning),
                 *_suspect(facts, death),
-                *(one for one in apart if one not in named),
+                *(one for one in apart if one not in named and one != given_up),
             ),
             next_commands=_commands(death),
         )
+
+
+_GIVES_UP = pattern(r".* \w*(?:abort|finish|cancel|free_request|release)\w*$")
+
+
+def _as_it_was_given_up(facts: LogFacts, death: Death) -> str:
+    """Return what to do about a request that was aborted just before, where the code that died ends requests."""
+    return aborted_before(facts, death) if any(map(_GIVES_UP.match, death.frames[-_INNER:])) else ""
 
 
 def _of_releases(death: Death, code: str, waited: bool) -> Iterator[str]:
@@ -314,7 +323,7 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
         return "a script ended there and no server: take it from the tag of SGLang's source that is installed"
     if _in_vllm(death) and served(death):
         return "send the last requests before it again, one at a time, until one of them ends the server"
-    if death.usage is None and not any(map(_SERVED.match, death.frames)):
+    if death.usage is None and not any(map(_SERVED.match, death.frames)) and not _answered(facts, death):
         if _of_vllm(death):
             return "if that changes nothing: the checkpoint, and vLLM's release beside the torch that it pins"
         return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
@@ -324,6 +333,15 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
             "Refuse those at the client; then a later release"
         )
     return "send the last requests before it again, one at a time, until one of them ends the server"
+
+
+_ANSWERS = ("http_ready", "ready", "vllm_serves")
+
+
+def _answered(facts: LogFacts, death: Death) -> bool:
+    """Say whether a server that prints no batch line had come up before it died."""
+    lines = [remark.place.line for name in _ANSWERS if (remark := facts.remarks.get(name)) is not None]
+    return "answer" in facts.understood and any(line < death.place.line for line in lines)
 
 
 def _of_vllm(death: Death) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
 from gemma4_triage.logs.scores_of_a_chunk import of_scores
+from gemma4_triage.logs.since_the_start import grown_since_start
 from gemma4_triage.logs.trainers_memory import of_a_trainer
 
 _ON_THE_DEVICE = "CUDA out of memory"
@@ -130,6 +131,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif any(_TOWER.match(frame) for frame in death.frames) and not too_small:
         cause = "The device's memory ran out in the image or audio encoder: pools and weights left it too little."
         advice = (*advice, "fewer or smaller images in a request and in a prefill: a smaller --chunked-prefill-size")
+        if (grown := grown_since_start(facts, death)) is not None:
+            cause, advice = grown[0], (*grown[1], *advice)
     elif (trainer := of_a_trainer(facts, death)) is not None and not too_small:
         cause, advice = trainer
     elif any(map(_TRAINS.match, death.frames)) and not too_small:

@@ -14,6 +14,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.alarms import SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
+from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, REQUEST, part_of, part_of_file
 from gemma4_triage.logs.rule import (
     Wording,
@@ -48,7 +49,8 @@ _NOT_ITS_OWN = pattern(
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"
     r"invalid for input of size|must be Tensor, not|index k out of range|Expected reduction dim|INTERNAL ASSERT|"
     r"abstract class|is not defined|cannot unpack|unsupported operand|is not iterable|"
-    r"has no len\(\)|not subscriptable|consecutive errors|expected str|invalid literal|values to unpack"
+    r"has no len\(\)|not subscriptable|consecutive errors|expected str|invalid literal|values to unpack|"
+    r"filesystem error"
 )
 _TELLING = pattern(
     r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"
@@ -353,7 +355,8 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     condition = _condition(death)
     said = " ".join((condition or death.message).split())
     asks = tuple(f"--{name.replace('_', '-')}" for found in _ARGUMENT.findall(condition) for name in found if name)
-    flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks, *(_arguments_in(said) if part is ARGUMENTS else ()))))
+    spoken = _arguments_in(facts, said) if part is ARGUMENTS else ()
+    flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks, *spoken)))
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
     asked = ASKED.search(said)
     later = tuple(flag for flag in asks if said.startswith("assert not ") and _is_off(facts, flag))
@@ -370,6 +373,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         advice=(
             *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
             *((handled.look,) if handled else ()),
+            *((_ONE_BRANCH,) if part is ARGUMENTS and _TOPK.search(said) else ()),
             *(
                 (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)
                 if later
@@ -395,6 +399,12 @@ def _others(facts: LogFacts, death: Death, bare: bool) -> Iterator[str]:
             yield one
 
 
+_TOPK = pattern(r"(?i)\btop_?k\b ?(?:=+|must be|to be|of|is) ?1\b")
+_ONE_BRANCH = (
+    "--speculative-eagle-topk 1, with --speculative-num-steps and --speculative-num-draft-tokens (the steps and one "
+    "more), where that is what it means; or another --attention-backend (flashinfer, triton, fa3): what the start does "
+    "not give, this release has chosen itself"
+)
 _OF_THE_DRAFT = (
     "once without --speculative-algorithm: the draft's part is set up after the target's, from the same arguments, and "
     "may change them for both"
@@ -437,6 +447,14 @@ _SPOKEN = (
     (pattern(r"(?i)kv cache (?:d?type|quant)"), "--kv-cache-dtype"),
     (pattern(r"(?i)page size"), "--page-size"),
     (pattern(r"(?i)attention backend"), "--attention-backend"),
+    (
+        pattern(
+            r"\b(?:trtllm_m[hl]a|flashmla|cutlass_mla|tokenspeed_mla|fa[34]|torch_native|flex_attention|aiter|wave|"
+            r"dual_chunk_flash_attn)\b(?!.{0,20}(?i:moe|gemm))|(?i:trtllm.m[hl]a|flashinfer|triton) backend(?! for moe)"
+        ),
+        "--attention-backend",
+    ),
+    (pattern(r"(?i)\btop_?k\b.{0,40}specul|eagle_topk"), "--speculative-eagle-topk"),
     (pattern(r"(?i)moe runner"), "--moe-runner-backend"),
     (pattern(r"(?i)two[- ]batch"), "--enable-two-batch-overlap"),
     (pattern(r"(?i)disaggregat"), "--disaggregation-mode"),
@@ -444,7 +462,8 @@ _SPOKEN = (
 """What checks of arguments call them in prose, and what the start calls them."""
 
 
-def _arguments_in(said: str) -> Iterator[str]:
+def _arguments_in(facts: LogFacts, said: str) -> Iterator[str]:
     """Yield the arguments that a check of arguments speaks of, by their names in its code and in prose."""
-    yield from (f"--{name.replace('_', '-')}" for name in _SNAKE.findall(said))
+    names = (name for name in _SNAKE.findall(said) if name in facts.arguments or is_an_argument(name))
+    yield from (f"--{name.replace('_', '-')}" for name in names)
     yield from (flag for words, flag in _SPOKEN if words.search(said))

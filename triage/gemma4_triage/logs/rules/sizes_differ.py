@@ -22,11 +22,49 @@ _NUMBERS = (
 )
 # What makes rows of a step that others do not see, or takes some away; nearest to the rows first.
 _OF_ROWS = (
-    *("speculative_algorithm", "attn_cp_size", "pp_size", "enable_dp_attention", "enable_two_batch_overlap"),
-    *("enable_mixed_chunk", "disaggregation_mode", "enable_lora"),
+    *("enable_mixed_chunk", "speculative_algorithm", "attn_cp_size", "pp_size", "enable_dp_attention"),
+    *("enable_two_batch_overlap", "disaggregation_mode", "enable_lora"),
 )
 _MOST = 3
 OF_ADAPTERS = pattern(r"(?:lora\w*|mem_pool)\.py:\d+ \w*(?:load|prepare_lora|slice_lora|init_buffers)\w*$")
+
+
+_TRIAL = pattern(
+    r".* (?:determine_available_memory|profile_run|_dummy_run|profile_\w+|warmup\w*|capture\w*|"
+    r"init_memory_pool|load_model)$"
+)
+_SPLIT = pattern(r"dimension -?\d+ \((\d+)\), but got split_sizes=\[([\d, ]+)\]")
+
+
+def _of_its_class(facts: LogFacts, death: Death) -> Finding | None:
+    """Return what a model's own class took for other widths than the checkpoint has, before any request; else None."""
+    if facts.served or death.usage is not None or not any(map(_TRIAL.match, death.frames)):
+        return None
+    split = _SPLIT.search(death.message)
+    if split is None:
+        return None
+    parts = [int(part) for part in split[2].split(",")]
+    lacking = next((part for part in parts if sum(parts) - part == int(split[1])), None)
+    short = f": {split[1]} wide, and split for {sum(parts)}"
+    short += f", which is one part of {lacking} too many" if lacking else ""
+    layers = (
+        " Layers of which one part is not in the checkpoint (values that are the keys: attention_k_eq_v, v_proj) are "
+        "split so by a class that does not know of them."
+    )
+    return Finding(
+        rule=RULE.id,
+        cause=f"The model's class in this release does not fit the checkpoint: a fused projection in {death.frame} is "
+        f"{short.removeprefix(': ')}. That was in the start's own trial run, so no request, graph or memory is at "
+        f"fault.{layers if lacking else ''}",
+        confidence=Confidence.LIKELY,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "model_path", "tp_size", "quantization")),
+        ruled_out_if=("another checkpoint of the same class and config.json starts on this release",),
+        advice=(
+            "a later release or nightly of the server, whose class of this model has those layers; or the one before, "
+            "if it started there",
+            "until then a smaller or other checkpoint of the family; the same files and another --tp change nothing",
+        ),
+    )
 
 
 def _explains(death: Death) -> bool:
@@ -37,6 +75,8 @@ def _explains(death: Death) -> bool:
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
+    if (of_its_class := _of_its_class(facts, death)) is not None:
+        return of_its_class
     found = next((match for words in _NUMBERS if (match := words.search(death.message))), None)
     numbers = f": {found['a']} against {found['b']}" if found else ""
     on = [one for name in _OF_ROWS for one in features(facts) if one.setting == name]
@@ -52,12 +92,18 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=(
             *(f"once {one.without}" for one in (*named, *on)[:_MOST]),
             *((f"once without {part.without}",) if part is not None and not on else ()),
+            *((_SYMBOLS,) if "with fake tensors" in death.message else ()),
             "once with --disable-cuda-graph: a graph pads the batch to its own size"
             if facts.settings.get("disable_cuda_graph") != "True"
             else "once without --disable-cuda-graph: graphs take another path than the one that failed",
             "then a later release",
         ),
     )
+
+
+_SYMBOLS = (
+    "once with TORCH_COMPILE_DISABLE=1, which mends nothing: the same error then names numbers in place of symbols (s5)"
+)
 
 
 def _where(on: list[Feature]) -> str:

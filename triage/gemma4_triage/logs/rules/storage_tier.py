@@ -77,6 +77,41 @@ def _of_a_request(facts: LogFacts, death: Death) -> Finding:
     )
 
 
+_FOLDER = pattern(r"ssd_offload_path[\"']?\s*[:=]\s*[\"']?([^\"',}\s]+)")
+
+
+def _one_folder(facts: LogFacts) -> str:
+    """Return the folder of the disk tier that all ranks of this server are given; "" if it has one rank or none."""
+    ranks = facts.settings.get("tp_size", facts.arguments.get("tp_size", "1"))
+    given = facts.arguments.get("hicache_storage_backend_extra_config", "")
+    found = _FOLDER.search(given) if ranks.isdecimal() and int(ranks) > 1 else None
+    return found[1] if found else ""
+
+
+def _of_one_folder(facts: LogFacts, death: Death, many: list[Evidence]) -> Finding:
+    folder = _one_folder(facts)
+    return Finding(
+        rule=RULE.id,
+        cause=f"Pages on disk are not read back, and all ranks of this server are given one folder for them ({folder}),"
+        " where files of one rank that are named as another's overwrite those: what lies there is then lost or wrong.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            *of_failure(facts, death, "what the cache said"),
+            *many,
+            over(facts, "server_args", folder, "ssd_offload_path, for every rank"),
+            *of_settings(facts, "hicache_storage_backend", "tp_size"),
+        ),
+        ruled_out_if=("each rank has a folder of its own below it, with files of that rank alone",),
+        advice=(
+            "without ssd_offload_path, or a folder for each rank (a later release adds the rank to the path): and "
+            "delete the files that lie there, which cannot be trusted",
+            "until then --hicache-storage-backend without a disk below it; neither a larger disk nor another prefetch "
+            "policy changes it (SGLang 35484)",
+        ),
+        upstream=("SGLang 35484",),
+    )
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
     alarm = next((alarm for alarm in facts.alarms if alarm.kind == "storage"), None)
     many = [over(facts, "such lines", alarm.count, "of all ranks")] if alarm and alarm.count > 1 else []
@@ -94,6 +129,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         return _of_a_request(facts, death)
     if _lost_segment(facts, death, alarm):
         return _of_a_lost_segment(facts, death, many)
+    if _one_folder(facts):
+        return _of_one_folder(facts, death, many)
     draft = "draft" in death.message.lower()
     unread = _UNREAD.search(death.message) is not None
     what = "the KV of drafts" if draft else "KV"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rules.sizes_differ import MISFIT
 
 _TYPES = frozenset(
     {"InternalTorchDynamoError", "BackendCompilerFailed", "InductorError", "TorchRuntimeError", "Unsupported"}
@@ -14,6 +15,9 @@ _WORDS = pattern(r"torch\._(?:dynamo|inductor)|(?i:dynamo|inductor) (?:failed|er
 
 
 def _explains(death: Death) -> bool:
+    # Shapes that do not fit are the model's own, whoever runs its code.
+    if "with fake tensors" in death.message and MISFIT.search(death.message):
+        return False
     return death.type_name in _TYPES or _WORDS.search(death.message) is not None
 
 

@@ -197,7 +197,12 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         what = f"a check in native code ({asserted[1]}) does not hold, which ends its process"
         look = (*((_COMPILER,) if _OF_A_COMPILER.search(lead.text) else ()), *_CORE)
     amx = lead.kind == "signalled" and facts.settings.get("attention_backend") == "intel_amx"
-    if part := _in_native_code(lead) or _in_library(facts, lead) or (_AMX if amx else ""):
+    if (
+        part := _of_two_engines(facts, lead)
+        or _in_native_code(lead)
+        or _in_library(facts, lead)
+        or (_AMX if amx else "")
+    ):
         look = (part, *look)
     elif lead.kind == "signalled" and not frames and not life:
         look = (_NO_BATCH, *look)
@@ -306,6 +311,27 @@ def _in_native_code(lead: Alarm) -> str:
     """Return what to do about a crash by its Python frame; "" if none is known."""
     frames = [frame for frame in lead.more if ".py:" in frame] if lead.kind == "signalled" else []
     return next((look for files, look in _NATIVE if any(map(files.match, frames))), "")
+
+
+_STORE_SET_UP = pattern(r"mooncake_store\w*\.py:\d+ (?:__init__|setup|warmup|_?init\w*)$")
+
+
+def _of_two_engines(facts: LogFacts, lead: Alarm) -> str:
+    """Return what to do where Mooncake's store was set up in a process that has its transfer engine; "" if not so."""
+    asked = facts.settings
+    both = (
+        asked.get("disaggregation_transfer_backend", "mooncake") == asked.get("hicache_storage_backend") == "mooncake"
+    )
+    split = asked.get("disaggregation_mode", "null") not in ("null", "None")
+    if not (both and split and lead.kind == "signalled" and any(map(_STORE_SET_UP.match, lead.more))):
+        return ""
+    tcp = facts.arguments.get("MOONCAKE_PROTOCOL", "") == "tcp"
+    return (
+        "it was Mooncake's store for the hierarchical cache, as it was set up in a process that has Mooncake's engine "
+        f"for transfers already: {'MOONCAKE_PROTOCOL=rdma in place of tcp, ' if tcp else ''}another "
+        "--hicache-storage-backend (file, nixl), or none on this server, or the other of "
+        "--disaggregation-transfer-backend; then a later mooncake-transfer-engine and release of SGLang (SGLang 21678)"
+    )
 
 
 def _in_library(facts: LogFacts, lead: Alarm) -> str:
