@@ -269,13 +269,18 @@ def test_the_name_of_a_copy_says_its_method():
     ("said", "flags"),
     [
         ("Currently speculative decoding does not support dp attention.", "--enable-dp-attention, --speculative-alg"),
-        ("attn_dp_size has to divide some_size, which it does not", "--attn-dp-size, --some-size"),
+        ("ep_size has to divide tp_size, which it does not", "--ep-size, --tp-size"),
     ],
 )
 def test_a_check_of_arguments_speaks_of_them_in_prose(said, flags):
     frame = '  File "/opt/sglang/srt/server_args.py", line 3, in check\n    x = call(y)\n'
     finding = found_in([ended(f"ValueError: {said}", frame)])[0]
     assert (finding.rule, flags in told(finding)) == ("refused-by-check", True)
+
+
+def test_no_name_of_a_check_is_called_an_argument_that_is_none():
+    frame = '  File "/opt/sglang/srt/server_args.py", line 3, in check\n    x = call(y)\n'
+    assert "--some-size" not in told(found_in([ended("ValueError: ep_size has to divide some_size", frame)])[0])
 
 
 def test_nccls_own_warning_says_what_it_could_not_do():
