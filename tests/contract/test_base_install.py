@@ -113,7 +113,7 @@ def test_it_has_the_arguments_of_every_release(base_install):
     [
         ("--help", 1.1),
         *((f"diagnose tests/data/logs/{log}.log", 3.2) for log in ("probe-logged", "prefix-loss", "illegal-access")),
-        ("dumps show 20261121T103430 --dir dumps/samples", 2.3),
+        ("dumps show 20261121T103430 --dir dumps/samples", 2.7),
     ],
 )
 def test_it_answers_at_once(base_install, line, most):

@@ -41,6 +41,7 @@ def test_what_is_not_imported(line):
         assert sorted(imported & {f"gemma4_triage.cli.{verb}" for verb in VERBS if verb != words[0]}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [f"diagnose {DUMP}", f"diagnose {LOG}"], ids=["dump", "log"])
 def test_no_time_goes_into_looking_for_cycles(line):
     code = (

@@ -22,6 +22,7 @@ def page() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_page_is_the_rows(page: ModuleType) -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.page(text) == text

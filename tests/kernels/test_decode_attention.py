@@ -56,6 +56,7 @@ def assert_attention(found, *inputs):
     assert ((found.double() - expected).abs() <= limit * largest + torch.finfo(found.dtype).tiny).all()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", cases_here(spec.CASES))
 @by_dtype
 @by_path
@@ -82,6 +83,7 @@ def test_every_way_to_share(plan, dtype):
     assert not found[1].any()
 
 
+@pytest.mark.sampled(4)
 @needs_kernel
 @by_plan
 def test_scores_far_apart_in_every_order(plan):

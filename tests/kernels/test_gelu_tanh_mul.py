@@ -55,6 +55,7 @@ def test_against_fp64_and_against_eager(path, case, dtype):
     check(*make(case.rows, case.width, dtype), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_every_bf16_gate(path):
     """All 65,536 of them."""

@@ -51,6 +51,7 @@ def test_against_fp64_and_against_eager(path, case, dtype):
 SMALL = spec.Case("small", 3, 5, 64, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_strides_and_places(path):
     projection, weight, ple = make(SMALL, torch.bfloat16)

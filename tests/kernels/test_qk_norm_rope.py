@@ -131,6 +131,7 @@ def test_any_heads(path, tokens, q_heads, kv_heads, head_dim, dtype, seed):
     check(make(case, dtype, seed=seed), path, both=False)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("path", PATHS)
 def test_bits_of_eager_where_sums_are_exact(path, dtype):
@@ -185,6 +186,7 @@ def test_the_places_that_do_not_turn_are_the_norm_and_position_0_turns_none(path
     assert torch.equal(found.v, normed.v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_int32_positions_and_other_dtypes_of_weights_and_table(path):
     arguments = make(SMALL, torch.bfloat16)
@@ -195,6 +197,7 @@ def test_int32_positions_and_other_dtypes_of_weights_and_table(path):
     check([*arguments[:3], *(w.float() * 1.01 for w in arguments[3:5]), arguments[5].bfloat16(), arguments[6]], path)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", ["contiguous", "odd-address", "one-row-for-all"])
 @pytest.mark.parametrize("path", PATHS)
 def test_layouts(path, layout):
@@ -228,6 +231,7 @@ def test_poisoned_outputs_are_filled_and_nothing_else_is_touched(path, apart):
     assert all(torch.equal(*pair) for pair in zip(arguments, before, strict=True))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("case", [SMALL, spec.Case("least", 3, 3, 1, 2)], ids=["small", "least"])
 @pytest.mark.parametrize("path", PATHS)

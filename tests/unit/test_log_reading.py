@@ -272,6 +272,7 @@ class TestSources:
         whole = zlib.decompressobj(31).decompress(bytes(packed[:at]))
         assert b"".join(found).startswith(whole)
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
     @given(cut=st.integers(0, 3000))
     def test_a_torn_file_never_ends_quietly(self, pack, cut):

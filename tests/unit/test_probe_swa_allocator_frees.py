@@ -146,6 +146,7 @@ class TestLost(OnSmallPools):
         assert dump.manifest.offence_count == 2
 
     # Only 0.5.23 keeps a group's frees in the pools.
+    @pytest.mark.sampled(4)
     @pytest.mark.releases("0.5.23")
     @pytest.mark.parametrize(
         ("there", "defect"),
@@ -204,6 +205,7 @@ class TestLost(OnSmallPools):
 
 
 class TestRange(OnSmallPools):
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("bad", ["zero", "dummy", "beyond", "minus one"])
     def test_a_full_slot_that_was_never_given(self, dumps, allocator, page, bad):
         value = {"zero": 0, "dummy": page - 1, "beyond": (FULL_PAGES + 1) * page, "minus one": -1}[bad]

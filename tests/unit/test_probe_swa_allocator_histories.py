@@ -238,14 +238,16 @@ class Lives(RuleBasedStateMachine):
             assert int(ledger.swa_owner[peer // self.page]) in (slot // self.page, UNKNOWN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "need_sort"),
     [
         (4, True),
-        *(
-            pytest.param(*both, marks=pytest.mark.slow)
-            for both in ((16, False), (16, True), (4, False), (1, False), (1, True))
-        ),
+        (16, False),
+        (16, True),
+        (4, False),
+        (1, False),
+        (1, True),
     ],
 )
 def test_silent_on_every_legal_history(attach, page, need_sort):

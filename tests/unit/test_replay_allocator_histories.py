@@ -14,14 +14,16 @@ from swa_pools import PROBE, extend, make_allocator
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "need_sort"),
     [
         (4, True),
-        *(
-            pytest.param(*both, marks=pytest.mark.slow)
-            for both in ((16, False), (16, True), (4, False), (1, False), (1, True))
-        ),
+        (16, False),
+        (16, True),
+        (4, False),
+        (1, False),
+        (1, True),
     ],
 )
 def test_every_legal_history_holds(attach, tmp_path, page, need_sort):

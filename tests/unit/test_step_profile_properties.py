@@ -88,6 +88,7 @@ KERNEL = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(KEYS, SCALARS | ARGUMENTS) | KERNEL | st.integers(), max_size=12))
 def test_events_of_any_shape_are_counted(events):
     tables: TraceTables = read_tables(events)

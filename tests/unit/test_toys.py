@@ -157,6 +157,7 @@ class TestCommittedPairs:
         assert right >= 2.0
         assert right - wrong >= 0.6
 
+    @pytest.mark.slow
     def test_recurrence_equals_the_assistants_own_forward(self, tools, pair, states) -> None:
         import torch
 

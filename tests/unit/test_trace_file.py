@@ -40,6 +40,7 @@ def read(data: bytes, places: list[int]):
     return list(trace.events()), trace
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(EVENTS, HEADERS, st.booleans(), st.booleans(), st.lists(st.integers(0, 10**6), max_size=12))
 def test_any_split_gives_what_json_gives(events, header, spaced, escaped, places):
@@ -53,6 +54,7 @@ def test_any_split_gives_what_json_gives(events, header, spaced, escaped, places
     assert trace.size_bytes == len(data)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(EVENTS, st.lists(st.integers(0, 10**6), max_size=12))
 def test_an_array_alone_is_a_trace(events, places):
