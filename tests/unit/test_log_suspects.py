@@ -141,7 +141,7 @@ def prompts(count: int, cached: int) -> list[str]:
             prompts(5, 0),
             "storage-without-heads",
         ),
-        ("model_path='/models/own', hicache_storage_backend='file'", prompts(5, 90), "reference"),
+        ("model_path='/models/own', hicache_storage_backend='file'", prompts(5, 90), "pages-of-other-weights"),
         (
             "model_path='/models/own', kv_cache_dtype='fp8_e5m2', attention_backend='fa3'",
             ["FlashAttention3 only supports fp8_e4m3 if using FP8; Setting attention backend to triton."],

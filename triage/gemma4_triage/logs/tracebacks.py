@@ -82,7 +82,7 @@ _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
 # What the kernels that SGLang compiles itself refuse: the next line says of which tensor, in which dimension.
 _GOES_ON = re.compile(
     r"Tensor match failed\b(?!.*Root cause)|NCCL error in: |PTXAS error: |Ninja output:$|ninja exited with status|"
-    r"Triton PTX codegen error|Error\(s\) in loading state_dict"
+    r"Triton PTX codegen error|Error\(s\) in loading state_dict|validation errors? for \w+$"
 )
 _OF_STATES = re.compile(r"size mismatch for |(?:Missing|Unexpected) key")
 _OF_NCCL = re.compile(r"nccl\w+: |Last error:")
@@ -228,6 +228,8 @@ class TracebackReader:
             return _OF_STATES.match(text) is not None
         if "PTXAS error" in known or "codegen error" in known or "inja " in known:
             return _OF_A_COMPILER.match(text) is not None
+        if "validation error" in known:
+            return text.startswith("Value error, ")
         if "NCCL error in: " in known:
             return _OF_NCCL.match(text) is not None or known.endswith("Last error:")
         return goes_on or _ATTEMPT.match(text) is not None

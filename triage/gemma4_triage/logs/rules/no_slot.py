@@ -36,6 +36,14 @@ _IN_FLIGHT = (
     "once with --disable-overlap-schedule, and without drafts if it has any: what a retracted request holds is free "
     "only when the step in flight has ended, and drafts ask for more slots than were counted; then a later release"
 )
+_MIXED = (
+    "without --enable-mixed-chunk: a batch that prefills and decodes has taken pages for its prompts that its decodes "
+    "needed in the same step"
+)
+_OF_WINDOWS = (
+    "the pool of the sliding layers alone is empty, the full one is not: a larger --swa-full-tokens-ratio (now {now}), "
+    "or a smaller --chunked-prefill-size and --max-running-requests"
+)
 _ROWS = pattern(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
 _ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
@@ -63,6 +71,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     retracted = any(rank.retractions.requests for rank in facts.ranks)
     if facts.settings.get("disaggregation_mode") == "decode":
         advice = (_PREALLOCATED, *advice)
+    if not roomy and _of_windows_alone(facts):
+        now = facts.arguments.get("swa_full_tokens_ratio", "not named")
+        advice = (_OF_WINDOWS.format(now=now), *advice[1:])
+    if "Decode" in death.message and facts.arguments.get("enable_mixed_chunk") == "True":
+        advice = (_MIXED, *advice)
     alone = "Prefill" in death.message and not roomy and _one_prompt(facts, death)
     if alone:
         cause = f"{cause.removesuffix('.')}. One prompt alone filled the pool, chunk by chunk, while nothing else ran."
@@ -217,6 +230,13 @@ def _of_numbers(facts: LogFacts, decoding: bool) -> tuple[bool, str] | None:
         said.append(f"that is up to {pages:.0f} pages of {page:.0f}")
     said += [f"{count:.0f} {pool} tokens free" for pool, count in known.items()]
     return all(count >= pages * page for count in known.values()), ", ".join(said)
+
+
+def _of_windows_alone(facts: LogFacts) -> bool:
+    """Say whether nothing was free for the sliding layers and more than was asked for everywhere else."""
+    asked = _number(facts, "asked", "Try to allocate")
+    full, swa = (_number(facts, f"free_{pool}", f"Available {pool} tokens:") for pool in ("full", "swa"))
+    return swa == 0 and asked is not None and full is not None and full > asked
 
 
 def _number(facts: LogFacts, name: str, words: str) -> float | None:

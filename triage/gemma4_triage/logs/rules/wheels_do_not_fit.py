@@ -30,6 +30,7 @@ _TYPES = (
     "CompilationError",
     "KeyError",
     "ValueError",
+    "ValidationError",
     "AttributeError",
     "RuntimeError",
 )
