@@ -161,6 +161,7 @@ CASES = {
     "input-token-of-another-row": ("token-differs", None, None, C.LIKELY),
     "decode-without-a-window": ("parts-disagree", None, None, C.CERTAIN),
     "table-rows-in-another-order": ("null-page-in-live-column", S.FULL_TABLE, D.SWAPPED, C.CERTAIN),
+    "row-written-again-in-another-order": ("request-state-differs", S.REQUEST_ROW, D.SWAPPED, C.LIKELY),
     "too-few-slots-ahead": ("request-state-differs", S.REQUEST_ROW, D.LOST, C.CERTAIN),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
