@@ -161,6 +161,8 @@ CASES = {
     "input-token-of-another-row": ("token-differs", None, None, C.LIKELY),
     "decode-without-a-window": ("parts-disagree", None, None, C.CERTAIN),
     "table-rows-in-another-order": ("null-page-in-live-column", S.FULL_TABLE, D.SWAPPED, C.CERTAIN),
+    "last-slot-not-mapped": ("allocator-past-pool-end", S.SWA_MAPPING, D.ZERO, C.CERTAIN),
+    "row-written-again-in-another-order": ("request-state-differs", S.REQUEST_ROW, D.SWAPPED, C.LIKELY),
     "too-few-slots-ahead": ("request-state-differs", S.REQUEST_ROW, D.LOST, C.CERTAIN),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
@@ -209,3 +211,9 @@ def test_pages_that_came_into_the_cache_with_an_insert_may_be_none_of_its_own():
     ):
         first = named_of(altered(dump, scalars=dump.manifest.scalars | scalars))[0]
         assert (first.structure, first.confidence) == (structure, confidence)
+
+
+def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists():
+    advice = named_of(*dumps_of("last-slot-not-mapped"))[0].advice
+    assert "mapping" in advice[0]
+    assert not any("free list" in line for line in advice)

@@ -65,6 +65,18 @@ def is_left_behind(dump: Dump) -> bool:
     return is_old and apart and scalars.get("node_page_event") == "given"
 
 
+def is_reordered(dump: Dump) -> bool:
+    """Return whether a row got its own pages in another order since the check before, when the cache had them."""
+    scalars = dump.manifest.scalars
+    had, swapped = scalars.get("row_had"), scalars.get("defect") == Defect.SWAPPED
+    return scalars.get("why") == "moved" and swapped and isinstance(had, int) and had == scalars.get("expected")
+
+
+def may_be_the_node(dump: Dump) -> bool | None:
+    """Return None where a row was written again in another order: whether its nodes have that order is not known."""
+    return None if is_reordered(dump) and dump.manifest.scalars.get("structure") == Structure.TREE_NODE else False
+
+
 def own_slot_changed(dump: Dump) -> bool:
     """Return whether the request's own record of its slot changed since its row was looked at, and not the batch."""
     before = dump.manifest.scalars.get("slot_before")

@@ -37,6 +37,9 @@ _WRITTEN = (
     "entry was not written, or was written wrong."
 )
 
+_AT_LISTS = "Look at what changed the free list (free_pages_full, free_pages_swa): a foreign free, a restore_state."
+_AT_MAP = "Look at what writes the mapping after a hand-out: which entries it writes, and in which type."
+
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="alloc_out_of_range")
@@ -73,8 +76,7 @@ def find(incident: Incident) -> Finding | None:
         else Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof, *follows),
         advice=(
-            "Look at the free list and at what changed it: a free of foreign slots, a restore_state, a resized pool. "
-            "free_pages_full and free_pages_swa are in the dump.",
+            _AT_MAP if mapped else _AT_LISTS,
             "Trust no output since the first such hand-out.",
         ),
         next_commands=(

@@ -13,7 +13,7 @@ from gemma4_triage.finding import Finding
 
 ID = "page-given-twice"
 _SHARED = "so a second request overwrites the keys and values of the first"
-_ON_LIST = f"A page that is still in use was handed out again, {_SHARED}: the free list held it all the while."
+_ON_LIST = f"A page that is still in use was handed out again, {_SHARED}: the free list held it before the call."
 _UNKNOWN = f"A page that is still in use was handed out again, {_SHARED}; whether it was freed too early is not known."
 _CAUSES: dict[Structure | None, str] = {
     Structure.FULL_FREE_LIST: _ON_LIST,

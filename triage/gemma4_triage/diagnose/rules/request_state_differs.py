@@ -16,7 +16,9 @@ from gemma4_triage.diagnose.request_accounts import (
     is_as_it_should,
     is_known,
     is_left_behind,
+    is_reordered,
     may_be_the_count,
+    may_be_the_node,
     may_be_the_request,
     may_be_the_reserved_count,
     missed_pages,
@@ -89,6 +91,12 @@ def find(incident: Incident) -> Finding | None:
             f"The row of the request in slot {slot} has a page that the prefix cache was never given: the nodes that "
             "the request holds have another for these tokens, and the row was not written with it."
         )
+    elif is_reordered(dump):
+        structure, defect = Structure.REQUEST_ROW, Defect.SWAPPED
+        cause = (
+            f"The prefix cache wrote the row of the request in slot {slot} again, with its own pages in another order: "
+            f"{scalars.get('value')} where {expected} belongs."
+        )
     elif why == PREFIX and not of_row:
         which = "the row is as it was, the node is not" if of_tree else "which of them is wrong is not known"
         cause = f"The row of the request in slot {slot} and the cache's nodes that it holds have other slots: {which}."
@@ -98,7 +106,7 @@ def find(incident: Incident) -> Finding | None:
         confidence=Confidence.POSSIBLE
         if unsure and not of_tree
         else Confidence.LIKELY
-        if is_new or is_left_behind(dump)
+        if is_new or is_left_behind(dump) or is_reordered(dump)
         else Confidence.CERTAIN,
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
@@ -128,6 +136,7 @@ RULE = Rule(
             in_dump(may_be_the_request),
         ),
         Exclusion("the request was to get another page, and its row was not written", _open_of(Structure.FREE_CALL)),
+        Exclusion("the nodes have that order too, and the row was read from them", in_dump(may_be_the_node)),
         Exclusion("the row is what changed, and the node is as it was", _open_of(Structure.TREE_NODE)),
     ),
 )
