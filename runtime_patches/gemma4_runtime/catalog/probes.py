@@ -272,7 +272,7 @@ PROBES: tuple[Patch, ...] = (
             "trtllm_mha, and the lists of slots on Triton outside CUDA graphs, the draft's too; where the target's "
             "sliding layers write on both, by the map, outside CUDA graphs; the positions of the target's forwards, "
             "and of a frozen draft's outside CUDA graphs; the token that a decode or a verification begins with. From "
-            "0.5.23 on the drafts that are taken, and what an insert leaves in the prefix cache. "
+            "0.5.23 on the drafts that are taken, slots ahead, and what an insert leaves in the prefix cache. "
             "It copies rows to the host and waits for the device, so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",
