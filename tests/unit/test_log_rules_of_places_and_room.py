@@ -12,6 +12,7 @@ from made_logs import (
     death,
     decode,
     died,
+    ended,
     found_in,
     only,
     prefill,
@@ -157,3 +158,26 @@ def test_words_and_places_of_trainers_and_stages(last, frame, word):
     finding = only([decode(1), died(last, frame)])
     assert finding.rule == "told-by-words"
     assert word in told(finding)
+
+
+FREE_OF_TWO = (
+    "Available full tokens: 91000 (full_available_size=91000 + full_evictable_size=0)\n"
+    "Available swa tokens: {swa} (swa_available_size={swa} + swa_evictable_size=0)\n"
+)
+NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size.\nTry to allocate 61 tokens.\n"
+
+
+def no_slot(swa: int, **settings: object) -> str:
+    lines = [started(page_size=1, **settings), FREE_OF_TWO.format(swa=swa), ended(NO_SLOT)]
+    (finding,) = (one for one in found_in(lines) if one.rule == "no-slot")
+    return told(finding)
+
+
+def test_a_pool_of_windows_that_alone_is_empty_is_made_larger_by_its_ratio():
+    assert "--swa-full-tokens-ratio (now 0.2)" in no_slot(0, swa_full_tokens_ratio=0.2)
+    assert "--swa-full-tokens-ratio" not in no_slot(40, swa_full_tokens_ratio=0.2)
+
+
+def test_batches_that_prefill_and_decode_are_left_out_first_where_a_decode_had_no_slot():
+    assert "without --enable-mixed-chunk" in no_slot(0, enable_mixed_chunk=True)
+    assert "mixed" not in no_slot(0, enable_mixed_chunk=False)

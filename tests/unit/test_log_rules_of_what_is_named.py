@@ -236,3 +236,21 @@ def test_two_engines_of_mooncake_in_one_process():
     crash = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f3a1c0b9740 (most recent call first):\n"
     crash += '  File "/opt/sglang/srt/mem_cache/mooncake_store.py", line 338 in __init__\n'
     assert "MOONCAKE_PROTOCOL=rdma" in told(found_in([typed, crash])[0])
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        ("RuntimeError: FlashAttention only support fp16 and bf16 data type", "TRITON_ATTN"),
+        ("ValueError: mm_fp4 accepts 2d tensors, got torch.Size([1, 252, 576]) and torch.Size([576, 3456])", "ignore"),
+    ],
+)
+def test_what_a_kernel_was_given_is_told_with_where_it_comes_from(last, words):
+    finding = only([started(), ended(last)])
+    assert (finding.rule, words in told(finding)) == ("told-by-words", True)
+
+
+def test_what_pydantic_says_below_its_count_is_read():
+    last = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+    said = "  Value error, The checkpoint has model type `a` but Transformers does not recognize this architecture.\n"
+    assert found_in([ended(last), said])[0].rule == "wheels-do-not-fit"

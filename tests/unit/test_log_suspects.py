@@ -14,7 +14,7 @@ from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.started import _PARSERS
 from gemma4_triage.logs.suspects import MOST_SHOWN, PARTS, of_files, suspects
-from made_logs import decode, prefill
+from made_logs import decode, prefill, started
 
 GEMMA = "model_path='google/gemma-4-E4B-it', tool_call_parser='gemma4', reasoning_parser='gemma4'"
 
@@ -378,3 +378,11 @@ def test_a_command_or_a_note_beside_answers_says_what_to_suspect(text, suspect):
 )
 def test_advice_of_a_program_is_no_argument_of_it(text):
     assert read_log("x", [text.encode()]).settings == {}
+
+
+def test_pages_that_other_weights_stored_and_stages_are_suspected():
+    facts = read_log("x", [(started(hicache_storage_backend="file", pp_size=2) + decode(1)).encode()])
+    assert findings(facts) == ()
+    said = " ".join(one.text for one in suspects(facts))
+    assert "without --hicache-storage-backend" in said
+    assert "--pp-size 1" in said

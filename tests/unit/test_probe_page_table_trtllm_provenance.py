@@ -85,7 +85,7 @@ class TestProvenance:
 
     @pytest.mark.parametrize("space", ["full", "swa"])
     def test_a_buffer_that_lies_by_pages_is_as_long(self, attach, backend, swa_allocator, space):
-        """As with 0.5.23's SGLANG_USE_HND_KVCACHE: [pages, heads, tokens of a page, head_dim]."""
+        """0.5.23 lays it out as [pages, heads, tokens of a page, head_dim] with SGLANG_USE_HND_KVCACHE."""
         pool = swa_allocator.get_kvcache()
         bounds = [buffer_of(pool, layer, "target") for layer in (SLIDING, FULL)]
         of_pages = extents(pool, PAGE)

@@ -145,8 +145,8 @@ class TestLost(OnSmallPools):
         assert says(dump, "pool_leak", "free_group_end" if grouped else "free_segment", pool="swa")
         assert dump.manifest.offence_count == 2
 
-    # Only 0.5.23 keeps a group's frees in the pools.
     @pytest.mark.sampled(4)
+    # Only 0.5.23 keeps a group's frees in the pools.
     @pytest.mark.releases("0.5.23")
     @pytest.mark.parametrize(
         ("there", "defect"),

@@ -23,8 +23,8 @@ from gemma4_triage.diagnose.census import (
     first_census,
     invalid_defect,
 )
+from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
-from gemma4_triage.diagnose.hand_out import freed_before
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import calls_went_unseen
 from gemma4_triage.diagnose.where_wrong import Wrong

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import pattern
@@ -36,6 +38,6 @@ def grown_since_start(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ..
     )
 
 
-def _gib(words: object, message: str) -> float | None:
-    found = words.search(message)  # type: ignore[attr-defined]
+def _gib(words: re.Pattern[str], message: str) -> float | None:
+    found = words.search(message)
     return None if found is None else float(found[1]) / (1024 if found[2] == "M" else 1)

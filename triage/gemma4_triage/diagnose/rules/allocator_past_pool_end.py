@@ -5,8 +5,9 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import OUT_OF_RANGE, first_census
+from gemma4_triage.diagnose.earlier_calls import asked_wrong
 from gemma4_triage.diagnose.evidence import cell, lies_inside, said
-from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong, is_what_the_pool_gave
+from gemma4_triage.diagnose.hand_out import hand_out_wrong, is_what_the_pool_gave
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import Wrong

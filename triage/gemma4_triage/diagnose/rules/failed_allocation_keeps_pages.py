@@ -2,8 +2,8 @@
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.earlier_calls import had_room
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.hand_out import had_room
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import are_free, free_list

@@ -15,9 +15,9 @@ from gemma4_triage.diagnose.census import (
     lost_pages,
     mapped_defect,
 )
+from gemma4_triage.diagnose.earlier_calls import mapping_since
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import was_freed
-from gemma4_triage.diagnose.hand_out import mapping_since
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding

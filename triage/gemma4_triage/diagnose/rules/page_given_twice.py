@@ -3,9 +3,10 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
+from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import of_hand_out
-from gemma4_triage.diagnose.hand_out import freed_before, hand_out_wrong, strayed_hand_out
+from gemma4_triage.diagnose.hand_out import hand_out_wrong, strayed_hand_out
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong

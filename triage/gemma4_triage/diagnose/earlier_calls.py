@@ -1,0 +1,163 @@
+"""What earlier calls tell of a wrong slot: who wrote its mapping, who freed its page, and whether there was room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import Offence
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.census import invalid_defect, lost_pages
+from gemma4_triage.diagnose.evidence import event, readable_events, tensor_or_none
+from gemma4_triage.diagnose.hand_out import POOLS, hand_out_wrong
+from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.recorded_calls import gives_back, is_release, request_at, slots_of, swa_peer
+from gemma4_triage.diagnose.where_wrong import Wrong
+
+
+def mapping_since(dump: Dump) -> Wrong:
+    """Return the mapping as wrong where a call that gives back finds another page there than it was written with.
+
+    No structure where the latest call naming the slot had the same, or none did.
+    """
+    records, slots, page = readable_events(dump), tensor_or_none(dump, "slots"), dump.manifest.page_size or 1
+    free = tensor_or_none(dump, "free_pages_swa")
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    if not records or bad is None or (bad.table, bad.column) != ("slots", 1) or slots is None or slots.ndim != 2:
+        return Wrong(None)
+    if not gives_back(records[-1]) or not 0 <= bad.row < len(slots):
+        return Wrong(None)
+    full = int(slots[bad.row, 0])
+    named = ((number, own) for number, past in enumerate(records[:-1]) if (own := swa_peer(past, full)) is not None)
+    number, own = max(named, default=(-1, 0))
+    if number < 0 or gives_back(records[number]) or own == bad.value or own <= 0:
+        return Wrong(None)
+    to, full_page, own_page = bad.value // page, full // page, own // page
+    defect = None
+    if to not in range(1, dump.manifest.extents.get("pages_swa_pool", to + 1)):
+        defect = invalid_defect(to)
+    elif abs(to - own_page) == 1:
+        defect = Defect.OFF_BY_ONE
+    elif to == full_page:
+        defect = Defect.OTHER_SPACE
+    elif free is not None and to in free:
+        defect = Defect.STALE
+    proof = event(dump, number, "call", f"what gave page {full_page} the SWA page {own_page}, not {to}")
+    return Wrong(Structure.SWA_MAPPING, defect, (proof,))
+
+
+def freed_before(incident: Incident, dump: Dump) -> Wrong | None:
+    """Return the free of the page of a hand-out's first bad slot since it was handed out last; None if none is seen.
+
+    By the calls that the dump has, else by the events of the incident's audits. It came too early where the slot after
+    which the request was to go on was its newest, by the decode before; else no structure is named.
+    """
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    if bad is None or (bad.table == "slots" and bad.column not in (0, 1)):
+        return None
+    if hand_out_wrong(dump).structure is Structure.ALLOCATION:
+        return None
+    pool, page = dump.manifest.pool_kind or "full", bad.value // (dump.manifest.page_size or 1)
+    if bad.table == "suspects":
+        page = next((one.page for one in lost_pages(dump)[bad.row : bad.row + 1]), 0)
+        pool = next((one.pool for one in lost_pages(dump)[bad.row : bad.row + 1]), pool)
+    elif bad.table == "slots":
+        pool = POOLS[bad.column]
+    if bad.table == "slots" and (wrong := _freed_by_a_call(dump, bad, pool, page)) is not None:
+        return wrong
+    for audit in incident.of(rule=LEAK):
+        number = _freed_by_an_event(readable_events(audit), pool, page, dump.manifest.step)
+        if number is not None:
+            meaning = f"what gave page {page} of the {pool} pool back before it was handed out again"
+            return Wrong(None, None, (event(audit, number, "site", meaning),))
+    return None
+
+
+def _freed_by_a_call(dump: Dump, bad: Offence, pool: str, page: int) -> Wrong | None:
+    """Return the free among the calls that a dump of the allocator has, if no later one named the page."""
+    events, size = readable_events(dump), dump.manifest.page_size or 1
+    past = events[:-1]
+    named = (n for n in reversed(range(len(past))) if page in {slot // size for slot in slots_of(past[n].get(pool))})
+    number = next((n for n in named if pool == "swa" or not str(past[n].get("call")).startswith("free_swa")), None)
+    if number is None or not gives_back(past[number]):
+        return None
+    at, asked = request_at(events[-1], bad.row), events[-1].get("last_loc")
+    decode = next((one for one in reversed(past) if one.get("call") == "alloc_decode"), {})
+    goes_on = at is not None and isinstance(asked, list) and at < len(asked) and asked[at] >= 0
+    newest = goes_on and bad.value % size > 0 and slots_of(decode.get("full")) == asked
+    proof = event(dump, number, "site", f"what gave page {page} of the {pool} pool back, which has a new slot since")
+    newest = newest and not is_release(past, number)
+    return Wrong(Structure.FREE_CALL if newest else None, Defect.EARLY if newest else None, (proof,))
+
+
+def _freed_by_an_event(records: list[Mapping[str, Any]], pool: str, page: int, step: int | None) -> int | None:
+    """Return the number of the event that gave the page back before the latest hand-out that is no later than `step`.
+
+    None where something else was the latest that happened to it until then.
+    """
+    of_page = [
+        number
+        for number, one in enumerate(records)
+        if one.get("pool") == pool and page in (one.get("first_pages") or ())
+        if step is None or (one.get("step") or 0) <= step
+    ]
+    given = [number for number in of_page if records[number].get("kind") == "handed_out"]
+    before = [number for number in of_page if given and number < given[-1]]
+    return before[-1] if before and records[before[-1]].get("kind") in ("freed", "free_asked") else None
+
+
+def had_room(dump: Dump) -> bool | None:
+    """Return whether both pools had the pages that the latest call asked for; None where the dump does not say."""
+    records, page = readable_events(dump), dump.manifest.page_size or 1
+    free = [tensor_or_none(dump, f"free_before_{pool}") for pool in POOLS]
+    if not records or not isinstance(records[-1].get("seq_lens"), list):
+        return None
+    call = records[-1]
+    begins, ends = call.get("prefix_lens"), [int(end) for end in call["seq_lens"]]
+    if not isinstance(begins, list) or len(begins) != len(ends):
+        begins = [end - 1 for end in ends]
+    asked = sum(-(-end // page) - -(-int(begin) // page) for begin, end in zip(begins, ends, strict=True))
+    counts = [len(pages) for pages in free if pages is not None]
+    return None if len(counts) < len(POOLS) else min(counts) >= asked
+
+
+def asked_wrong(dump: Dump) -> Wrong:
+    """Return why a decode asked to continue from a slot that no request has, by the decode before it.
+
+    There every request of the batch was a token shorter, and its last slot is known. Says nothing of another batch.
+    """
+    decodes = [record for record in readable_events(dump)[-2:] if record.get("call") == "alloc_decode"]
+    if len(decodes) < 2 or not dump.manifest.offences:
+        return Wrong(None)
+    before, now = (record.get("seq_lens") for record in decodes)
+    at, value = dump.manifest.offences[0].row, dump.manifest.offences[0].value
+    if not (isinstance(before, list) and isinstance(now, list) and len(before) == len(now) > 1 and at < len(now)):
+        return Wrong(None)
+    asked = decodes[-1].get("last_loc")
+    if not isinstance(asked, list) or asked[at : at + 1] != [value]:
+        return Wrong(None)
+    if any(new - old != 1 for row, (old, new) in enumerate(zip(before, now, strict=True)) if row != at):
+        return Wrong(None)
+    number = len(readable_events(dump)) - 1
+    if now[at] - before[at] != 1:
+        length, others = now[at] - 1, {count - 1 for row, count in enumerate(now) if row != at}
+        said = event(dump, number, f"seq_lens.{at}", "the length with the new token; every other request grew by one")
+        return Wrong(Structure.BATCH_LENGTHS, _defect_of_length(length, before[at], others), (said,))
+    last = slots_of(decodes[0].get("full"))
+    if at < len(last) and last[at] != value:
+        said = event(dump, number, f"last_loc.{at}", f"the row's last slot; the decode before gave it {last[at]}")
+        return Wrong(Structure.REQUEST_ROW, _invalid_slot(value), (said,))
+    return Wrong(None)
+
+
+def _defect_of_length(length: int, right: int, others: set[int]) -> Defect | None:
+    if length <= 0:
+        return Defect.NEGATIVE if length else Defect.ZERO
+    if abs(length - right) == 1:
+        return Defect.OFF_BY_ONE
+    return Defect.FOREIGN if length in others else None
+
+
+def _invalid_slot(slot: int) -> Defect:
+    return Defect.ZERO if slot == 0 else Defect.NEGATIVE if slot < 0 else Defect.PAST_END
