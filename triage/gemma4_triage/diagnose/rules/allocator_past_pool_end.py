@@ -28,7 +28,6 @@ _WHENCE: dict[Structure | None, str] = {
     Structure.FREE_CALL: " The SWA page in which the request continues had been given back: too early.",
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
-
 _GONE_ON = (
     "A decode goes on behind a slot that its request has left behind, by the calls before: its length is wrong, and "
     "what the allocator gave follows from it."
