@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gemma4_runtime.checks.bindings import Bound
+from gemma4_runtime.checks.bindings import SIDES, Bound, Place
 from gemma4_runtime.checks.geometry import NO_WINDOW
 from gemma4_runtime.release.allocators import store
 
@@ -50,13 +50,13 @@ def bound_now(models: Sequence[Model]) -> tuple[Bound, ...]:
     return tuple(one for model in models for one in _bound(model))
 
 
-def stored_now(model: Model) -> dict[int, tuple[int | None, int | None]]:
+def stored_now(model: Model) -> dict[int, tuple[Place | None, Place | None]]:
     """Store one token for each layer id in the page that nobody reads, and say whose buffers have it.
 
     What the page held is put back. Nothing is stored in a kind of pool whose lookup is not known here.
 
     Returns:
-        By layer id, the ids that read the keys and the values which were stored for it; None: no layer does.
+        By layer id, where the keys and where the values are read which were stored for it; None: no layer reads them.
     """
     pool = model.pool()
     if not _is_plain(pool) or any(one.store_dtype != one.dtype for one in _parts(pool)):
@@ -70,15 +70,16 @@ def stored_now(model: Model) -> dict[int, tuple[int | None, int | None]]:
     at = torch.zeros(1, dtype=torch.int64, device=buffers[0].device)
     with torch.inference_mode():
         for mark, (layer, attention) in enumerate(layers.items(), 1):
-            keys, values = (torch.full_like(read[:1], mark) for read in pool.get_kv_buffer(layer))
+            keys, values = pool.get_kv_buffer(layer)
+            keys, values = torch.full_like(keys[:1], mark), torch.full_like(values[:1], -mark)
             if not store(pool, attention, at, keys, values):
                 # Of a release whose pools are not known: nothing was stored.
                 return {}
         read = {layer: [float(one[0].flatten()[0]) for one in pool.get_kv_buffer(layer)] for layer in layers}
         for buffer, old in zip(buffers, before, strict=True):
             buffer[0].copy_(old)
-    has = [{marks[side]: layer for layer, marks in read.items()} for side in (0, 1)]
-    return {layer: (has[0].get(mark), has[1].get(mark)) for mark, layer in enumerate(layers, 1)}
+    has = {mark: (what, layer) for layer, marks in read.items() for what, mark in zip(SIDES, marks, strict=True)}
+    return {layer: (has.get(mark), has.get(-mark)) for mark, layer in enumerate(layers, 1)}
 
 
 def _parts(pool: Any) -> tuple[Any, ...]:

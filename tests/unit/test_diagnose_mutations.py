@@ -56,6 +56,8 @@ CASES = {
     "row-not-written-by-an-insert": ("request-state-differs", S.REQUEST_ROW, D.STALE, C.LIKELY),
     "kernel-told-of-fewer-keys": ("null-page-in-live-column", S.KERNEL_LENGTHS, None, C.CERTAIN),
     "query-bounds-behind-the-batch": ("table-too-narrow", None, None, C.POSSIBLE),
+    "window-never-asked-of-the-cache": ("scheduler-exception", None, None, C.LIKELY),
+    "group-never-ended": ("scheduler-exception", None, None, C.LIKELY),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -217,3 +219,14 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
     advice = named_of(*dumps_of("last-slot-not-mapped"))[0].advice
     assert "mapping" in advice[0]
     assert not any("free list" in line for line in advice)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("window-never-asked-of-the-cache", "did not give up any of the 336 that it counts as evictable (sliding"),
+        ("group-never-ended", "the one before was never ended"),
+    ],
+)
+def test_an_exception_in_a_dump_is_told_by_what_is_known_of_logs(case, words):
+    assert words in named_of(*dumps_of(case))[0].cause

@@ -40,6 +40,16 @@ class TestWhatIsComputed:
         numbers = f"\nTry to allocate 8192 tokens.\nAvailable full tokens: {free} (a=1 + b=2)\n"
         assert words in only([decode(1), prefill_failed, numbers]).cause
 
+    def test_what_the_cache_counts_as_evictable_and_did_not_give_up(self):
+        failed = death(2, "RuntimeError: Prefill out of memory. Try to lower your batch size.").rstrip()
+        pools = "Available full tokens: 864 (full_available_size=400 + full_evictable_size_=464)"
+        windows = "Available swa: 400 (available_size=64 + component_evictable_size_=336)"
+        finding = only([decode(1), failed, f"\nTry to allocate 73 tokens.\n{pools}\n{windows}\n"])
+        assert "did not give up any of the 336" in finding.cause
+        assert finding.confidence is Confidence.LIKELY
+        both = f"\nTry to allocate 73 tokens.\n{pools}\n{windows.replace('64', '90').replace('400', '426')}\n"
+        assert "although the pools had room" in only([decode(1), failed, both]).cause
+
     def test_a_pool_that_a_prompt_can_never_fit(self):
         pools = f"{stamp(0)} max_total_num_tokens=9000, chunked_prefill_size=2048, context_len=131072\n"
         finding = only([pools, *MADE["never-admitted"]])

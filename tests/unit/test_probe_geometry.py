@@ -283,10 +283,18 @@ def stores_for_the_next(pool, monkeypatch):
     monkeypatch.setattr(swa, "set_kv_buffer", store)
 
 
+def stores_keys_as_values(pool, monkeypatch):
+    swa, original = pool.swa_kv_pool, pool.swa_kv_pool.set_kv_buffer
+    monkeypatch.setattr(
+        swa, "set_kv_buffer", lambda layer, at, k, v, *args, **named: original(layer, at, v, k, *args, **named)
+    )
+
+
 SPOILT = {
     "two layers of one buffer": (one_buffer, "kv_buffer", "the keys of layer 0"),
     "a lookup that is one off": (looks_up_the_one_before, "kv_buffer", "the keys of layer 0"),
     "a store that is one off": (stores_for_the_next, "kv_store", "the keys of layer 1"),
+    "a store that exchanges keys and values": (stores_keys_as_values, "kv_store", "the values of layer 0"),
 }
 """What mixes up the sliding layers 0 and 1 of a pool, what is told first, and what is said to be found."""
 

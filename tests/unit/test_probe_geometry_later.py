@@ -231,8 +231,8 @@ def test_equal_sides_are_no_finding():
 
 # Only 0.5.23 has a function of its own around a decode's kernel.
 @pytest.mark.releases("0.5.23")
-class TestWindowOfAKernel:
-    """What trtllm_mha gives a decode's kernel, through its own forward_decode."""
+class TestWhatAKernelIsGiven:
+    """Window and scale: what trtllm_mha gives a decode's kernel, through its own forward_decode."""
 
     def decode(self, attach, swa_allocator, mode, **more):
         backend = trtllm_backend(swa_allocator)
@@ -260,6 +260,15 @@ class TestWindowOfAKernel:
         (finding,) = conclude(next(iter(group([found]))))
         assert (finding.rule, finding.confidence) == ("parts-disagree", Confidence.CERTAIN)
         assert "another window than the layer of the target has" in finding.cause
+
+    def test_another_scale_is_told(self, attach, swa_allocator):
+        (entry,) = DumpStore(self.decode(attach, swa_allocator, "log", bmm1_scale=0.0625)).list()
+        found = read_dump(entry.path)
+        assert (found.manifest.verdict, found.manifest.scalars["what"]) == ("geometry_mismatch", "kernel_scale")
+        assert found.manifest.scalars["found"] == "0.0625"
+        (finding,) = conclude(next(iter(group([found]))))
+        assert (finding.rule, finding.confidence) == ("parts-disagree", Confidence.CERTAIN)
+        assert "another scale of its scores than the layer of the target has" in finding.cause
 
     def test_in_trap_before_the_kernel(self, attach, swa_allocator):
         with pytest.raises(TrappedViolation, match="kernel_window"):

@@ -123,6 +123,18 @@ def test_a_request_that_is_forgotten(world):
     assert bool(locked) is world.cached
 
 
+@pytest.mark.releases("0.5.23")  # Before it one lock was for both pools.
+def test_a_lock_of_the_window_alone_that_is_left_over(swa):
+    request = swa.start(prompt(1, 40))
+    assert swa.audit().findings == ()
+    # What is said to have been given back already, and was not.
+    request.lock.swa_released = True
+    swa.finish(request)
+    (finding,) = swa.audit().findings
+    assert (finding.fault.name, finding.pool) == ("LOCKED_AT_IDLE", "full")
+    assert (swa.tree.full_protected_size(), swa.tree.swa_protected_size() > 0) == (0, True)
+
+
 @pytest.mark.releases("0.5.13.post1")  # 0.5.23 gives a request's pages and its slot back in one call.
 def test_a_request_that_gave_its_pages_back_and_has_its_slot_still(world):
     # As between cache_finished_req and the free of the slot, which a scheduler's last batch may still name.

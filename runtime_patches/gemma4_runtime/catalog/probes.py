@@ -121,7 +121,7 @@ PROBES: tuple[Patch, ...] = (
             eligibility="Every start, once: the target after its workers exist, a frozen draft before its captures. "
             "There one token of each layer is stored in the page that nobody reads, which is put back. What layers "
             "are bound to is looked at again every 16 steps, in trap at each, and at idle: by addresses and numbers, "
-            "some microseconds a step. On 0.5.23 the window that trtllm_mha gives a decode's kernel.",
+            "some microseconds a step. On 0.5.23 the window and the scale that trtllm_mha gives a decode's kernel.",
             fallback="A third swap, inside a capture, cannot be entered and is not checked; nor is what a captured "
             "graph holds of a binding that changes later.",
             proof=(
@@ -139,9 +139,9 @@ PROBES: tuple[Patch, ...] = (
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.geometry_later:before_next_batch"),
             Hook("scheduler.on_idle", How.BEFORE, f"{_AT}.geometry_later:before_idle"),
             Hook("trtllm.init", How.AFTER, f"{_AT}.page_table:after_init"),
-            Hook("trtllm.forward_decode", How.BEFORE, f"{_AT}.kernel_window:before_attention", ("0.5.23",)),
-            Hook("trtllm.forward_extend", How.BEFORE, f"{_AT}.kernel_window:before_attention", ("0.5.23",)),
-            Hook("trtllm.run_decode", How.BEFORE, f"{_AT}.kernel_window:before_decode_kernel", ("0.5.23",)),
+            Hook("trtllm.forward_decode", How.BEFORE, f"{_AT}.kernel_arguments:before_attention", ("0.5.23",)),
+            Hook("trtllm.forward_extend", How.BEFORE, f"{_AT}.kernel_arguments:before_attention", ("0.5.23",)),
+            Hook("trtllm.run_decode", How.BEFORE, f"{_AT}.kernel_arguments:before_decode_kernel", ("0.5.23",)),
         ),
         self_test=f"{_AT}.geometry:self_test",
     ),

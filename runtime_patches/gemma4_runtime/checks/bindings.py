@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from gemma4_runtime.checks.geometry import NO_WINDOW, Finding, Severity
 
 VERDICT = "geometry_mismatch"
+SIDES = ("keys", "values")
+Place = tuple[str, int]
+"""Where something is read: as one of SIDES, of which layer."""
 _WHY = "it was another at the start, and nothing changes it while a server serves"
 
 
@@ -63,24 +66,24 @@ def check_apart(bound: Sequence[Bound]) -> Iterator[Finding]:
             continue
         seen.add((one.pool, one.layer_id))
         others = [firsts.setdefault((one.pool, place, at), one.layer_id) for place, at in enumerate(one.buffers)]
-        for what, other in zip(("keys", "values"), others, strict=True):
+        for what, other in zip(SIDES, others, strict=True):
             if other != one.layer_id:
                 why = f"both layers' {what} lie in one buffer, or one of them reads the other's"
                 yield _fatal("kv_buffer", f"the {what} of layer {other}", "its own", why, one)
                 break
 
 
-def check_stored(role: str, stored: Mapping[int, tuple[int | None, int | None]]) -> Iterator[Finding]:
+def check_stored(role: str, stored: Mapping[int, tuple[Place | None, Place | None]]) -> Iterator[Finding]:
     """Yield a finding for each layer whose keys or values do not lie where it reads them.
 
     Args:
         role: `target` or `draft`.
-        stored: By layer id, whose buffers have the keys and the values that were written for it; None: nobody's.
+        stored: By layer id, where the keys and the values are read that were written for it; None: nowhere.
     """
     for layer, places in stored.items():
-        for what, other in zip(("keys", "values"), places, strict=True):
-            if other != layer:
-                found = f"the {what} of layer {other}" if other is not None else f"no layer's {what}"
+        for what, place in zip(SIDES, places, strict=True):
+            if place != (what, layer):
+                found = f"the {place[0]} of layer {place[1]}" if place is not None else f"no layer's {what}"
                 why = f"a token's {what} were written for this layer, and it does not read them"
                 yield _fatal("kv_store", found, "its own", why, Bound(role, 0, layer, None, NO_WINDOW, 1.0, None))
                 break

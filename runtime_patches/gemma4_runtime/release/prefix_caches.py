@@ -179,6 +179,8 @@ def _walked(core: Any) -> Iterator[CachedRun]:
     unlocked = _flat(core.walk_for_kv_canary(True, False).slot_indices)
     resident = _flat(core.walk_for_kv_canary(False, True).slot_indices)
     tombstone, locked = ~torch.isin(slots, resident), ~torch.isin(slots, unlocked)
+    # What lies in the window has a lock of its own, which this walk goes by.
+    locked |= ~tombstone & ~torch.isin(slots, _flat(core.walk_for_kv_canary(True, True).slot_indices))
     breaks = (before[1:] != slots[:-1]) | (tombstone[1:] != tombstone[:-1]) | (locked[1:] != locked[:-1])
     starts = [0, *(torch.nonzero(breaks).flatten() + 1).tolist(), slots.numel()]
     for start, stop in pairwise(starts):

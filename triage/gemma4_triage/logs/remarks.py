@@ -19,6 +19,7 @@ MARKS = (
     (b"Try to allocate ", "asked"),
     (b"Available full tokens: ", "free_full"),
     (b"Available swa tokens: ", "free_swa"),
+    (b"Available swa: ", "free_swa"),
     (b"Available tokens: ", "free_full"),
     # As releases before 0.4.7 spell it.
     (b"Avaliable tokens: ", "free_full"),

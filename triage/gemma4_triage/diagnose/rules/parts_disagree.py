@@ -32,8 +32,14 @@ _SOURCES = {
     "one of them is bound to the other's.",
     "draft kv_buffer": "Two layers of the draft have one buffer for their keys or values, by the pool's own lookup: "
     "one of them is bound to the other's.",
-    "target kernel_window": "A decode's kernel is given another window than the layer of the target has; -1 is none.",
-    "draft kernel_window": "A decode's kernel is given another window than the layer of the draft has; -1 is none.",
+    **{
+        f"{role} kernel_{what}": f"A decode's kernel is given another {words} of the {role} has{more}."
+        for role in ("target", "draft")
+        for what, words, more in (
+            ("window", "window than the layer", "; -1 is none"),
+            ("scale", "scale of its scores than the layer", ""),
+        )
+    },
     "target kv_store": "The keys or values that a layer of the target stores do not lie where it reads them.",
 }
 _OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool", "draft scaling")
@@ -114,6 +120,9 @@ def _defect(incident: Incident) -> Defect | None:
         found, what = scalars.get("found"), scalars.get("what")
         if what == "bound_layer" and "draft layer_id" not in said:
             return of_binding(found, str(scalars.get("expected")))
+        if what == "kv_store" and found == f"the values of layer {scalars.get('layers')}":
+            # What was looked for are the keys.
+            return Defect.SWAPPED
         if what in ("kv_buffer", "kv_store"):
             return Defect.DUPLICATE if what == "kv_buffer" else Defect.FOREIGN
         if what in ("bound_layer", "layer_id", "window_left") and isinstance(found, int):

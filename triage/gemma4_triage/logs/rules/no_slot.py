@@ -56,7 +56,7 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
-    cause, advice = cause_in(death, _CAUSES), (_larger(facts), *_ADVICE[1:])
+    cause, advice, sure = cause_in(death, _CAUSES), (_larger(facts), *_ADVICE[1:]), True
     if "mamba cache" in death.message:
         return _of_states(facts, death)
     if "alloc_req_slots" in death.message:
@@ -65,7 +65,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if counted is not None:
         roomy, sums = counted
     if roomy:
-        advice, cause = _not_given(facts)
+        advice, cause, sure = _not_given(facts)
     elif counted is not None:
         cause = f"{cause.removesuffix('.')}: {sums}."
     retracted = any(rank.retractions.requests for rank in facts.ranks)
@@ -92,7 +92,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=RULE.id,
         cause=cause,
-        confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
+        confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
         evidence=(*of_memory(facts, death), *_numbers(facts, counted)),
         advice=advice,
         next_commands=(_SERVE,) if roomy else (PLAN_POOLS,),
@@ -111,27 +111,28 @@ def _larger(facts: LogFacts) -> str:
     )
 
 
-def _not_given(facts: LogFacts) -> tuple[tuple[str, ...], str]:
-    """Return what to do where the pools had room and did not give it, and the cause."""
+def _not_given(facts: LogFacts) -> tuple[tuple[str, ...], str, bool]:
+    """Return what to do where the pools had room and did not give it, the cause, and whether the numbers tell it."""
     asked = _number(facts, "asked", "Try to allocate")
-    text = found.text if (found := facts.remarks.get("free_full")) else ""
-    free, kept = (int(match[1]) if (match := words.search(text)) else None for words in (_FREE, _KEPT))
     states = "free_mamba" in facts.remarks
     advice = (
-        "a lower --max-running-requests and --chunked-prefill-size ask for less at once",
         "once with --disable-radix-cache: nothing has then to be evicted",
+        "a lower --max-running-requests and --chunked-prefill-size ask for less at once",
         *(("more states: a larger --max-mamba-cache-size, or --mamba-full-memory-ratio",) if states else ()),
         "then a later release",
     )
-    if asked is not None and free is not None and kept and free < asked:
-        held = "full pool" + (", beside states" if states else "")
-        return advice, (
-            f"A step asked for {asked:.0f} tokens, {free} were free, and the prefix cache did not give up any of the "
-            f"{kept} that it counts as evictable ({held}): a defect of the release, not a pool that is too small."
-        )
-    return advice, (
-        "A step found no slot although the pools had room: pages are lost, or one pool refused what the other gave."
-    )
+    for pool, name in (("free_full", "full pool"), ("free_swa", "sliding-window pool")):
+        text = found.text if (found := facts.remarks.get(pool)) else ""
+        free, kept = (int(match[1]) if (match := words.search(text)) else None for words in (_FREE, _KEPT))
+        if asked is not None and free is not None and kept and free < asked:
+            held = name + (", beside states" if states else "")
+            said = (
+                f"A step asked for {asked:.0f} tokens, {free} were free, and the prefix cache did not give up any of "
+                f"the {kept} that it counts as evictable ({held}): a defect of the release, not too small a pool."
+            )
+            return advice, said, True
+    said = "A step found no slot although the pools had room: pages are lost, or one pool refused what the other gave."
+    return advice, said, False
 
 
 _ALONE = (
@@ -155,6 +156,11 @@ def _one_prompt(facts: LogFacts, death: Death) -> bool:
     return False
 
 
+_AVAILABLE = {
+    "full": ("Available full tokens", "Available tokens", "Avaliable tokens"),
+    "swa": ("Available swa tokens", "Available swa"),
+}
+"""How releases name what a pool has left."""
 _FREE = pattern(r"available_size(?:\(\))?_?=(\d+)")
 _KEPT = pattern(r"evictable_size(?:\(\))?_?=(\d+)")
 
@@ -216,11 +222,7 @@ def _of_numbers(facts: LogFacts, decoding: bool) -> tuple[bool, str] | None:
         decoding: whether each token that was asked for is of another request, which may need a page of its own.
     """
     asked = _number(facts, "asked", "Try to allocate")
-    free = {pool: _number(facts, f"free_{pool}", f"Available {pool} tokens:") for pool in ("full", "swa")}
-    for words in ("Available tokens:", "Avaliable tokens:"):
-        if free["full"] is None:
-            free["full"] = _number(facts, "free_full", words)
-    known = {pool: count for pool, count in free.items() if count is not None}
+    known = _free(facts)
     if asked is None or not known:
         return None
     page = float(size) if (size := facts.settings.get("page_size", "1")).isdecimal() else 1
@@ -234,9 +236,19 @@ def _of_numbers(facts: LogFacts, decoding: bool) -> tuple[bool, str] | None:
 
 def _of_windows_alone(facts: LogFacts) -> bool:
     """Say whether nothing was free for the sliding layers and more than was asked for everywhere else."""
-    asked = _number(facts, "asked", "Try to allocate")
-    full, swa = (_number(facts, f"free_{pool}", f"Available {pool} tokens:") for pool in ("full", "swa"))
-    return swa == 0 and asked is not None and full is not None and full > asked
+    asked, free = _number(facts, "asked", "Try to allocate"), _free(facts)
+    return free.get("swa") == 0 and asked is not None and free.get("full", 0) > asked
+
+
+def _free(facts: LogFacts) -> dict[str, float]:
+    """Return of each pool how many tokens are free or could be, as far as that is said."""
+    known: dict[str, float] = {}
+    for pool, names in _AVAILABLE.items():
+        for words in names:
+            count = _number(facts, f"free_{pool}", f"{words}:")
+            if count is not None:
+                known.setdefault(pool, count)
+    return known
 
 
 def _number(facts: LogFacts, name: str, words: str) -> float | None:
