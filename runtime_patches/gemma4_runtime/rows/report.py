@@ -72,6 +72,17 @@ def _extents(scheduler: Any) -> dict[str, int]:
     return {"rows_of_requests": rows, "pages_full_pool": slots // page, "slots_full_pool": slots}
 
 
+def _of_forward(made: Any, row: int) -> dict[str, int]:
+    """Return what lengths and positions of a forward's row are made of: its prefix, or the tokens of a verification."""
+    mode, lengths = getattr(made, "forward_mode", None), getattr(made, "seq_lens", None)
+    if mode is None or lengths is None or not len(lengths):
+        return {}
+    if mode.is_target_verify():
+        return {"drafts": int(made.input_ids.shape[0]) // len(lengths)}
+    prefixes = getattr(made, "extend_prefix_lens_cpu", None) if mode.is_extend() else None
+    return {"prefix": int(prefixes[row])} if prefixes is not None and 0 <= row < len(prefixes) else {}
+
+
 def report_wrong(
     scheduler: Any,
     wrong: Sequence[WrongEntry],
@@ -136,6 +147,7 @@ def report_wrong(
                 "token": first.column,
                 "request_slot": slots[first.row],
                 **(had or {"as_before": None}),
+                **(_of_forward(made, first.row) if verdict in (LENGTH, POSITION) else {}),
                 "owners": current.owners_asked(),
             },
             offences=offences(listed, "rows" if verdict == ROW else name, tuple(slots)),

@@ -27,6 +27,7 @@ from gemma4_triage.report.logs_view import print_suspects
 from gemma4_triage.terminal import MANNER, add_row, plain_table, print_line
 from gemma4_triage.threads import thread_url
 
+_WIDEST_VALUE = 100
 _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Confidence.POSSIBLE: "bold"}
 MAX_DUMPS = 12
 
@@ -150,6 +151,8 @@ def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, s
     print_line(console, f"   {finding.cause}")
     table = plain_table("", "", "", "")
     table.show_header = False
+    # A traceback on one line would push what the other values mean out of sight.
+    table.columns[2].max_width, table.columns[2].no_wrap = _WIDEST_VALUE, False
     for evidence in finding.evidence:
         cells = (
             numbers.get(evidence.source, evidence.source),

@@ -1,11 +1,10 @@
 """A batch goes by a row, a length or a write location that is not its request's."""
 
-from collections.abc import Callable
-
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import request_row_evidence
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, REQUEST_STATE, Incident
+from gemma4_triage.diagnose.relation import relation_of
 from gemma4_triage.diagnose.request_accounts import (
     CHECKED,
     NONE,
@@ -22,10 +21,12 @@ from gemma4_triage.diagnose.request_accounts import (
     may_be_the_request,
     may_be_the_reserved_count,
     missed_pages,
+    open_of,
     own_slot_changed,
     sentence_of,
 )
-from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "request-state-differs"
@@ -67,7 +68,10 @@ def find(incident: Incident) -> Finding | None:
         way = "" if defect is None else f" ({defect.value})"
         owner = scalars.get("page_owner")
         of = "" if owner in (None, slot) else f", of a page of the request in slot {owner}"
-        cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{of}{should}{way}."
+        came = f"; {relation}" if (relation := relation_of(dump)) is not None else ""
+        cause = (
+            f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{of}{should}{way}{came}."
+        )
     if why == SHARED and scalars.get("owners") != CHECKED:
         unsure, structure, defect = True, None, None
         cause = (
@@ -111,14 +115,9 @@ def find(incident: Incident) -> Finding | None:
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
         evidence=(*request_row_evidence(dump), *missed_pages(incident)),
-        advice=("What writes this structure in the step of the dump, or in the one before it, is at fault.",),
+        advice=(where_to_look(None if unsure and not of_tree else Structure.TREE_NODE if of_tree else structure),),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
-
-
-def _open_of(structure: Structure) -> Callable[[Seen], bool | None]:
-    """Return what says that it is not known of a finding about this structure, and does not hold of another."""
-    return lambda seen: None if seen.finding.structure is structure else False
 
 
 RULE = Rule(
@@ -135,8 +134,8 @@ RULE = Rule(
             "the request's own record of its slot is wrong, or the order of the batch's requests",
             in_dump(may_be_the_request),
         ),
-        Exclusion("the request was to get another page, and its row was not written", _open_of(Structure.FREE_CALL)),
+        Exclusion("the request was to get another page, and its row was not written", open_of(Structure.FREE_CALL)),
         Exclusion("the nodes have that order too, and the row was read from them", in_dump(may_be_the_node)),
-        Exclusion("the row is what changed, and the node is as it was", _open_of(Structure.TREE_NODE)),
+        Exclusion("the row is what changed, and the node is as it was", open_of(Structure.TREE_NODE)),
     ),
 )

@@ -1,0 +1,66 @@
+"""How wrong numbers may have come from the right ones: by arithmetic that fits every entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gemma4_dumps.reader import Dump
+
+_BITS = (8, 16, 32)
+_FEWEST = 3
+"""Of entries that are wrong by the same amount, before that is said."""
+_LARGEST = 1 << 60
+
+
+def relation_of(dump: Dump) -> str | None:
+    """Return as a clause what all listed entries have in common with what should stand there; None if nothing.
+
+    Args:
+        dump: One of `request-rows`, whose offences have both.
+    """
+    pairs = [
+        (offence.value, offence.lower)
+        for offence in dump.manifest.offences
+        if offence.upper == offence.lower + 1 and abs(offence.value) < _LARGEST
+    ]
+    scalars = dump.manifest.scalars
+    numbers = {name: given for name in ("prefix", "drafts") if isinstance(given := scalars.get(name), int)}
+    if not pairs or any(value == expected for value, expected in pairs):
+        return None
+    return next(_relations(pairs, dump.manifest.page_size or 1, **numbers), None)
+
+
+def _relations(pairs: Sequence[tuple[int, int]], page: int, prefix: int = 0, drafts: int = 0) -> Iterator[str]:
+    apart = {value - expected for value, expected in pairs}
+    values, alike = [value for value, _ in pairs], len(apart) == 1
+    for bits in _BITS:
+        for signed in (True, False):
+            # A zero is more often nothing than the rest of a division.
+            if any(values) and all(value == _cut(expected, bits, signed) for value, expected in pairs):
+                yield f"as a number is that was cut to {bits} bits"
+    if prefix > 1 and apart == {-prefix}:
+        yield f"too low by {prefix}, the tokens of the request's prefix: that is left out"
+    if drafts > 1 and apart == {-drafts}:
+        yield f"too low by {drafts}, the tokens of a verification: these are left out"
+    if drafts > 1 and apart == {drafts}:
+        yield f"too high by {drafts}, the tokens of a verification: these are counted once more"
+    if page > 1:
+        if all(value > 1 and value in (expected // page, -(-expected // page)) for value, expected in pairs):
+            yield f"as many pages as there should be tokens: divided by the page size, {page}"
+        if all(value == expected * page and expected for value, expected in pairs):
+            yield f"multiplied by the page size, {page}"
+        if len(pairs) > 1 and all(value == expected // page * page for value, expected in pairs):
+            yield f"rounded down to whole pages of {page}"
+        if len(pairs) > 1 and all(value == -(-expected // page) * page for value, expected in pairs):
+            yield f"rounded up to whole pages of {page}"
+    if len(pairs) > 1 and all(value == 2 * expected for value, expected in pairs):
+        yield "twice what it should be"
+    if alike and len(pairs) >= _FEWEST:
+        by = apart.pop()
+        yield f"each of {len(pairs)} entries too {'high' if by > 0 else 'low'} by {abs(by)}"
+
+
+def _cut(number: int, bits: int, signed: bool) -> int:
+    """Return what is left of a number in so many bits."""
+    half = 1 << (bits - 1) if signed else 0
+    return (number + half) % (1 << bits) - half

@@ -1,0 +1,31 @@
+"""Which functions of SGLang's write a structure: where to look for what wrote it wrongly. Read in 0.5.13 and 0.5.23."""
+
+from __future__ import annotations
+
+from gemma4_dumps.structures import Structure
+
+WRITTEN_BY: dict[Structure, tuple[str, ...]] = {
+    Structure.REQUEST_ROW: ("alloc_for_extend", "alloc_for_decode", "write_cache_indices", "init_next_round_input"),
+    Structure.FULL_TABLE: ("init_forward_metadata",),
+    Structure.SWA_TABLE: ("init_forward_metadata", "translate_loc_from_full_to_swa"),
+    Structure.WRITE_LOCATIONS: ("alloc_for_extend", "alloc_for_decode", "translate_loc_from_full_to_swa"),
+    Structure.KERNEL_LENGTHS: ("init_forward_metadata",),
+    Structure.BATCH_LENGTHS: ("prepare_for_decode", "filter_batch", "merge_batch", "resolve_forward_inputs"),
+    Structure.POSITIONS: ("ForwardBatch.init_new", "compute_position", "set_frozen_kv_positions"),
+    Structure.ROW_INDICES: ("prepare_for_extend", "filter_batch", "merge_batch"),
+    Structure.TREE_NODE: ("insert", "evict", "_split_node"),
+    Structure.TREE_LOCK: ("inc_lock_ref", "dec_lock_ref", "_split_node"),
+    Structure.REQUEST_COUNTERS: ("prepare_for_decode", "alloc_for_decode", "release_kv_cache"),
+}
+"""Of each structure that is held against its request; the names of a class' methods where several have one."""
+
+
+def where_to_look(structure: Structure | None) -> str:
+    """Return which functions to look at, as advice."""
+    names = WRITTEN_BY.get(structure, ()) if structure is not None else ()
+    if not names:
+        return "What writes this structure in the step of the dump, or in the one before it, is at fault."
+    return (
+        "What wrote it in the step of the dump, or in the one before it, is at fault. In SGLang these do: "
+        f"{', '.join(names)}."
+    )
