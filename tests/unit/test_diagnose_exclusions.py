@@ -229,6 +229,7 @@ UNLESS_PROVEN = {
     ("null-page-in-live-column", "the request's row"),
     ("page-past-pool-end", "a stray value"),
     ("pages-leaked", "a session"),
+    ("pages-leaked", "an eviction of all"),
     ("pages-leaked", "the row or the counts"),
     ("request-state-differs", "the prefix cache counts"),
     ("request-state-differs", "the request has the slots"),

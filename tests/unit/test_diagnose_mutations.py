@@ -58,6 +58,7 @@ CASES = {
     "query-bounds-behind-the-batch": ("table-too-narrow", None, None, C.POSSIBLE),
     "window-never-asked-of-the-cache": ("scheduler-exception", None, None, C.LIKELY),
     "group-never-ended": ("scheduler-exception", None, None, C.LIKELY),
+    "cache-emptied-alone": ("pages-leaked", None, D.LOST, C.LIKELY),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -226,7 +227,8 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
     [
         ("window-never-asked-of-the-cache", "did not give up any of the 336 that it counts as evictable (sliding"),
         ("group-never-ended", "the one before was never ended"),
+        ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
-def test_an_exception_in_a_dump_is_told_by_what_is_known_of_logs(case, words):
+def test_what_the_sentence_says_of_its_dump(case, words):
     assert words in named_of(*dumps_of(case))[0].cause

@@ -23,6 +23,7 @@ MARKS = (
     (b"Available tokens: ", "free_full"),
     # As releases before 0.4.7 spell it.
     (b"Avaliable tokens: ", "free_full"),
+    (b"Testing retraction. ", "retracts_on_purpose"),
     (b"batch_size()=", "hung_batch"),
     (b"but the state was deleted in TokenizerManager", "orphan"),
     (b"aborted last request", "aborted_last"),

@@ -5,8 +5,8 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import GIVEN, NOWHERE, keeps_prefixes, lost_pages
-from gemma4_triage.diagnose.evidence import cell, has_ended, readable_events, said
+from gemma4_triage.diagnose.census import NOWHERE, keeps_prefixes
+from gemma4_triage.diagnose.evidence import cell, has_ended, said
 from gemma4_triage.diagnose.freed_pages import (
     cache_has_the_full_page,
     lost_by_a_count,
@@ -15,26 +15,22 @@ from gemma4_triage.diagnose.freed_pages import (
     stands_twice,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.lost_by_the_cache import (
+    EMPTIED,
+    EVICTED,
+    LOST,
+    PROMPTS,
+    SWA_SIDE,
+    an_eviction_was_near,
+    are_of_prompts,
+    is_empty,
+    may_be_an_eviction,
+    were_given,
+)
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, calls_went_unseen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
-_GIVEN = (
-    "the prefix cache was given all of them, nobody has asked for them back, and none of its nodes has them, so it is "
-    "the cache that has lost them"
-)
-_EVICTED = (
-    "the prefix cache was given all of them, and has them no more: it has lost them, or an eviction, of which there "
-    "was one shortly before, took them out of it and left out their free"
-)
-_SWA_SIDE = (
-    "the prefix cache has their full pages, which still lead to them, and counts them as evicted: an eviction left out "
-    "their free, or whoever gave the cache these pages counted too many as evicted"
-)
-_OF_CACHE = (
-    "all of them are of prompts, which the prefix cache takes over, and what their owners were given for their answers "
-    "was freed, so it is the cache that has lost them"
-)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -63,18 +59,30 @@ def find(incident: Incident) -> Finding | None:
         # A row, a count or a free in its place may be wrong as well, or what names another page twice.
         and not (calls_went_unseen(dump) or stands_twice(dump))
     )
-    given = _given_to_cache(dump)
-    evicted = given and any(record.get("site") == "evict_tree" for record in readable_events(dump))
-    of_cache = given or (keeps_prefixes(dump) and known and ended is True and _only_prompts(dump))
+    given = were_given(dump)
+    evicted = given and an_eviction_was_near(dump)
+    of_cache = given or (keeps_prefixes(dump) and known and ended is True and are_of_prompts(dump))
+    emptied = given and is_empty(dump)
     if beside := cache_has_the_full_page(dump):
-        given = evicted = of_cache = known = False
-    why = _SWA_SIDE if beside else _EVICTED if evicted else _GIVEN if given else _OF_CACHE if of_cache else ""
+        given = evicted = of_cache = known = emptied = False
+    told = ((beside, SWA_SIDE), (emptied, EMPTIED), (evicted, EVICTED), (given, LOST), (of_cache, PROMPTS))
+    why = next((words for holds, words in told if holds), "")
     return Finding(
         rule=ID,
-        structure=None if evicted else Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
+        structure=None
+        if evicted or emptied
+        else Structure.TREE_NODE
+        if of_cache
+        else Structure.FREE_CALL
+        if known
+        else None,
         defect=Defect.LOST,
         cause=f"Pages belong to nobody and are not free{where}: {why or _why(known, ended)}.",
-        confidence=Confidence.CERTAIN if known or (given and not evicted) else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY
+        if emptied
+        else Confidence.CERTAIN
+        if known or (given and not evicted)
+        else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         advice=(
             "Nobody will free these pages: look at what that site does when its request ends, is aborted or retracted.",
@@ -85,17 +93,6 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump),),
         upstream=("SGLang 11970", "SGLang 7130"),
     )
-
-
-def _given_to_cache(dump: Dump) -> bool:
-    """Return whether the cache was given all that is lost of the full pool, and nobody asked for any of it back."""
-    lost = [one for one in lost_pages(dump) if one.fault == "nowhere" and one.pool == "full"]
-    return bool(lost) and all(one.last_event == GIVEN for one in lost)
-
-
-def _only_prompts(dump: Dump) -> bool:
-    """Return whether all that is lost was handed out for prompts; who was never released leaves its answer's too."""
-    return all(one.alloc_site == "alloc_for_extend" for one in suspects(dump) if one.fault == "nowhere")
 
 
 def _why(known: bool, ended: bool | None) -> str:
@@ -132,6 +129,7 @@ RULE = Rule(
             "their last owner still runs, and a count of its own does not reach them",
             lambda seen: lost_by_a_count(seen.incident) is not None,
         ),
+        Exclusion("an eviction of all that the cache had left out its free", may_be_an_eviction),
         Exclusion("the row or the counts of who held them had lost them before it gave back what it had", _may_be_open),
     ),
     leads_to=LOSES_PAGES,
