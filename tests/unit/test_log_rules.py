@@ -341,3 +341,12 @@ def test_every_pattern_of_a_rule_compiles():
     assert len(found) > 200
     for one in found:
         re.compile(one.pattern, one._flags)
+
+
+def test_retractions_on_purpose_are_a_note():
+    sample = (SAMPLES / "prefix-loss.log").read_text()
+    last = "Testing retraction. #retracted_reqs: 1, #new_tokens_gained: 32\n"
+    (told,) = found_in([sample, last])
+    assert (told.rule, told.is_note) == ("prefix-cache-loss", True)
+    assert "SGLANG_TEST_RETRACT" in told.cause
+    assert not of_sample("prefix-loss")["prefix-cache-loss"].is_note

@@ -387,11 +387,3 @@ class TestHangs:
         finding = only(MADE["hang"])
         assert "does not say where" in finding.cause
         assert finding.next_commands == ("gemma4-triage collect URL",)
-
-
-def test_retractions_on_purpose_are_a_note():
-    line = f"{stamp(9)} Testing retraction. #retracted_reqs: 1, #new_tokens_gained: 32\n"
-    (lost,) = findings(read("".join(MADE["prefix-loss"])))
-    (told,) = findings(read("".join([*MADE["prefix-loss"], line])))
-    assert (lost.rule, lost.is_note, told.rule, told.is_note) == ("prefix-cache-loss", False, "prefix-cache-loss", True)
-    assert "SGLANG_TEST_RETRACT" in told.cause
