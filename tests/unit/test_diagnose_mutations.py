@@ -59,6 +59,9 @@ CASES = {
     "window-never-asked-of-the-cache": ("scheduler-exception", None, None, C.LIKELY),
     "group-never-ended": ("scheduler-exception", None, None, C.LIKELY),
     "cache-emptied-alone": ("pages-leaked", None, D.LOST, C.LIKELY),
+    "last-pages-read-at-their-end": ("null-page-in-live-column", S.FULL_TABLE, None, C.CERTAIN),
+    "lengths-cut-to-8-bits": ("request-state-differs", S.BATCH_LENGTHS, D.NEGATIVE, C.LIKELY),
+    "positions-without-the-prefix": ("request-state-differs", S.POSITIONS, None, C.CERTAIN),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -227,6 +230,9 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
     [
         ("window-never-asked-of-the-cache", "did not give up any of the 336 that it counts as evictable (sliding"),
         ("group-never-ended", "the one before was never ended"),
+        ("last-pages-read-at-their-end", "its columns were counted by whole pages, or read at a page's last token"),
+        ("lengths-cut-to-8-bits", "as a number is that was cut to 8 bits"),
+        ("positions-without-the-prefix", "too low by 96"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

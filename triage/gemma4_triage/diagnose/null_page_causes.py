@@ -52,6 +52,10 @@ _CAUSES: dict[Structure | None, str] = {
     Structure.ROW_INDICES: "The batch reads a row of req_to_token that is not the request's: it holds nothing.",
 }
 
+_LAST_COLUMNS = (
+    "It is the last page of every request that has not filled it, and no other: its columns were counted by whole "
+    "pages, or read at a page's last token, which those requests do not have yet."
+)
 
 _FEWER = (
     "The kernel is told of fewer keys than the request has: it looks for the window of the newest where older ones "
@@ -73,7 +77,18 @@ def cause_of(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
         return _TWICE
     if wrong.structure is Structure.FULL_TABLE and wrong.defect in (Defect.SWAPPED, Defect.FOREIGN):
         return _ROW_OF_ANOTHER
-    return FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN)
+    said = FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN)
+    return f"{said} {_LAST_COLUMNS}" if wrong.structure is Structure.FULL_TABLE and _last_columns(dump) else said
+
+
+def _last_columns(dump: Dump) -> bool:
+    """Return whether it is the last page of each request that has not filled it, of several, and nothing else."""
+    manifest, lengths = dump.manifest, tensor_or_none(dump, BELIEVED)
+    if lengths is None or not manifest.page_size or manifest.offence_count != len(manifest.offences):
+        return False
+    open_rows = [(row, int(length) // manifest.page_size) for row, length in enumerate(lengths)]
+    open_rows = [place for place, length in zip(open_rows, lengths, strict=True) if int(length) % manifest.page_size]
+    return len(open_rows) > 1 and [(one.row, one.column) for one in manifest.offences] == open_rows
 
 
 def _told_of_fewer(dump: Dump) -> bool:
