@@ -62,6 +62,7 @@ CASES = {
     "last-pages-read-at-their-end": ("null-page-in-live-column", S.FULL_TABLE, None, C.CERTAIN),
     "lengths-cut-to-8-bits": ("request-state-differs", S.BATCH_LENGTHS, D.NEGATIVE, C.LIKELY),
     "positions-without-the-prefix": ("request-state-differs", S.POSITIONS, None, C.CERTAIN),
+    "window-freed-and-freed-again": ("unset-slot-freed", S.FREE_CALL, D.DUPLICATE, C.LIKELY),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),

@@ -14,6 +14,7 @@ from gemma4_triage.diagnose.hand_out import POOLS, hand_out_wrong
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.recorded_calls import gives_back, is_release, request_at, slots_of, swa_peer
 from gemma4_triage.diagnose.where_wrong import Wrong
+from gemma4_triage.finding import Evidence
 
 
 def mapping_since(dump: Dump) -> Wrong:
@@ -45,6 +46,22 @@ def mapping_since(dump: Dump) -> Wrong:
         defect = Defect.STALE
     proof = event(dump, number, "call", f"what gave page {full_page} the SWA page {own_page}, not {to}")
     return Wrong(Structure.SWA_MAPPING, defect, (proof,))
+
+
+def window_given_back(dump: Dump) -> tuple[Evidence, ...]:
+    """Return the call that gave back the SWA page of a slot which a free finds without one; nothing if none is seen."""
+    records, slots = readable_events(dump), tensor_or_none(dump, "slots")
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    if bad is None or (bad.table, bad.column) != ("slots", 1) or slots is None or slots.ndim != 2:
+        return ()
+    if not records or not 0 <= bad.row < len(slots):
+        return ()
+    full = int(slots[bad.row, 0])
+    number = next((n for n in reversed(range(len(records) - 1)) if full in slots_of(records[n].get("full"))), None)
+    if number is None or not str(records[number].get("call")).startswith("free_swa"):
+        return ()
+    peer = swa_peer(records[number], full)
+    return (event(dump, number, "call", f"what gave back SWA slot {peer} of full slot {full} before"),) if peer else ()
 
 
 def freed_before(incident: Incident, dump: Dump) -> Wrong | None:

@@ -3,42 +3,52 @@
 The allocator probe sees the call. In `contain` there is none, and the leak audit finds page 0 on the free list later.
 """
 
-from gemma4_dumps.audit_findings import TABLE, suspects
-from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
-from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.earlier_calls import window_given_back
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.page_zero_listed import at_audit, names_a_page
 from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "unset-slot-freed"
-_OF_A_FREE = {
-    "by_request_slot": "the request that was released",
-    "slots": "how many slots of page 0: a row that was never written has one, over and over",
-}
+_TWICE = (
+    "A free of both pools names slots whose SWA pages had been given back before: only their full pages were to go."
+)
+_ADVICE_TWICE = (
+    "Look at what parts a free by how far the window's pages are gone (swa_evicted_seqlen, the cache's tombstones): "
+    "slots below that are freed in the full pool alone (free_full_segment).",
+    "Released, page 0 is handed out as a normal page, while padded tokens keep writing to it.",
+)
 
 
 def find(incident: Incident) -> Finding | None:
     at_free = _at_free(incident)
-    at_audit, _ = _at_audit(incident)
-    if not at_free and not at_audit:
+    audited, _ = at_audit(incident)
+    if not at_free and not audited:
         return None
-    by_call = any("events" in piece.field for piece in at_audit)
+    by_call = any("events" in piece.field for piece in audited)
+    refused = _refused(incident)
+    before = () if refused is None else window_given_back(refused)
     return Finding(
         rule=ID,
         # A row that was never written holds 0 everywhere; slots 0 to 15 are those of a page that somebody named.
-        structure=Structure.FREE_CALL if _names_a_page(incident) else None,
-        defect=Defect.ZERO,
-        cause=(
+        structure=Structure.FREE_CALL if before or names_a_page(incident) else None,
+        defect=Defect.DUPLICATE if before else Defect.ZERO,
+        cause=_TWICE
+        if before
+        else (
             "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row "
             "holds 0, and so does the mapping of a slot without an SWA peer."
         ),
         # Without a call that freed it the list may have been overwritten.
         confidence=Confidence.CERTAIN if at_free or by_call else Confidence.POSSIBLE,
-        evidence=(*at_free, *at_audit),
-        advice=(
+        evidence=(*at_free, *before, *audited),
+        advice=_ADVICE_TWICE
+        if before
+        else (
             "Released, page 0 is handed out as a normal page, while padded tokens keep writing to it.",
             "Look at the caller's row: it frees more of it than the request wrote (kv_allocated_len, evicted prefix).",
         ),
@@ -51,76 +61,24 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _at_free(incident: Incident) -> tuple[Evidence, ...]:
+    dump = _refused(incident)
+    if dump is None:
+        return ()
+    return (
+        said(dump, "offences.0.value", "the slot to be freed"),
+        said(dump, "offences.0.lower", "the first slot that the pool hands out"),
+        said(dump, "site", "the call that frees it"),
+        said(dump, "pool_kind", "of which pool"),
+    )
+
+
+def _refused(incident: Incident) -> Dump | None:
+    """Return the dump of the call that was to free slots of page 0 alone."""
     for dump in incident.of(rule="swa-free-range", verdict="free_out_of_range"):
         offences, page = dump.manifest.offences, dump.manifest.page_size or 1
         if offences and all(0 <= offence.value < page for offence in offences):
-            return (
-                said(dump, "offences.0.value", "the slot to be freed"),
-                said(dump, "offences.0.lower", "the first slot that the pool hands out"),
-                said(dump, "site", "the call that frees it"),
-                said(dump, "pool_kind", "of which pool"),
-            )
-    return ()
-
-
-def _names_a_page(incident: Incident) -> bool:
-    dump = incident.first(rule="swa-free-range", verdict="free_out_of_range")
-    if dump is not None:
-        return len({offence.value for offence in dump.manifest.offences}) > 1
-    audit = _audit(incident)
-    number = None if audit is None else _free_of_no_page(audit)
-    return audit is not None and number is not None and "slots" in readable_events(audit)[number]
-
-
-def _at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
-    """Return also whether other pages are listed beside page 0."""
-    dump = _audit(incident)
-    if dump is None:
-        return (), False
-    pages = _pages(dump)
-    evidence = (
-        cell(dump, TABLE, (pages.index(0), 0), "a page on the free list that the pool never hands out"),
-        said(dump, "pool_kind", "of which pool"),
-        said(dump, "step", "when the audit saw it"),
-        said(dump, f"scalars.{dump.manifest.pool_kind}_available", "tokens free in that pool, with page 0's"),
-        *_freed_by(dump),
-    )
-    return evidence, any(pages)
-
-
-def _audit(incident: Incident) -> Dump | None:
-    """Return the first audit that has page 0 on a free list."""
-    return next((dump for dump in incident.of(rule=LEAK, verdict="free_out_of_range") if 0 in _pages(dump)), None)
-
-
-def _freed_by(dump: Dump) -> tuple[Evidence, ...]:
-    number = _free_of_no_page(dump)
-    if number is None:
-        return ()
-    known = [name for name in ("by_request_slot", "slots") if readable_events(dump)[number].get(name) is not None]
-    return (
-        event(dump, number, "site", "the first free of no page of the pool"),
-        event(dump, number, "step", "when that was"),
-        *(event(dump, number, name, _OF_A_FREE[name]) for name in known),
-    )
-
-
-def _free_of_no_page(dump: Dump) -> int | None:
-    """Return the first free whose slots are of no page of the pool, if it is among the events that the audit kept."""
-    for number, record in enumerate(readable_events(dump)):
-        freed = record.get("kind") in ("free_asked", "freed") and record.get("pool") == dump.manifest.pool_kind
-        if freed and record.get("pages") == 0:
-            return number
+            return dump
     return None
-
-
-def _pages(dump: Dump) -> list[int]:
-    try:
-        listed = suspects(dump)
-    except DumpError:
-        return []
-    # Request slot 0 is no page.
-    return [suspect.page if suspect.pool in ("full", "swa") else -1 for suspect in listed]
 
 
 # Handed out, page 0 stands in live tables; several requests hold it, overwrite its mapping, and free it in turn.
@@ -132,7 +90,7 @@ RULE = Rule(
     ruled_out_if=(
         Exclusion(
             "slots above page 0 are listed too: then the list itself is wrong",
-            lambda seen: not _at_free(seen.incident) and _at_audit(seen.incident)[1],
+            lambda seen: not _at_free(seen.incident) and at_audit(seen.incident)[1],
         ),
         Exclusion("the row was written, and its slots were overwritten with those of page 0"),
     ),

@@ -1,0 +1,73 @@
+"""Page 0 on a free list, as an audit found it, and the free of no page that put it there."""
+
+from gemma4_dumps.audit_findings import TABLE, suspects
+from gemma4_dumps.errors import DumpError
+from gemma4_dumps.reader import Dump
+from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
+from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.finding import Evidence
+
+_OF_A_FREE = {
+    "by_request_slot": "the request that was released",
+    "slots": "how many slots of page 0: a row that was never written has one, over and over",
+}
+
+
+def names_a_page(incident: Incident) -> bool:
+    dump = incident.first(rule="swa-free-range", verdict="free_out_of_range")
+    if dump is not None:
+        return len({offence.value for offence in dump.manifest.offences}) > 1
+    audit = _audit(incident)
+    number = None if audit is None else _free_of_no_page(audit)
+    return audit is not None and number is not None and "slots" in readable_events(audit)[number]
+
+
+def at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
+    """Return also whether other pages are listed beside page 0."""
+    dump = _audit(incident)
+    if dump is None:
+        return (), False
+    pages = _pages(dump)
+    evidence = (
+        cell(dump, TABLE, (pages.index(0), 0), "a page on the free list that the pool never hands out"),
+        said(dump, "pool_kind", "of which pool"),
+        said(dump, "step", "when the audit saw it"),
+        said(dump, f"scalars.{dump.manifest.pool_kind}_available", "tokens free in that pool, with page 0's"),
+        *_freed_by(dump),
+    )
+    return evidence, any(pages)
+
+
+def _audit(incident: Incident) -> Dump | None:
+    """Return the first audit that has page 0 on a free list."""
+    return next((dump for dump in incident.of(rule=LEAK, verdict="free_out_of_range") if 0 in _pages(dump)), None)
+
+
+def _freed_by(dump: Dump) -> tuple[Evidence, ...]:
+    number = _free_of_no_page(dump)
+    if number is None:
+        return ()
+    known = [name for name in ("by_request_slot", "slots") if readable_events(dump)[number].get(name) is not None]
+    return (
+        event(dump, number, "site", "the first free of no page of the pool"),
+        event(dump, number, "step", "when that was"),
+        *(event(dump, number, name, _OF_A_FREE[name]) for name in known),
+    )
+
+
+def _free_of_no_page(dump: Dump) -> int | None:
+    """Return the first free whose slots are of no page of the pool, if it is among the events that the audit kept."""
+    for number, record in enumerate(readable_events(dump)):
+        freed = record.get("kind") in ("free_asked", "freed") and record.get("pool") == dump.manifest.pool_kind
+        if freed and record.get("pages") == 0:
+            return number
+    return None
+
+
+def _pages(dump: Dump) -> list[int]:
+    try:
+        listed = suspects(dump)
+    except DumpError:
+        return []
+    # Request slot 0 is no page.
+    return [suspect.page if suspect.pool in ("full", "swa") else -1 for suspect in listed]
