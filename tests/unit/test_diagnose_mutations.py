@@ -63,6 +63,8 @@ CASES = {
     "lengths-cut-to-8-bits": ("request-state-differs", S.BATCH_LENGTHS, D.NEGATIVE, C.LIKELY),
     "positions-without-the-prefix": ("request-state-differs", S.POSITIONS, None, C.CERTAIN),
     "window-freed-and-freed-again": ("unset-slot-freed", S.FREE_CALL, D.DUPLICATE, C.LIKELY),
+    "slots-given-once-more": ("request-state-differs", S.REQUEST_ROW, None, C.CERTAIN),
+    "chunk-resumed-a-page-early": ("request-state-differs", S.REQUEST_ROW, None, C.CERTAIN),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -234,8 +236,17 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("last-pages-read-at-their-end", "its columns were counted by whole pages, or read at a page's last token"),
         ("lengths-cut-to-8-bits", "as a number is that was cut to 8 bits"),
         ("positions-without-the-prefix", "too low by 96"),
+        ("slots-given-once-more", "these tokens got slots once more, or another request's slots went into this row"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
 def test_what_the_sentence_says_of_its_dump(case, words):
     assert words in named_of(*dumps_of(case))[0].cause
+
+
+def test_a_page_of_its_own_where_the_cache_has_one_was_given_once_more():
+    (dump,) = dumps_of("chunk-resumed-a-page-early")
+    words = "these tokens, which the prefix cache has, got slots once more"
+    for owner, told in ((8, True), (6, False), (None, False)):
+        first = named_of(altered(dump, scalars=dump.manifest.scalars | {"page_owner": owner}))[0]
+        assert (words in first.cause) is told

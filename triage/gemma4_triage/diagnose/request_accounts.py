@@ -73,6 +73,25 @@ def is_reordered(dump: Dump) -> bool:
     return scalars.get("why") == "moved" and swapped and isinstance(had, int) and had == scalars.get("expected")
 
 
+def slots_given_again(dump: Dump) -> str | None:
+    """Return as a clause that tokens which had slots got others; None where the page that stands there is not new."""
+    scalars = dump.manifest.scalars
+    event, why, slot = (scalars.get(name) for name in ("page_event", "why", "request_slot"))
+    if why == "owner" and event == "handed_out" and scalars.get("page_was_own") is False:
+        return (
+            "that page was handed out and is nobody's yet: these tokens got slots once more, or another request's "
+            "slots went into this row"
+        )
+    had, expected = scalars.get("row_had"), scalars.get("expected")
+    of_cache = why == PREFIX and isinstance(had, int) and had == expected and scalars.get("node_page_event") == "given"
+    if of_cache and event in ("owned", "handed_out") and scalars.get("page_owner") == slot:
+        return (
+            "the page is a new one of its own: these tokens, which the prefix cache has, got slots once more, as where "
+            "a prefix is taken to be shorter than it is"
+        )
+    return None
+
+
 def may_be_the_node(dump: Dump) -> bool | None:
     """Return None where a row was written again in another order: whether its nodes have that order is not known."""
     return None if is_reordered(dump) and dump.manifest.scalars.get("structure") == Structure.TREE_NODE else False

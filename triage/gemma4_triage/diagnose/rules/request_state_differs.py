@@ -24,6 +24,7 @@ from gemma4_triage.diagnose.request_accounts import (
     open_of,
     own_slot_changed,
     sentence_of,
+    slots_given_again,
 )
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.written_by import where_to_look
@@ -65,10 +66,13 @@ def find(incident: Incident) -> Finding | None:
     else:
         named = "an entry" if structure is None else f"the {structure.value}"
         should = f" where {expected} belongs" if is_known(dump) else ""
+        again = slots_given_again(dump)
+        # What is handed out and nobody's is not another request's.
+        defect = None if again is not None else defect
         way = "" if defect is None else f" ({defect.value})"
         owner = scalars.get("page_owner")
         of = "" if owner in (None, slot) else f", of a page of the request in slot {owner}"
-        came = f"; {relation}" if (relation := relation_of(dump)) is not None else ""
+        came = f"; {relation}" if (relation := again or relation_of(dump)) is not None else ""
         cause = (
             f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{of}{should}{way}{came}."
         )
