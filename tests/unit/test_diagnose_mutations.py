@@ -65,6 +65,8 @@ CASES = {
     "window-freed-and-freed-again": ("unset-slot-freed", S.FREE_CALL, D.DUPLICATE, C.LIKELY),
     "slots-given-once-more": ("request-state-differs", S.REQUEST_ROW, None, C.CERTAIN),
     "chunk-resumed-a-page-early": ("request-state-differs", S.REQUEST_ROW, None, C.CERTAIN),
+    "host-lengths-not-filtered": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
+    "device-lengths-not-filtered": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -237,6 +239,8 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("lengths-cut-to-8-bits", "as a number is that was cut to 8 bits"),
         ("positions-without-the-prefix", "too low by 96"),
         ("slots-given-once-more", "these tokens got slots once more, or another request's slots went into this row"),
+        ("host-lengths-not-filtered", "The copy on the host has those of the step before"),
+        ("device-lengths-not-filtered", "The copy on the device has those of the step before"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
