@@ -67,6 +67,7 @@ CASES = {
     "chunk-resumed-a-page-early": ("request-state-differs", S.REQUEST_ROW, None, C.CERTAIN),
     "host-lengths-not-filtered": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
     "device-lengths-not-filtered": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
+    "new-page-not-counted": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.LIKELY),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -241,6 +242,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("slots-given-once-more", "these tokens got slots once more, or another request's slots went into this row"),
         ("host-lengths-not-filtered", "The copy on the host has those of the step before"),
         ("device-lengths-not-filtered", "The copy on the device has those of the step before"),
+        ("new-page-not-counted", "the call did not count the new page that the request needs"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

@@ -59,6 +59,22 @@ def is_what_the_pool_gave(dump: Dump) -> bool | None:
     return int(given[row]) == int(slots[row, 1])
 
 
+def goes_past_its_page(dump: Dump) -> bool:
+    """Return whether a hand-out's first bad slot is the one behind a request's last, which had filled its page.
+
+    A new page was due there, and the call took none off the list for it.
+    """
+    bad, records = dump.manifest.offences[0] if dump.manifest.offences else None, readable_events(dump)
+    if bad is None or (bad.table, bad.column) != ("slots", 0) or not records:
+        return False
+    at, asked, page = request_at(records[-1], bad.row), records[-1].get("last_loc"), dump.manifest.page_size or 1
+    lists = [tensor_or_none(dump, f"free_{name}_full") for name in ("before", "pages")]
+    if at is None or not isinstance(asked, list) or at >= len(asked) or any(one is None for one in lists):
+        return False
+    taken = Counter(lists[0].tolist()) - Counter(lists[1].tolist())
+    return page > 1 and bad.value % page == 0 and asked[at] + 1 == bad.value and not taken[bad.value // page]
+
+
 def strayed_hand_out(incident: Incident) -> Dump | None:
     """Return the dump of a mapping to a free page that a hand-out of that very call made; None if there is none."""
     dump = incident.first(rule="swa-stale-mapping")

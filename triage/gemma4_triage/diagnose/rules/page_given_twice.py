@@ -6,7 +6,7 @@ from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
 from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import of_hand_out
-from gemma4_triage.diagnose.hand_out import hand_out_wrong, strayed_hand_out
+from gemma4_triage.diagnose.hand_out import goes_past_its_page, hand_out_wrong, strayed_hand_out
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong
@@ -25,6 +25,11 @@ _CAUSES: dict[Structure | None, str] = {
     ),
 }
 
+_NOT_COUNTED = (
+    "A request whose page was full was given the slot behind it, in a page that was not handed out to it: the call did "
+    "not count the new page that the request needs."
+)
+
 
 def find(incident: Incident) -> Finding | None:
     """Return a finding where a page that was handed out is in use, or is free after the hand-out too."""
@@ -38,7 +43,10 @@ def find(incident: Incident) -> Finding | None:
         state = (cell(dump, "page_states", at, "state of its page before: full side 1 is in use, SWA side the owner"),)
     # Then either the list or an earlier hand-out is wrong, which the audit's finding says.
     wrong = Wrong(None) if _was_listed_while_held(incident, dump) else hand_out_wrong(dump)
-    return of_hand_out(incident, dump, ID, wrong, _CAUSES.get(wrong.structure, _UNKNOWN), state)
+    cause = _CAUSES.get(wrong.structure, _UNKNOWN)
+    if wrong.structure is Structure.ALLOCATION and goes_past_its_page(dump):
+        cause = _NOT_COUNTED
+    return of_hand_out(incident, dump, ID, wrong, cause, state)
 
 
 def _was_listed_while_held(incident: Incident, dump: Dump) -> bool:
