@@ -15,21 +15,25 @@ from gemma4_triage.logs.facts import Place, Remark
 _ANSWER = "(an answer that was pasted"
 _ZEROS, _SCORES, _TEXT = "token id 0 again and again", "all scores alike", "its text does not begin as JSON"
 _MARKED = "a mark of the model's own in the arguments of a call"
+_IN_TEXT = "a call stands in its text"
 MARKS = (
     (_ANSWER.encode(), "answer_pasted"),
     (b'"delta":', "chunk_pasted"),
     (b"json_schema", "asked_schema"),
+    (b'"tool_choice":', "asked_tool"),
     (b"APITimeoutError", "client_waited"),
 )
 """What a line of an answer or a request holds, beside those of remarks.py."""
 SHOWN = frozenset(
     {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
-    | {"marks_in_arguments", "call_without_arguments", "calls_lost"}
+    | {"marks_in_arguments", "call_without_arguments", "calls_lost", "forced_call_in_text"}
 )
 """Names under which `keep` keeps what such lines show."""
 _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
 _BANGS = re.compile(r"!{6}")
 _MARK = re.compile(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|parameter|function)\b")
+_CALL_AS_TEXT = re.compile(r"<\W{0,3}(?:DSML\W{1,3})?(?:tool_calls?\b|invoke name=|function=)|\[TOOL_CALLS\]|<\W?tool.calls?.begin")
+_FORCED = re.compile(rb'"tool_choice":\s*(?:\{|\\?"(?:required|any)\\?")')
 _NO_JSON = re.compile(r'\s*(?![\s{\["\d-]|true|false|null)\S')
 _FEWEST_ZEROS = 4  # in a row
 _STREAM = re.compile(r'"id":\s*"([^"]{1,100})"')
@@ -78,6 +82,8 @@ def _shown(found: Mapping[str, Any]) -> Iterator[str]:
         yield _TEXT
     if any(map(_MARK.search, _arguments_of(choices))):
         yield _MARKED
+    if any(map(_CALL_AS_TEXT.search, texts)) and not any(_arguments_of(choices)):
+        yield _IN_TEXT
 
 
 def _arguments_of(choices: list[dict[str, Any]]) -> Iterator[str]:
@@ -122,8 +128,14 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
     """
     if name == "asked_schema" and _NO_THOUGHTS.search(line):
         kept["schema_without_thoughts"] = kept[name]
+    elif name == "asked_tool":
+        kept.pop("forced_tool", None)
+        if _FORCED.search(line):
+            kept["forced_tool"] = kept[name]
     elif name == "answer_pasted":
         said = kept[name]
+        if _IN_TEXT in said.text and (asked := kept.pop("forced_tool", None)) is not None:
+            kept.setdefault("forced_call_in_text", asked)
         for words, what in _OF_ANSWERS:
             if words in said.text and (what != "not_json" or "asked_schema" in kept):
                 kept.setdefault(what, said)
