@@ -129,6 +129,8 @@ MARKS = (
     (b"Piecewise CUDA Graph failed with error", "prefill_graph"),
     (b"--cuda-graph-backend-prefill=", "prefill_graph"),
     (b"Using a slow tokenizer", "slow_tokenizer"),
+    (b"Use trtllm_mha", "trtllm_chosen"),
+    (b"Forcing TRITON_ATTN", "vllm_forced_triton"),
     (b"ache flushed successfully", "flushed"),
     (b"Regular { worker_urls: [] }", "no_workers"),
     (b"Available mamba: ", "free_mamba"),

@@ -428,6 +428,9 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
     found |= {"log_full_chunks": 100 * max(full)} if full else {}
     if (serves := facts.remarks.get("vllm_serves")) and (hits := _HITS.search(serves.text)):
         found["log_vllm_hits"] = float(hits[1])
+    if serves and (load := _ENGINE_LOAD.search(serves.text)):
+        names = ("log_vllm_rate", "log_vllm_running", "log_vllm_waiting", "log_vllm_used")
+        found |= dict(zip(names, map(float, load.groups()), strict=True))
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
         found["log_accept"] = 100 * min(lengths)
     return {name: f"{value:.0f}" for name, value in found.items()}
@@ -445,6 +448,10 @@ def _above_graphs(facts: LogFacts) -> tuple[int, int] | None:
     return (fewest, largest) if fewest > largest else None
 
 
+_ENGINE_LOAD = re.compile(
+    r"generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+) reqs, (?:Waiting|Pending): (\d+) reqs,.{0,40}?"
+    r"KV cache usage: (\d+(?:\.\d+)?)%"
+)
 _HITS = re.compile(r"Prefix cache hit rate: (\d+(?:\.\d+)?)%")
 _CHUNK = 2048  # tokens
 
