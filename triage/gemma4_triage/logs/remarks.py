@@ -31,6 +31,7 @@ MARKS = (
     (b"Abort running request", "abort"),
     (b" aborted.", "abort"),
     (b"isconnected from the client side", "abort"),
+    (b"client closed request", "abort"),
     (b"data items provided than corresponding tokens found", "no_media_marks"),
     (b"Streaming session already has an active request", "busy_session"),
     (b"parameter coreDim is invalid", "npu_grid"),
