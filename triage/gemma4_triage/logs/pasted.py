@@ -32,7 +32,9 @@ SHOWN = frozenset(
 _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
 _BANGS = re.compile(r"!{6}")
 _MARK = re.compile(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|parameter|function)\b")
-_CALL_AS_TEXT = re.compile(r"<\W{0,3}(?:DSML\W{1,3})?(?:tool_calls?\b|invoke name=|function=)|\[TOOL_CALLS\]|<\W?tool.calls?.begin")
+_CALL_AS_TEXT = re.compile(
+    r"<\W{0,3}(?:DSML\W{1,3})?(?:tool_calls?\b|invoke name=|function=)|\[TOOL_CALLS\]|<\W?tool.calls?.begin"
+)
 _FORCED = re.compile(rb'"tool_choice":\s*(?:\{|\\?"(?:required|any)\\?")')
 _NO_JSON = re.compile(r'\s*(?![\s{\["\d-]|true|false|null)\S')
 _FEWEST_ZEROS = 4  # in a row
@@ -42,7 +44,8 @@ _MORE_OF_A_CALL = re.compile(r'"tool_calls":\s*\[\{')
 _STOPPED = re.compile(r'"finish_reason":\s*"stop"')
 _NO_THOUGHTS = re.compile(rb'(?i)thinking\\?["\']?\s*[:=]\s*false')
 _TRIED = re.compile(
-    rb"#+ .{0,120}\b(?:same|identical) (?:[\w-]+ ){0,2}(?:command|request|body|call|folder|files?|checkpoint|image|"
+    rb"#+ .{0,120}\b(?:same|identical) (?:[\w-]+ ){0,2}(?:command|request|conversation|body|call|folder|files?|"
+    rb"checkpoint|image|"
     rb"overrides|flags|arg(?:ument)?s|server|start|launch|setup|node|machine|GPU|box|prompt(?= with))s?\b"
 )
 _RERUN = re.compile(

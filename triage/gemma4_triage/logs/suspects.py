@@ -400,11 +400,23 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
                 change, why = (said[name].format_map(known) for name in ("change", "why"))
                 yield Suspect(said["id"], change, why, tuple(said.get("threads", ())), said["of"], "sign" in said)
 
+    tried_out = [name for name, value in known.items() if _EXPERIMENTAL.search(name) and value.lower() in ("1", "true")]
+    if tried_out and not vllm:
+        change = f"without {', '.join(tried_out[:_NAMED_MOST])} in its environment (unset)"
+        yield Suspect("experiments", change, _OF_EXPERIMENTS, (), "answers", shown=True)
     # What the log shows by itself says more than what somebody tried, and this more than a start.
     yield from that_hold(signs)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
     yield from that_hold(of_engine)
+
+
+_EXPERIMENTAL = re.compile(r"^SGLANG_(?:\w*EXPERIMENTAL|OPT_)\w*$")
+_NAMED_MOST = 4
+_OF_EXPERIMENTS = (
+    "these switch on paths of code that the release itself does not take, and few have tried under load: kernels that "
+    "are right for one adapter, size or request have been wrong for several (SGLang 28091). Then one at a time"
+)
 
 
 def _numbers(facts: LogFacts) -> dict[str, str]:
@@ -496,16 +508,18 @@ class Feature:
 
     def is_named(self, death: Death) -> bool:
         """Say whether an exception or its frames name what it is about."""
-        said = " ".join(
-            (death.message[:_LOOKED_AT], death.statement[:_LOOKED_AT], death.caller, *death.frames[-_NEAR:])
-        )
+        near = len(death.frames) if self.setting in _FAR else _NEAR
+        said = " ".join((death.message[:_LOOKED_AT], death.statement[:_LOOKED_AT], death.caller, *death.frames[-near:]))
         return self.words is not None and self.words.search(said) is not None
 
 
 _LOOKED_AT, _NEAR = 300, 6  # characters, frames
+_FAR = frozenset({"speculative_adaptive"})
+"""Of these the words are rare enough to count wherever they stand in a traceback."""
 # What each is called in SGLang's code, where that is not a word of its name; and how to do without it.
 _FEATURES = {
-    "speculative_adaptive": (r"adaptive", ""),
+    # It alone captures the target's graphs anew from the draft's worker.
+    "speculative_adaptive": (r"adaptive|eagle_worker\w*\.py:\d+ __init__ cuda_graph_runner\.py:\d+ capture", ""),
     "speculative_algorithm": (
         r"eagle|mtp|spec_|speculat|draft|verify|ngram|aux_hidden|extend_\w*lens|seq_lens_cpu",
         "",

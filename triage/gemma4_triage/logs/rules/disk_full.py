@@ -11,7 +11,8 @@ from gemma4_triage.logs.rules import shared_memory
 
 _WORDS = pattern(
     r"(?i)No space left on device|\bos error 28\b|\bErrno 28\b|\bENOSPC\b|Disk quota exceeded|\bErrno 122\b|"
-    r"not enough (?:free )?(?:disk space|space (?:to (?:download|save|write|store)|on (?:the )?(?:device|disk|volume|drive)|"
+    r"not enough (?:free )?(?:disk space|space (?:to (?:download|save|write|store)|on (?:the )?(?:device|disk|volume|"
+    r"drive)|"
     r"left))|disk is full"
 )
 _DOWNLOAD = pattern(

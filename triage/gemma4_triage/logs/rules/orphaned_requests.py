@@ -47,7 +47,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ruled_out_if=("the pool empties by itself while nothing new comes in",),
             advice=(
                 *look,
-                "of a split pair on both servers, restarted both; compare #unbootstrapped-req (prefill) and pre-allocated "
+                "of a split pair on both servers, restarted both; compare #unbootstrapped-req (prefill) and "
+                "pre-allocated "
                 "usage (decode), which grow while few run: the gateway should take in no more than both serve "
                 "(--max-running-requests, a queue at the router) and wait longer for the first token (SGLang 8177)",
             ),

@@ -62,6 +62,8 @@ ASKED = pattern(
     r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b(?:[^.;]|\.(?=\d)){8,160}"
 )
 _LONGEST = 220
+_OF_TORCH = "report an enhancement request to PyTorch"
+"""Behind a check of torch's C++ without words of its own: no advice."""
 
 
 _DEFECT = (
@@ -358,7 +360,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     spoken = _arguments_in(facts, said) if part is ARGUMENTS else ()
     flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks, *spoken)))
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
-    asked = ASKED.search(said)
+    asked = None if _OF_TORCH in said else ASKED.search(said)
     later = tuple(flag for flag in asks if said.startswith("assert not ") and _is_off(facts, flag))
     handled = handling(death)
     tried = _refused_too(facts, death, asked[0]) if asked else None
@@ -385,6 +387,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             ),
             *((_OF_THE_DRAFT,) if later and facts.settings.get("speculative_algorithm", "None") != "None" else ()),
             *as_the_draft_was_loaded(facts, death),
+            *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((NOT_YET,) if LACKING.search(said) and part is not ARGUMENTS and tried is None else ()),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
@@ -448,6 +451,18 @@ _WAYS_OUT = (
     (pattern(r"(?i)dp[- ]attention"), "without --enable-dp-attention"),
 )
 """What the words of a check name, and how to do without it."""
+
+
+_IDLE_ROWS = (
+    "once without --enable-dp-attention: ranks that have no request take part in a step with rows that only fill it "
+    "up, "
+    "and two counts of rows that were made at different places then differ, with drafts above all; a defect of the "
+    "release: then a later one"
+)
+
+
+def _is_parallel(facts: LogFacts, death: Death) -> bool:
+    return facts.settings.get("enable_dp_attention") == "True" and "DP" in death.rank
 
 
 def _others(facts: LogFacts, death: Death, bare: bool) -> Iterator[str]:
