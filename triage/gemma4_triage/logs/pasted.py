@@ -15,6 +15,7 @@ from gemma4_triage.logs.facts import Place, Remark
 _ANSWER = "(an answer that was pasted"
 _ZEROS, _SCORES, _TEXT = "token id 0 again and again", "all scores alike", "its text does not begin as JSON"
 _MARKED = "a mark of the model's own in the arguments of a call"
+_UNMARKED = "its text is a call without a mark"
 _IN_TEXT = "a call stands in its text"
 MARKS = (
     (_ANSWER.encode(), "answer_pasted"),
@@ -26,7 +27,7 @@ MARKS = (
 """What a line of an answer or a request holds, beside those of remarks.py."""
 SHOWN = frozenset(
     {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
-    | {"marks_in_arguments", "call_without_arguments", "calls_lost", "forced_call_in_text"}
+    | {"marks_in_arguments", "call_without_arguments", "calls_lost", "forced_call_in_text", "call_without_mark"}
 )
 """Names under which `keep` keeps what such lines show."""
 _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
@@ -35,6 +36,7 @@ _MARK = re.compile(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|param
 _CALL_AS_TEXT = re.compile(
     r"<\W{0,3}(?:DSML\W{1,3})?(?:tool_calls?\b|invoke name=|function=)|\[TOOL_CALLS\]|<\W?tool.calls?.begin"
 )
+_CALL_WITHOUT_MARK = re.compile(r"\s*call:\w{1,80}\{")
 _FORCED = re.compile(rb'"tool_choice":\s*(?:\{|\\?"(?:required|any)\\?")')
 _NO_JSON = re.compile(r'\s*(?![\s{\["\d-]|true|false|null)\S')
 _FEWEST_ZEROS = 4  # in a row
@@ -85,6 +87,8 @@ def _shown(found: Mapping[str, Any]) -> Iterator[str]:
         yield _TEXT
     if any(map(_MARK.search, _arguments_of(choices))):
         yield _MARKED
+    if any(map(_CALL_WITHOUT_MARK.match, texts)) and not any(_arguments_of(choices)):
+        yield _UNMARKED
     if any(map(_CALL_AS_TEXT.search, texts)) and not any(_arguments_of(choices)):
         yield _IN_TEXT
 
@@ -118,6 +122,7 @@ _OF_ANSWERS = (
     (_SCORES, "same_scores"),
     (_TEXT, "not_json"),
     (_MARKED, "marks_in_arguments"),
+    (_UNMARKED, "call_without_mark"),
 )
 
 

@@ -451,6 +451,25 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
             upstream=("SGLang 34895",),
         )
+    elif first is not None and _OF_A_LAYER.search(first.text) and _of_the_draft(facts, first):
+        yield Finding(
+            rule=RULE.id,
+            cause="Weights of the draft were left out as it was loaded, for its class does not know their names, such "
+            "as those of layers that it packs and the checkpoint left unquantised: its drafts are noise, and next to none "
+            "is "
+            "accepted. The target has its weights, so that answers are right.",
+            confidence=Confidence.LIKELY,
+            evidence=(
+                at(facts, first.place, first.text, "the first of them, below the target's weights"),
+                *remarked(facts, "after_weights", "the draft's class"),
+            ),
+            ruled_out_if=("drafts are accepted (accept len well above 1)",),
+            advice=(
+                "without --speculative-algorithm: such drafts only cost; or a later release, whose class of the draft "
+                "takes its layers as the checkpoint has them (SGLang 35797)",
+                "a checkpoint whose draft (mtp.*) is quantised as the rest, or the publisher's own in bfloat16 or FP8",
+            ),
+        )
     elif first is not None and _OF_A_LAYER.search(first.text):
         yield Finding(
             rule=RULE.id,
@@ -465,6 +484,20 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ruled_out_if=("answers at temperature 0 are those of transformers with the same checkpoint",),
             advice=(_EACH_EXPERT, _NOT_QUANTISED),
         )
+
+
+_DRAFTS = pattern(r"\btype=\w*(?:MTP|NextN|Eagle|Draft)")
+
+
+def _of_the_draft(facts: LogFacts, first: Remark) -> bool:
+    """Say whether the first weight that was left out is of the draft, which is loaded behind the target."""
+    target, draft = facts.remarks.get("first_after_weights"), facts.remarks.get("after_weights")
+    return (
+        target is not None
+        and draft is not None
+        and _DRAFTS.search(draft.text) is not None
+        and target.place.line < first.place.line < draft.place.line
+    )
 
 
 _OF_EXPERTS = pattern(r"not initialized from (?:the )?checkpoints?:.*?('[\w.]*experts\.\w*(?:w13|w2)_weight\w*')")
