@@ -455,9 +455,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         yield Finding(
             rule=RULE.id,
             cause="Weights of the draft were left out as it was loaded, for its class does not know their names, such "
-            "as those of layers that it packs and the checkpoint left unquantised: its drafts are noise, and next to none "
-            "is "
-            "accepted. The target has its weights, so that answers are right.",
+            "as those of layers that it packs and the checkpoint left unquantised: its drafts are noise, and next to "
+            "none is accepted. The target has its weights, so that answers are right.",
             confidence=Confidence.LIKELY,
             evidence=(
                 at(facts, first.place, first.text, "the first of them, below the target's weights"),
