@@ -186,6 +186,8 @@ _NO_ADVICE = frozenset(
 )
 # What somebody typed at a shell is no word of a program's.
 _TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w")
+# A test of a client's that fails has been answered: what it says of the answers is not the server's.
+_OF_A_TEST = re.compile(rb"FAILED \S{1,200}\.py::")
 # Settings and requests: their words are a user's, not the server's.
 _QUOTED = (b"server_args=", b"ServerArgs(", b"Namespace(", b"GenerateReqInput(", b"EmbeddingReqInput(", b'"text": ')
 # Somebody stopped the server: what its processes say of their end is no failure.
@@ -543,6 +545,8 @@ class AlarmReader:
             return ""
         self._worded = None if kind == "error" and self._frames else kind
         early = kind == "unhealthy" and not self.last_work
+        if self.last_work and _OF_A_TEST.match(line):
+            return ""
         return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
 
     def client_at(self, number: int) -> None:

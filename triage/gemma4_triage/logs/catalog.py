@@ -242,9 +242,10 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     if any(alarm.kind == "answered-500" for alarm in facts.alarms) and "answered-500" not in accounted:
         of_a_request = replace(facts, deaths=facts.errors, alarms=())
         refused = [finding for rule in OF_A_REQUEST for finding in rule.find(of_a_request)][:1]
-        refused = refused or list(refused_by_check.survived(facts))
+        refused = refused or list(refused_by_check.survived(_of_requests_alone(facts)))
         endings += refused
-        accounted |= {"answered-500"} if refused else set()
+        ended = any(death.type_name in _ENGINE_ENDED for death in facts.deaths)
+        accounted |= {"answered-500"} if refused or ended else set()
     if not endings and not facts.deaths:
         # What a pool refuses for its size is told with that size.
         for_room = {piece.field for one in loads if one.rule == refused_for_room.RULE.id for piece in one.evidence}
@@ -254,6 +255,17 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
     return for_its_engine((*ranked([*endings, *floor], leads=known_issue.ID), *behind, *ranked(loads)), facts)
+
+
+_ENGINE_ENDED = frozenset({"EngineDeadError"})
+"""What vLLM's server answers requests with once its engine has ended: no request failed of it alone."""
+
+
+def _of_requests_alone(facts: LogFacts) -> LogFacts:
+    """Return the facts without errors that a process is known to have died of: those no server outlived."""
+    ended = {(death.type_name, death.message) for death in facts.deaths}
+    errors = tuple(error for error in facts.errors if (error.type_name, error.message) not in ended)
+    return replace(facts, errors=errors)
 
 
 _SAYING_LITTLE = frozenset({other_crash.ID, refused_by_check.ID, unexplained_line.ID})

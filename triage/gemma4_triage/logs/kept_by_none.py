@@ -11,13 +11,25 @@ _FULL, _FEWER = 0.9, 8
 _COPIES = "disaggregation_decode_enable_offload_kvcache"
 
 
+def is_split(facts: LogFacts) -> bool:
+    """Say whether prefill and decode are apart, by the start or a note of it."""
+    asked = (facts.settings.get("disaggregation_mode"), facts.arguments.get("disaggregation_mode"))
+    return any(mode in ("prefill", "decode") for mode in asked)
+
+
 def kept_by_none(facts: LogFacts) -> tuple[str, tuple[str, ...], Evidence] | None:
     """Return why requests wait, what to do and the line that shows it; None where the pool has room or many run."""
-    if facts.settings.get("disaggregation_mode") == "prefill":
+    # Of a pair both logs may stand in one, where a rank's name is that of either; a prefill server has no decodes.
+    paired = is_split(facts)
+    if facts.settings.get("disaggregation_mode") == "prefill" and not any(rank.decode_lines for rank in facts.ranks):
         return None
     for rank in facts.schedulers:
-        usages, running = (rank.series.get(name, []) for name in ("full_usage_max", "running_max"))
-        if not usages or usages[-1] is None or running[-1] is None or rank.prefill_lines:
+        if rank.prefill_lines and not (paired and rank.decode_lines):
+            continue
+        columns = (rank.series.get(name, []) for name in ("full_usage_max", "running_max", "new_tokens"))
+        decodes = [(usage, runs) for usage, runs, new in zip(*columns, strict=True) if not new]
+        usages, running = [usage for usage, _ in decodes], [runs for _, runs in decodes]
+        if not usages or usages[-1] is None or running[-1] is None:
             continue
         most = max(value or 0 for value in running)
         if usages[-1] < _FULL or running[-1] > most // _FEWER:

@@ -15,21 +15,29 @@ from gemma4_triage.logs.facts import Place, Remark
 _ANSWER = "(an answer that was pasted"
 _ZEROS, _SCORES, _TEXT = "token id 0 again and again", "all scores alike", "its text does not begin as JSON"
 _MARKED = "a mark of the model's own in the arguments of a call"
+_UNMARKED = "its text is a call without a mark"
+_IN_TEXT = "a call stands in its text"
 MARKS = (
     (_ANSWER.encode(), "answer_pasted"),
     (b'"delta":', "chunk_pasted"),
     (b"json_schema", "asked_schema"),
+    (b'"tool_choice":', "asked_tool"),
     (b"APITimeoutError", "client_waited"),
 )
 """What a line of an answer or a request holds, beside those of remarks.py."""
 SHOWN = frozenset(
     {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
-    | {"marks_in_arguments", "call_without_arguments", "calls_lost"}
+    | {"marks_in_arguments", "call_without_arguments", "calls_lost", "forced_call_in_text", "call_without_mark"}
 )
 """Names under which `keep` keeps what such lines show."""
 _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
 _BANGS = re.compile(r"!{6}")
 _MARK = re.compile(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|parameter|function)\b")
+_CALL_AS_TEXT = re.compile(
+    r"<\W{0,3}(?:DSML\W{1,3})?(?:tool_calls?\b|invoke name=|function=)|\[TOOL_CALLS\]|<\W?tool.calls?.begin"
+)
+_CALL_WITHOUT_MARK = re.compile(r"\s*call:\w{1,80}\{")
+_FORCED = re.compile(rb'"tool_choice":\s*(?:\{|\\?"(?:required|any)\\?")')
 _NO_JSON = re.compile(r'\s*(?![\s{\["\d-]|true|false|null)\S')
 _FEWEST_ZEROS = 4  # in a row
 _STREAM = re.compile(r'"id":\s*"([^"]{1,100})"')
@@ -38,7 +46,8 @@ _MORE_OF_A_CALL = re.compile(r'"tool_calls":\s*\[\{')
 _STOPPED = re.compile(r'"finish_reason":\s*"stop"')
 _NO_THOUGHTS = re.compile(rb'(?i)thinking\\?["\']?\s*[:=]\s*false')
 _TRIED = re.compile(
-    rb"#+ .{0,120}\b(?:same|identical) (?:[\w-]+ ){0,2}(?:command|request|body|call|folder|files?|checkpoint|image|"
+    rb"#+ .{0,120}\b(?:same|identical) (?:[\w-]+ ){0,2}(?:command|request|conversation|body|call|folder|files?|"
+    rb"checkpoint|image|"
     rb"overrides|flags|arg(?:ument)?s|server|start|launch|setup|node|machine|GPU|box|prompt(?= with))s?\b"
 )
 _RERUN = re.compile(
@@ -78,6 +87,10 @@ def _shown(found: Mapping[str, Any]) -> Iterator[str]:
         yield _TEXT
     if any(map(_MARK.search, _arguments_of(choices))):
         yield _MARKED
+    if any(map(_CALL_WITHOUT_MARK.match, texts)) and not any(_arguments_of(choices)):
+        yield _UNMARKED
+    if any(map(_CALL_AS_TEXT.search, texts)) and not any(_arguments_of(choices)):
+        yield _IN_TEXT
 
 
 def _arguments_of(choices: list[dict[str, Any]]) -> Iterator[str]:
@@ -109,6 +122,7 @@ _OF_ANSWERS = (
     (_SCORES, "same_scores"),
     (_TEXT, "not_json"),
     (_MARKED, "marks_in_arguments"),
+    (_UNMARKED, "call_without_mark"),
 )
 
 
@@ -122,8 +136,14 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
     """
     if name == "asked_schema" and _NO_THOUGHTS.search(line):
         kept["schema_without_thoughts"] = kept[name]
+    elif name == "asked_tool":
+        kept.pop("forced_tool", None)
+        if _FORCED.search(line):
+            kept["forced_tool"] = kept[name]
     elif name == "answer_pasted":
         said = kept[name]
+        if _IN_TEXT in said.text and (asked := kept.pop("forced_tool", None)) is not None:
+            kept.setdefault("forced_call_in_text", asked)
         for words, what in _OF_ANSWERS:
             if words in said.text and (what != "not_json" or "asked_schema" in kept):
                 kept.setdefault(what, said)

@@ -17,6 +17,9 @@ _RIGHT = re.compile(r"(?i)\b(?:normal(?:ly)?|fine|right|ok|works?|worked|correct
 _ENGINE = re.compile(r"(?i)\b(vllm|sglang|transformers|hf|hugging ?face|llama\.cpp|ollama|lmdeploy|tensorrt-llm)\b")
 _FLAG = re.compile(r"(?:\b(with|without)|^#+)\s+(--[a-z][\w-]*(?:[ =](?!-)[^\s,;:)]+)?)")
 _FIELD = re.compile(r"\b(without)\s+([a-z]+(?:_[a-z]+)+)\b")
+_LEFT_OUT = re.compile(r"\s+(?:removed|left out|dropped|off|unset|taken out)\b")
+_VALUE = re.compile(r'"([a-z]+(?:_[a-z]+)*)":\s*(false|true|null|"[\w.-]{1,40}"|\d{1,9})(?=\W|$)')
+_OF_A_GRAMMAR = re.compile(r"strict|tool_choice|response_format|json_schema")
 _CHECKPOINT = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*/[A-Za-z][\w.-]*\d[\w.-]*|[\w.-]*\d(?:\.\d+)?[BM]\b[\w.-]*)")
 _OF_FORM = re.compile(r"chat_template_kwargs|tool|reasoning|thinking|response_format|schema|stream|grammar")
 _STREAMS = re.compile(r"(?i)\bstream(?:ing)?\b\W{1,3}false|\b(?:non-?streaming|not streaming|without stream(?:ing)?)\b")
@@ -52,12 +55,21 @@ def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Tried]:
     if tried is None or _NOTHING_NEW.search(tried.text):
         return
     at = f"line {tried.place.line}"
+    of: Literal["form", "answers"]
     for words in (_FLAG, _FIELD):
         if found := words.search(tried.text):
-            named = _whole(facts, found[2])
-            of: Literal["form", "answers"] = "form" if _OF_FORM.search(named) else "answers"
-            yield Tried("second-try", f"{found[1] or 'with'} {named}, as {at} has it", _DIFFERS, of)
+            left_out = _LEFT_OUT.search(found[2]) or _LEFT_OUT.match(tried.text, found.end())
+            named = _whole(facts, _LEFT_OUT.sub("", found[2]))
+            of = "form" if _OF_FORM.search(named) else "answers"
+            how = "without" if left_out else found[1] or "with"
+            yield Tried("second-try", f"{how} {named}, as {at} has it", _DIFFERS, of)
             return
+    if not _STREAMS.search(tried.text) and (found := _VALUE.search(tried.text)):
+        of_grammar = _OF_A_GRAMMAR.search(found[1]) is not None
+        of = "form" if of_grammar or _OF_FORM.search(found[1]) else "answers"
+        why = f"{_DIFFERS}{_GRAMMAR * of_grammar}"
+        yield Tried("second-try", f'with "{found[1]}": {found[2]} in requests, as {at} has it', why, of)
+        return
     if _STREAMS.search(tried.text):
         yield Tried("second-try", f"with answers that do not stream, as {at} has it", _STREAMED, "form")
         return
@@ -93,6 +105,12 @@ _DIFFERS = (
     "what follows there is a second try that differs in this alone. If its answer is the right one, the path of this "
     "option in this release is at fault, and neither model, prompt nor sampling: leave it so, look for a later "
     "release, and report both answers with GPU and versions"
+)
+_GRAMMAR = (
+    ". It is a grammar that this field lays on the answer (a structural tag or a schema, of xgrammar): where that has "
+    "another form than the model's template, calls are lost or stay text. Leave it so (of SGLang with "
+    "SGLANG_TOOL_STRICT_LEVEL=0 for all clients), or take the xgrammar of the build that was right, or a later one of "
+    "both"
 )
 _KERNELS = (
     "with other kernels than it chose: of quantised weights those without Marlin (--quantization gptq or awq) or "

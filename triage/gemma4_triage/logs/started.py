@@ -56,6 +56,7 @@ _PARSERS = (
     _Parsers(("llama-4", "llama4"), ("pythonic",), ()),
     _Parsers(("llama-3",), ("llama3",), ()),
 )
+_NO_SIGN = re.compile(r"[^a-z0-9]")
 _STATES = (
     "mamba",
     "qwen3-next",
@@ -147,6 +148,7 @@ class Started:
     def _parsers(self) -> _Parsers:
         return next((family for family in _PARSERS if self.of(*family.names)), _Parsers((), (), ()))
 
-    @staticmethod
-    def _is_other(parser: str, known: tuple[str, ...]) -> bool:
-        return bool(known) and parser not in ("", "auto", *known)
+    def _is_other(self, parser: str, known: tuple[str, ...]) -> bool:
+        # One that is named as the model is was made for it, though the table has only the family's.
+        named = _NO_SIGN.sub("", parser.lower())
+        return bool(known) and parser not in ("", "auto", *known) and named not in _NO_SIGN.sub("", self.model)

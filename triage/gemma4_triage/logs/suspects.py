@@ -400,11 +400,23 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
                 change, why = (said[name].format_map(known) for name in ("change", "why"))
                 yield Suspect(said["id"], change, why, tuple(said.get("threads", ())), said["of"], "sign" in said)
 
+    tried_out = [name for name, value in known.items() if _EXPERIMENTAL.search(name) and value.lower() in ("1", "true")]
+    if tried_out and not vllm:
+        change = f"without {', '.join(tried_out[:_NAMED_MOST])} in its environment (unset)"
+        yield Suspect("experiments", change, _OF_EXPERIMENTS, (), "answers", shown=True)
     # What the log shows by itself says more than what somebody tried, and this more than a start.
     yield from that_hold(signs)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
     yield from that_hold(of_engine)
+
+
+_EXPERIMENTAL = re.compile(r"^SGLANG_(?:\w*EXPERIMENTAL|OPT_)\w*$")
+_NAMED_MOST = 4
+_OF_EXPERIMENTS = (
+    "these switch on paths of code that the release itself does not take, and few have tried under load: kernels that "
+    "are right for one adapter, size or request have been wrong for several (SGLang 28091). Then one at a time"
+)
 
 
 def _numbers(facts: LogFacts) -> dict[str, str]:
@@ -428,6 +440,9 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
     found |= {"log_full_chunks": 100 * max(full)} if full else {}
     if (serves := facts.remarks.get("vllm_serves")) and (hits := _HITS.search(serves.text)):
         found["log_vllm_hits"] = float(hits[1])
+    if serves and (load := _ENGINE_LOAD.search(serves.text)):
+        names = ("log_vllm_rate", "log_vllm_running", "log_vllm_waiting", "log_vllm_used")
+        found |= dict(zip(names, map(float, load.groups()), strict=True))
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
         found["log_accept"] = 100 * min(lengths)
     return {name: f"{value:.0f}" for name, value in found.items()}
@@ -445,6 +460,10 @@ def _above_graphs(facts: LogFacts) -> tuple[int, int] | None:
     return (fewest, largest) if fewest > largest else None
 
 
+_ENGINE_LOAD = re.compile(
+    r"generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+) reqs, (?:Waiting|Pending): (\d+) reqs,.{0,40}?"
+    r"KV cache usage: (\d+(?:\.\d+)?)%"
+)
 _HITS = re.compile(r"Prefix cache hit rate: (\d+(?:\.\d+)?)%")
 _CHUNK = 2048  # tokens
 
@@ -489,16 +508,18 @@ class Feature:
 
     def is_named(self, death: Death) -> bool:
         """Say whether an exception or its frames name what it is about."""
-        said = " ".join(
-            (death.message[:_LOOKED_AT], death.statement[:_LOOKED_AT], death.caller, *death.frames[-_NEAR:])
-        )
+        near = len(death.frames) if self.setting in _FAR else _NEAR
+        said = " ".join((death.message[:_LOOKED_AT], death.statement[:_LOOKED_AT], death.caller, *death.frames[-near:]))
         return self.words is not None and self.words.search(said) is not None
 
 
 _LOOKED_AT, _NEAR = 300, 6  # characters, frames
+_FAR = frozenset({"speculative_adaptive"})
+"""Of these the words are rare enough to count wherever they stand in a traceback."""
 # What each is called in SGLang's code, where that is not a word of its name; and how to do without it.
 _FEATURES = {
-    "speculative_adaptive": (r"adaptive", ""),
+    # It alone captures the target's graphs anew from the draft's worker.
+    "speculative_adaptive": (r"adaptive|eagle_worker\w*\.py:\d+ __init__ cuda_graph_runner\.py:\d+ capture", ""),
     "speculative_algorithm": (
         r"eagle|mtp|spec_|speculat|draft|verify|ngram|aux_hidden|extend_\w*lens|seq_lens_cpu",
         "",

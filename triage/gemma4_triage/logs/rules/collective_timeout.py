@@ -91,6 +91,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     said = f"{death.type_name}: {death.message}"
     if _TIMEOUT.search(said):
         return _timeout(facts, death)
+    if (waited := _waited_before(facts, death)) is not None:
+        return _timeout(facts, waited)
     warning = facts.remarks.get("nccl_warn")
     warned = f" {warning.text}" if warning else ""
     confidence = Confidence.LIKELY
@@ -152,6 +154,30 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=confidence,
         evidence=tuple(of_failure(facts, death)),
         advice=(*advice, *(named if facts.served else ())),
+    )
+
+
+def _waited_before(facts: LogFacts, death: Death) -> Death | None:
+    """Return NCCL's own timeout, where it stands before a rank's word that another is gone; None if there is none."""
+    first = next((alarm for alarm in facts.alarms if alarm.kind == "nccl" and _TIMEOUT.search(alarm.text)), None)
+    if first is None or first.place.line > death.place.line or not _GONE.search(death.message):
+        return None
+    return Death(first.place, first.rank, "", first.text)
+
+
+_OF_ATTENTION = pattern(r"\((?:attention_tp|attn_tp|tp_attn)\b")
+
+
+def _of_a_tower(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where ranks that share attention waited for each other, of which some alone had a request."""
+    texts = (text for alarm in facts.alarms if alarm.kind == "nccl" for text in (alarm.text, *alarm.more))
+    if facts.settings.get("enable_dp_attention") != "True" or not any(map(_OF_ATTENTION.search, texts)):
+        return ()
+    return (
+        "the group is that of the ranks which share attention under --enable-dp-attention, where not all came: an "
+        "encoder of images or sounds (or another layer) that sums over it is run by those alone that hold the request. "
+        "Such requests at a server without --enable-dp-attention, or refused; if text alone is answered, it is the "
+        "encoder: a later release (SGLang 37059, SGLang 34442). --dist-timeout only waits longer",
     )
 
 
@@ -227,12 +253,14 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("an exception of some rank stands before the first timeout: that is the cause",),
         advice=(
             *((_RAY,) if _over_ray(facts, death) else ()),
+            *(tower := _of_a_tower(facts)),
+            *hang.of_encoders(facts),
             *((_LINK,) if together else ()),
             *((_EARLY,) if not facts.served and facts.settings.keys() | facts.remarks.keys() else ()),
             *(f"once {one.without}: its code was exchanging data" for one in named),
             "collect, before the timeout, has every process's stack: the rank that is not in a collective is the one",
-            "several nodes: the first error of the silent ones, and their network (NCCL_DEBUG=INFO); "
-            "--dist-timeout waits longer",
+            "several nodes: the first error of the silent ones, and their network (NCCL_DEBUG=INFO)"
+            f"{'' if tower else '; --dist-timeout waits longer'}",
             *((_BEFORE_STEPS,) if any(map(_MEETS.match, death.frames)) else ()),
             "once with --disable-custom-all-reduce, once without overlap (--disable-overlap-schedule): one at a time",
             *hang.switches(facts),

@@ -11,12 +11,34 @@ from gemma4_triage.logs.rules import shared_memory
 
 _WORDS = pattern(
     r"(?i)No space left on device|\bos error 28\b|\bErrno 28\b|\bENOSPC\b|Disk quota exceeded|\bErrno 122\b|"
-    r"not enough (?:free )?(?:disk )?space (?:to|on|for|left)|not enough free disk space|disk is full"
+    r"not enough (?:free )?(?:disk space|space (?:to (?:download|save|write|store)|on (?:the )?(?:device|disk|volume|"
+    r"drive)|"
+    r"left))|disk is full"
 )
 _DOWNLOAD = pattern(
     r"(?:file_download|_snapshot_download|weight_utils|hf_\w+|loader)\.py:|.* (?:\w*download\w*|xet_get|http_get)$"
 )
 _COMPILES = pattern(r"(?:jit\w*|cpp_ext\w*|cpp_extension|compiler|cache|codecache|cuda_utils)\.py:")
+
+
+_STORES = pattern(r"(?i)failed to (?:save|write|store) (?:tensor|page)|hicache")
+
+
+def _of_the_store(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause="The folder of the hierarchical cache's file storage filled its volume: that backend writes pages and "
+        "removes none, unless it was given a bound. In /dev/shm it is the host's memory that it fills.",
+        confidence=Confidence.LIKELY,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "hicache_storage_backend")),
+        ruled_out_if=("du -s of that folder is a small part of the volume",),
+        advice=(
+            "empty that folder (SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR), on a disk of its own and not in /dev/shm; a "
+            "later release, with a bound (SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE); until then a job that removes old "
+            "files, or no --hicache-storage-backend (SGLang 26670)",
+            "df -h and df -i, in the container too",
+        ),
+    )
 
 
 def _explains(death: Death) -> bool:
@@ -35,6 +57,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         if any(map(_COMPILES.match, frames))
         else ""
     )
+    if _STORES.search(death.message) and facts.settings.get("hicache_storage_backend") == "file":
+        return _of_the_store(facts, death)
     return Finding(
         rule=RULE.id,
         cause=f"A disk has no space left.{where}",

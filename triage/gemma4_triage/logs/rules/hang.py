@@ -96,7 +96,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=confidence,
         evidence=(*evidence, *missing, *_stacks(facts, places)),
         ruled_out_if=("another rank died before: look for its exception",),
-        advice=tuple(dict.fromkeys((*(one for one in once if one is _NO_PDMUX), *advice, *lacks, *once))),
+        advice=tuple(
+            dict.fromkeys(
+                (*(one for one in once if one is _NO_PDMUX), *of_encoders(facts, stacks=True), *advice, *lacks, *once)
+            )
+        ),
         next_commands=(COLLECT,),
     )
 
@@ -110,6 +114,25 @@ _NETWORK = (
 
 
 _IMAGES = pattern(r"(?:mm_utils|multimodal|\w*(?:vision|vit|visual))\w*\.py|embed_mm_inputs|get_\w+_feature")
+
+
+def of_encoders(facts: LogFacts, stacks: bool = False) -> tuple[str, ...]:
+    """Return what to do about an encoder that is run by one rank for each image; empty if none is.
+
+    Args:
+        facts: the log.
+        stacks: whether a stack has to stand in it.
+    """
+    if facts.arguments.get("mm_enable_dp_encoder") != "True":
+        return ()
+    if stacks and not any(_IMAGES.search(frame) for stack in facts.stacks for frame in stack.frames):
+        return ()
+    return (
+        "once without --mm-enable-dp-encoder: the encoder then runs whole on each rank that has an image, and a layer "
+        "of "
+        "it that still sums over all ranks waits for those that have none (as with fewer images than ranks); a later "
+        "release (SGLang 18721). A longer timeout changes nothing",
+    )
 
 
 def _of_one_group(

@@ -11,7 +11,7 @@ _EMPTY = pattern(
     r"(?i)numel\(\) ?== ?0|\bsize 0\b|\b0 elements|(?:is|are) empty|empty (?:tensor|batch|sequence|list)|"
     r"non-?(?:empty|zero)|\bidle\b|Triton Error .*invalid configuration argument"
 )
-_IDLES = pattern(r".* \w*(?:forward_idle|idle_batch|prepare_(?:for_)?idle|idle_input)\w*$")
+_IDLES = pattern(r".* \w*(?:forward_idle|idle_batch|prepare_(?:for_)?idle|idle_input|execute_idle)\w*$")
 _PARALLEL = pattern(r"\bDP\d")
 
 

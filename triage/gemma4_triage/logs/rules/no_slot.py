@@ -44,6 +44,15 @@ _OF_WINDOWS = (
     "the pool of the sliding layers alone is empty, the full one is not: a larger --swa-full-tokens-ratio (now {now}), "
     "or a smaller --chunked-prefill-size and --max-running-requests"
 )
+_NEVER_FREED = (
+    ". It filled with requests whose transfer is only pretended (fake), which some releases neither cache nor free: "
+    "they "
+    "leak, and a larger pool or less at once only delays it."
+)
+_OF_A_FAKE = (
+    "a real decode server and router in place of --disaggregation-transfer-backend fake and of bootstrap_host 2.2.2.2 "
+    "in requests; or --disable-radix-cache for a test of prefill alone; then a later release (SGLang 38094)"
+)
 _ROWS = pattern(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
 _ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
@@ -80,6 +89,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if alone:
         cause = f"{cause.removesuffix('.')}. One prompt alone filled the pool, chunk by chunk, while nothing else ran."
         advice = (_ALONE, advice[0])
+    if not roomy and facts.settings.get("disaggregation_transfer_backend") == "fake":
+        cause = f"{cause.removesuffix('.')}{_NEVER_FREED}"
+        advice = (_OF_A_FAKE, *advice)
     drafts = any(map(_DRAFTS.match, death.frames))
     if drafts:
         cause = cause.replace("A step found", "Drafts, or their verification, found").replace(

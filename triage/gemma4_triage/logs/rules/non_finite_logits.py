@@ -94,6 +94,14 @@ def _kernel_before(facts: LogFacts, place: Place) -> tuple[list[Evidence], tuple
     return [at(facts, alarm.place, alarm.text, "a kernel that had failed before")], (look,)
 
 
+_BLOCKS = pattern(r"(?i)deepseek-?v[34]|deepseek-?r1(?!-distill)|glm-5|kimi-k2")
+_SCALES_OF_BLOCKS = (
+    "a later release of SGLang with its DeepGEMM (deep_gemm, sglang-kernel), whatever else: on Blackwell scales of FP8 "
+    "blocks are packed as powers of two (ue8m0), and one that is none becomes NaN in decodes of few tokens (SGLang "
+    "25733). To tell: once with SGLANG_ENABLE_JIT_DEEPGEMM=0, or the same checkpoint on Hopper"
+)
+
+
 def _advice(facts: LogFacts) -> tuple[str, ...]:
     """Return what to switch off once, what this server has first; each alone, since two changes tell nothing."""
     asked = facts.settings
@@ -119,6 +127,8 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
         steps.append("once without --speculative-algorithm")
     if asked.get("enable_hierarchical_cache") == "True":
         steps.append("once without --enable-hierarchical-cache: pages that come back from the host")
+    if "blackwell" in facts.remarks and _BLOCKS.search(asked.get("model_path", "")):
+        steps.append(_SCALES_OF_BLOCKS)
     if asked.get("tp_size", "1") != "1":
         steps.append("once with --disable-custom-all-reduce: a sum over ranks that goes wrong")
     if asked.get("disable_cuda_graph") != "True":

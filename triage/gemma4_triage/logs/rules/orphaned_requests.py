@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.kept_by_none import is_split, kept_by_none
 from gemma4_triage.logs.rule import Rule, at, remarked
 
 _ADVICE = (
@@ -29,6 +30,28 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
             ruled_out_if=("such lines end by themselves long before the first health check fails",),
             advice=(*_ADVICE, "until then a probe that allows more failures"),
+        )
+    elif alarm is not None and not facts.deaths and is_split(facts) and (kept := kept_by_none(facts)):
+        why, look, evidence = kept
+        gone = "abort" in facts.remarks
+        yield Finding(
+            rule=RULE.id,
+            cause=f"The server did not answer its health check, and {why}"
+            f"{'. Clients had gone before: what they asked for was not given up on both sides' * gone}.",
+            confidence=Confidence.LIKELY if gone else Confidence.POSSIBLE,
+            evidence=(
+                evidence,
+                *remarked(facts, "abort", "a client that went"),
+                at(facts, alarm.place, alarm.text, "the health check"),
+            ),
+            ruled_out_if=("the pool empties by itself while nothing new comes in",),
+            advice=(
+                *look,
+                "of a split pair on both servers, restarted both; compare #unbootstrapped-req (prefill) and "
+                "pre-allocated "
+                "usage (decode), which grow while few run: the gateway should take in no more than both serve "
+                "(--max-running-requests, a queue at the router) and wait longer for the first token (SGLang 8177)",
+            ),
         )
     elif "zombie" in facts.remarks:
         yield Finding(

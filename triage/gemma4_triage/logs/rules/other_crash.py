@@ -57,6 +57,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             code += _of_the_signal(death)
         handled = handling(death) if first else None
         kind = None if waited else of_kind(death)
+        patched = tuple(_of_a_patch(facts, death))
         words = " ".join(death.message.split())
         asked = ASKED.search(words)
         apart = switched_on(facts, death) if first else ()
@@ -65,7 +66,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}{_of_package(death)}; "
-            f"{code or _of_kind(kind, death) or _met(death) or _said(words)}.{_stands_in(death)}"
+            f"{code or _of_kind(kind, death) or _met(death) or _said(words)}.{_stands_in(death) * (not patched)}"
             f"{handled.what if handled else ''}",
             confidence=Confidence.LIKELY if code or kind else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
@@ -75,6 +76,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((handled.look,) if handled else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
                 *as_the_draft_was_loaded(facts, death),
+                *patched,
                 *_of_vllm(death),
                 *adapters_of_experts.apart(facts, death),
                 *named,
@@ -86,6 +88,26 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *(one for one in apart if one not in named and one != given_up),
             ),
             next_commands=_commands(death),
+        )
+
+
+_PATCH = pattern(r"Patched sglang\.\S+ -> (\w+)")
+_OF_PATCHES = pattern(r"PATCH|ENABLE_(?!SGLANG)")
+
+
+def _of_a_patch(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what to do where another package has put a class of its own in the place of SGLang's that is named."""
+    said = facts.remarks.get("patched")
+    found = _PATCH.search(said.text) if said is not None else None
+    if said is not None and found is not None and found[1] in f"{death.message} {death.statement}":
+        names = ", ".join(name for name in facts.arguments if name.isupper() and _OF_PATCHES.search(name))
+        yield (
+            f"{found[1]} is not SGLang's own: line {said.place.line} says that another package put it in the place of "
+            f"one, "
+            "and it does not know this release. A later release of that package (of kvcached: pip show kvcached), the "
+            f"SGLang that it names, or once without it{f' (unset {names})' if names else ''}: model and arguments are "
+            f"not "
+            "at fault"
         )
 
 

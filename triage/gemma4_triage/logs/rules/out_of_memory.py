@@ -112,7 +112,7 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     too_small = _TOO_SMALL in death.message or _NO_POOL in death.message
     advice = (
-        (_named_share(death) or _larger_share(facts))
+        (*_whole_in_each_stage(facts), *(_named_share(death) or _larger_share(facts)))
         if too_small
         else _other_advice(death) or _smaller_share(facts, death)
     )
@@ -256,6 +256,29 @@ def _larger_share(facts: LogFacts) -> tuple[str, ...]:
     return (
         f"weights take {had - left:.1f} of {had:.1f} GB: --mem-fraction-static has to be above {least:.2f}; "
         f"{least + _POOL_SHARE:.2f} leaves a pool of {_POOL_SHARE * had:.1f} GB, 0.90 one of {left - 0.1 * had:.1f} GB",
+    )
+
+
+_PARAMETERS = pattern(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)B(?![a-z])")
+_WHOLE = 0.75  # of what all weights take in two bytes each
+
+
+def _whole_in_each_stage(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where each stage of a pipeline loaded the whole model; empty if none did."""
+    stages, loaded = facts.settings.get("pp_size", "1"), facts.remarks.get("after_weights")
+    size = _PARAMETERS.search(facts.settings.get("model_path", "").rpartition("/")[2])
+    if loaded is None or size is None or stages in ("1", "None") or facts.settings.get("tp_size", "1") != "1":
+        return ()
+    used = number_in(loaded.text, "mem usage")
+    if "dtype=torch.bfloat16" not in loaded.text or not used or used < _WHOLE * 2 * float(size[1]):
+        return ()
+    return (
+        f"--tp {stages} in place of --pp-size {stages}: weights of {size[1]}B parameters take some "
+        f"{2 * float(size[1]):.0f}"
+        f" GB in all, and one stage alone holds {used:.1f} GB of them: this release's class of the model does not "
+        f"split its "
+        "layers by stages, so each has the whole. A later release splits them (SGLang 21070); a larger share only "
+        "hides it",
     )
 
 

@@ -62,6 +62,8 @@ ASKED = pattern(
     r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b(?:[^.;]|\.(?=\d)){8,160}"
 )
 _LONGEST = 220
+_OF_TORCH = "report an enhancement request to PyTorch"
+"""Behind a check of torch's C++ without words of its own: no advice."""
 
 
 _DEFECT = (
@@ -358,9 +360,10 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     spoken = _arguments_in(facts, said) if part is ARGUMENTS else ()
     flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks, *spoken)))
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
-    asked = ASKED.search(said)
+    asked = None if _OF_TORCH in said else ASKED.search(said)
     later = tuple(flag for flag in asks if said.startswith("assert not ") and _is_off(facts, flag))
     handled = handling(death)
+    tried = _refused_too(facts, death, asked[0]) if asked else None
     says = f"{said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}{_DEFECT * bool(condition)}"
     where = f", in {death.frame.partition(':')[0]}," if death.frame else ""
     return Finding(
@@ -371,25 +374,95 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         evidence=(*evidence, *of_settings(facts, *named)),
         ruled_out_if=("an earlier line tells of another failure: this one may then follow from it",),
         advice=(
-            *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+            *(() if tried is None else _also_refused(said, asked, tried)),
+            *((f"what it asks for: {asked[0].strip()}",) if asked and tried is None else ()),
             *((handled.look,) if handled else ()),
             *((_ONE_BRANCH,) if part is ARGUMENTS and _TOPK.search(said) else ()),
             *(
                 (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)
                 if later
                 else (f"change or leave out {', '.join(flags)}",)
-                if flags
+                if flags and tried is None
                 else ()
             ),
             *((_OF_THE_DRAFT,) if later and facts.settings.get("speculative_algorithm", "None") != "None" else ()),
             *as_the_draft_was_loaded(facts, death),
+            *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
-            *((NOT_YET,) if LACKING.search(said) and part is not ARGUMENTS else ()),
+            *((NOT_YET,) if LACKING.search(said) and part is not ARGUMENTS and tried is None else ()),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
-            _AT_START if part.look.startswith(_ALONE) and not facts.served and not facts.errors else part.look,
+            *(
+                (
+                    _AT_START
+                    if part.look.startswith(_ALONE) and not facts.served and not facts.errors
+                    else _WITHOUT_BUFFER
+                    if "extra_buffer" in said and _OF_CUDA.search(said)
+                    else part.look,
+                )
+                if tried is None
+                else ()
+            ),
             *_others(facts, death, bool(condition)),
         ),
     )
+
+
+def _refused_too(facts: LogFacts, death: Death, asked: str) -> Death | None:
+    """Return the later refusal of what a check asked for, where somebody tried that; None if there is none."""
+    words = {word for word in _VALUE.findall(asked) if not word.isupper()}
+    return next(
+        (
+            one
+            for one in facts.deaths
+            if one.place.line > death.place.line
+            and LACKING.search(one.message)
+            and words & set(_VALUE.findall(one.message))
+        ),
+        None,
+    )
+
+
+def _also_refused(said: str, asked: re.Match[str] | None, tried: Death) -> Iterator[str]:
+    """Yield the other ways out of a check whose own was tried and refused."""
+    rest = said.replace(asked[0], "") if asked else said
+    ways = [way for words, way in _WAYS_OUT if words.search(rest)]
+    yield (
+        f"not what it asks for, which line {tried.place.line} refuses here: {tried.message[:_LONGEST]}"
+        f"{_NOT_HERE if _OF_CUDA.search(tried.message) else ''}"
+    )
+    if ways:
+        yield f"out of both: {'; or '.join(ways)}; then a later release, which may settle it by itself"
+
+
+_VALUE = pattern(r"\b(?<!-)[A-Za-z]+(?:_[A-Za-z0-9]+)+\b")
+_OF_CUDA = pattern(r"(?i)only (?:supported |available |works )?on (?:NVIDIA|CUDA)|CUDA (?:devices|only)")
+_NOT_HERE = " (this server runs on another platform, such as ROCm)"
+_WITHOUT_BUFFER = (
+    "--disable-radix-cache, or the strategy no_buffer with --page-size 1, on a device other than NVIDIA's; drafts with "
+    "either need the cache off; then a later release"
+)
+_WAYS_OUT = (
+    (pattern(r"(?i)radix cache|prefix cach"), "--disable-radix-cache, with everything else as it was at first"),
+    (pattern(r"(?i)speculative|draft"), "without --speculative-algorithm"),
+    (pattern(r"(?i)overlap schedul"), "--disable-overlap-schedule"),
+    (pattern(r"(?i)chunked[- ]prefill"), "--chunked-prefill-size -1"),
+    (pattern(r"(?i)cuda graph"), "--disable-cuda-graph"),
+    (pattern(r"(?i)hierarchical cache|hicache"), "without --enable-hierarchical-cache"),
+    (pattern(r"(?i)dp[- ]attention"), "without --enable-dp-attention"),
+)
+"""What the words of a check name, and how to do without it."""
+
+
+_IDLE_ROWS = (
+    "once without --enable-dp-attention: ranks that have no request take part in a step with rows that only fill it "
+    "up, "
+    "and two counts of rows that were made at different places then differ, with drafts above all; a defect of the "
+    "release: then a later one"
+)
+
+
+def _is_parallel(facts: LogFacts, death: Death) -> bool:
+    return facts.settings.get("enable_dp_attention") == "True" and "DP" in death.rank
 
 
 def _others(facts: LogFacts, death: Death, bare: bool) -> Iterator[str]:

@@ -216,6 +216,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (STAGES, *look)
     if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
         look = (tight, *look)
+    if lead.kind == "health" and facts.arguments.get("hicache_storage_prefetch_policy") == "wait_complete":
+        look = (_WAITS_FOR_STORAGE, *look)
     if lead.kind == "health" and facts.settings.get("enable_hierarchical_cache") == "True":
         look = (*look, _COPIES)
     if busy is not None:
@@ -411,6 +413,12 @@ def _as_long_as_the_pool(facts: LogFacts) -> str:
 STAGES = (
     "--max-running-requests at least twice --pp-size: each stage takes its share of them only, and a share of one lets "
     "a prefill that comes in chunks wait for itself (SGLang 23006)"
+)
+_WAITS_FOR_STORAGE = (
+    "once with --hicache-storage-prefetch-policy best_effort or timeout, or without --hicache-storage-backend: under "
+    "wait_complete a request waits until its fetch is counted as complete, which on models that keep states (Mamba, "
+    "GDN) "
+    "never comes in some releases, while few run and the queue stands (SGLang 27366); then a later release"
 )
 _COPIES = (
     "once without --enable-hierarchical-cache, or with a smaller --hicache-size: evictions and copies to and from the "

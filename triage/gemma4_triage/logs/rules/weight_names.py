@@ -63,7 +63,7 @@ def _explains(death: Death) -> bool:
         return False
     loading = any(_LOADS.match(frame) for frame in death.frames)
     named = death.type_name == "KeyError" and _NAME.search(said) is not None
-    if _NO_PLACE.search(said):
+    if _NO_PLACE.search(said) or _other_kind(death):
         return True
     return (
         (
@@ -73,6 +73,26 @@ def _explains(death: Death) -> bool:
         )
         # People quote the last line alone.
         or (not death.frames and _ONLY_A_NAME.fullmatch(said.removeprefix(": ")) is not None)
+    )
+
+
+_PART_OF_MEDIA = pattern(r"'(?:\w+\.)*(?:vision|visual|vit|image|audio|speech|video|mm)\w*\.[\w.]+'")
+_OF_TEXT_ALONE = pattern(
+    r"(?:chatglm|llama|qwen[23]?(?:_moe)?|glm4(?:_moe)?|deepseek(?:_v2)?|mistral|mixtral|gemma2?|\w+_causal|phi|phi3_small|"
+    r"internlm2|baichuan|minicpm3?|olmo2?|granite|commandr|dbrx|stablelm|exaone|gpt2|gpt_oss|xverse(?:_moe)?)\.py:\d+ "
+    r"load_weights$"
+)
+
+
+def _other_kind(death: Death) -> bool:
+    """Say whether a class of text alone was given a part of the checkpoint that reads images or sounds."""
+    return (
+        death.type_name == "KeyError"
+        and death.path.startswith("models/")
+        and _PART_OF_MEDIA.search(death.message) is not None
+        and _OF_TEXT_ALONE.match(death.frame) is not None
+        # Of a class with images the one of text is a part, and is called by it.
+        and sum(frame.endswith(" load_weights") for frame in death.frames) == 1
     )
 
 
@@ -211,12 +231,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     unknown = _UNKNOWN.search(death.message)
     conflict = _CONFLICT.search(f"{death.type_name}: {death.message}")
     quantised = facts.settings.get("quantization") in ("compressed-tensors", "modelopt_fp4", "modelopt_fp8", "quark")
+    other_kind = _other_kind(death)
     name = _NAME.search(death.message) or _UNKNOWN_TO.search(death.message)
+    name = name or (_PART_OF_MEDIA.search(death.message) if other_kind else None)
     stages = facts.settings.get("pp_size", "1")
     staged = stages not in ("1", "None") or death.rank.startswith("PP")
     unnamed = facts.settings.get("quantization", "None") == "None" and "model_path" in facts.settings
     of_text = any(map(_TEXT_ALONE.match, death.frames))
     why = _why(name[0].strip(chr(39)), quantised, staged, unnamed, of_text) if name and not conflict else ""
+    why = _NO_TOWER.format(death.frame.partition(":")[0]) if other_kind else why
     packed = _IN_BYTES.search(death.message) if not name and not conflict else None
     outside = facts.remarks.get("left_out") if not name and not conflict else None
     if conflict:
@@ -268,6 +291,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ("No checkpoint has it", _BY_ANOTHER),
     ):
         of_name = look if words in why else of_name
+    if other_kind:
+        of_name = (_SERVED_ELSEWHERE,)
     if "keeps whole" in cause:
         of_name = (_LESS_QUANTISED,)
     finding = Finding(
@@ -275,7 +300,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause=cause,
         confidence=Confidence.LIKELY if conflict or name else Confidence.POSSIBLE,
         evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
-        ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
+        ruled_out_if=(
+            ("another release loads the same checkpoint",)
+            if other_kind
+            else ("the checkpoint of the model's own publisher, not quantised, fails alike",)
+        ),
         advice=(
             *(_unfused(facts) if name and "experts" in name[0] else ()),
             *((_APART,) if shared else ()),
@@ -286,8 +315,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *((_OF_BITSANDBYTES,) if packed else ()),
             *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
-            "leave --quantization out where config.json names the method; else name the one that it was made with",
-            "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",
+            *(_OF_A_COPY if not other_kind else ()),
         ),
     )
     if death.package != "vllm" and not _NO_PLACE.search(death.message):
@@ -295,6 +323,19 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return finding.model_copy(update={"advice": tuple(one.replace("of SGLang", "of vLLM") for one in finding.advice)})
 
 
+_OF_A_COPY = (
+    "leave --quantization out where config.json names the method; else name the one that it was made with",
+    "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",
+)
+_NO_TOWER = (
+    " It is of the part that reads images or sounds, and the class that config.json's architectures led to ({}) is of "
+    "text alone: this release does not serve this model, but another one of its family."
+)
+_SERVED_ELSEWHERE = (
+    "a model with images that this release serves (the list of supported models in SGLang's documentation; of GLM "
+    "GLM-4.1V and GLM-4.5V, not glm-4v), or transformers or another engine for this one: it needs a class of its own, "
+    "which a later release may have. Fetching the weights again, another transformers or --quantization change nothing"
+)
 _APART = (
     "--disable-shared-experts-fusion: shared experts then have a layer of their own, in the type that they have; or a "
     "later release, which does so where the checkpoint leaves them out of its quantisation"
@@ -410,6 +451,24 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
             upstream=("SGLang 34895",),
         )
+    elif first is not None and _OF_A_LAYER.search(first.text) and _of_the_draft(facts, first):
+        yield Finding(
+            rule=RULE.id,
+            cause="Weights of the draft were left out as it was loaded, for its class does not know their names, such "
+            "as those of layers that it packs and the checkpoint left unquantised: its drafts are noise, and next to "
+            "none is accepted. The target has its weights, so that answers are right.",
+            confidence=Confidence.LIKELY,
+            evidence=(
+                at(facts, first.place, first.text, "the first of them, below the target's weights"),
+                *remarked(facts, "after_weights", "the draft's class"),
+            ),
+            ruled_out_if=("drafts are accepted (accept len well above 1)",),
+            advice=(
+                "without --speculative-algorithm: such drafts only cost; or a later release, whose class of the draft "
+                "takes its layers as the checkpoint has them (SGLang 35797)",
+                "a checkpoint whose draft (mtp.*) is quantised as the rest, or the publisher's own in bfloat16 or FP8",
+            ),
+        )
     elif first is not None and _OF_A_LAYER.search(first.text):
         yield Finding(
             rule=RULE.id,
@@ -424,6 +483,20 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ruled_out_if=("answers at temperature 0 are those of transformers with the same checkpoint",),
             advice=(_EACH_EXPERT, _NOT_QUANTISED),
         )
+
+
+_DRAFTS = pattern(r"\btype=\w*(?:MTP|NextN|Eagle|Draft)")
+
+
+def _of_the_draft(facts: LogFacts, first: Remark) -> bool:
+    """Say whether the first weight that was left out is of the draft, which is loaded behind the target."""
+    target, draft = facts.remarks.get("first_after_weights"), facts.remarks.get("after_weights")
+    return (
+        target is not None
+        and draft is not None
+        and _DRAFTS.search(draft.text) is not None
+        and target.place.line < first.place.line < draft.place.line
+    )
 
 
 _OF_EXPERTS = pattern(r"not initialized from (?:the )?checkpoints?:.*?('[\w.]*experts\.\w*(?:w13|w2)_weight\w*')")
