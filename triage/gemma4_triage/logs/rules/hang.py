@@ -128,10 +128,9 @@ def of_encoders(facts: LogFacts, stacks: bool = False) -> tuple[str, ...]:
     if stacks and not any(_IMAGES.search(frame) for stack in facts.stacks for frame in stack.frames):
         return ()
     return (
-        "once without --mm-enable-dp-encoder: the encoder then runs whole on each rank that has an image, and a layer "
-        "of "
-        "it that still sums over all ranks waits for those that have none (as with fewer images than ranks); a later "
-        "release (SGLang 18721). A longer timeout changes nothing",
+        "once without --mm-enable-dp-encoder: the encoder then runs whole on each rank that has an image, and a "
+        "layer of it that still sums over all ranks waits for those that have none (as with fewer images than "
+        "ranks); a later release (SGLang 18721). A longer timeout changes nothing",
     )
 
 

@@ -46,8 +46,7 @@ _OF_WINDOWS = (
 )
 _NEVER_FREED = (
     ". It filled with requests whose transfer is only pretended (fake), which some releases neither cache nor free: "
-    "they "
-    "leak, and a larger pool or less at once only delays it."
+    "they leak, and a larger pool or less at once only delays it."
 )
 _OF_A_FAKE = (
     "a real decode server and router in place of --disaggregation-transfer-backend fake and of bootstrap_host 2.2.2.2 "

@@ -48,9 +48,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             advice=(
                 *look,
                 "of a split pair on both servers, restarted both; compare #unbootstrapped-req (prefill) and "
-                "pre-allocated "
-                "usage (decode), which grow while few run: the gateway should take in no more than both serve "
-                "(--max-running-requests, a queue at the router) and wait longer for the first token (SGLang 8177)",
+                "pre-allocated usage (decode), which grow while few run: the gateway should take in no more than "
+                "both serve (--max-running-requests, a queue at the router) and wait longer for the first token "
+                "(SGLang 8177)",
             ),
         )
     elif "zombie" in facts.remarks:

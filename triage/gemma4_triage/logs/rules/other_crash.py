@@ -102,12 +102,10 @@ def _of_a_patch(facts: LogFacts, death: Death) -> Iterator[str]:
     if said is not None and found is not None and found[1] in f"{death.message} {death.statement}":
         names = ", ".join(name for name in facts.arguments if name.isupper() and _OF_PATCHES.search(name))
         yield (
-            f"{found[1]} is not SGLang's own: line {said.place.line} says that another package put it in the place of "
-            f"one, "
-            "and it does not know this release. A later release of that package (of kvcached: pip show kvcached), the "
-            f"SGLang that it names, or once without it{f' (unset {names})' if names else ''}: model and arguments are "
-            f"not "
-            "at fault"
+            f"{found[1]} is not SGLang's own: line {said.place.line} says that another package put it in the place "
+            "of one, and it does not know this release. A later release of that package (of kvcached: pip show "
+            f"kvcached), the SGLang that it names, or once without it{f' (unset {names})' if names else ''}: model "
+            "and arguments are not at fault"
         )
 
 

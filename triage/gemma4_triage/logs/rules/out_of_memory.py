@@ -274,11 +274,9 @@ def _whole_in_each_stage(facts: LogFacts) -> tuple[str, ...]:
         return ()
     return (
         f"--tp {stages} in place of --pp-size {stages}: weights of {size[1]}B parameters take some "
-        f"{2 * float(size[1]):.0f}"
-        f" GB in all, and one stage alone holds {used:.1f} GB of them: this release's class of the model does not "
-        f"split its "
-        "layers by stages, so each has the whole. A later release splits them (SGLang 21070); a larger share only "
-        "hides it",
+        f"{2 * float(size[1]):.0f} GB in all, and one stage alone holds {used:.1f} GB of them: this release's class "
+        "of the model does not split its layers by stages, so each has the whole. A later release splits them "
+        "(SGLang 21070); a larger share only hides it",
     )
 
 

@@ -454,8 +454,7 @@ _WAYS_OUT = (
 
 
 _IDLE_ROWS = (
-    "once without --enable-dp-attention: ranks that have no request take part in a step with rows that only fill it "
-    "up, "
+    "once without --enable-dp-attention: ranks that have no request take part in a step with rows that only fill it, "
     "and two counts of rows that were made at different places then differ, with drafts above all; a defect of the "
     "release: then a later one"
 )

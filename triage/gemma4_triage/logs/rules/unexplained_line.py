@@ -125,8 +125,7 @@ _KINDS = {
         (
             "use this server's answers no more: load its weights anew from disk, or restart it",
             "names, shapes, dtype and quantisation that the trainer sends have to be the server's; once with "
-            "--pp-size 1 "
-            "and --dp 1",
+            "--pp-size 1 and --dp 1",
         ),
     ),
     "panic": _Kind(
@@ -417,8 +416,7 @@ STAGES = (
 _WAITS_FOR_STORAGE = (
     "once with --hicache-storage-prefetch-policy best_effort or timeout, or without --hicache-storage-backend: under "
     "wait_complete a request waits until its fetch is counted as complete, which on models that keep states (Mamba, "
-    "GDN) "
-    "never comes in some releases, while few run and the queue stands (SGLang 27366); then a later release"
+    "GDN) never comes in some releases, while few run and the queue stands (SGLang 27366); then a later release"
 )
 _COPIES = (
     "once without --enable-hierarchical-cache, or with a smaller --hicache-size: evictions and copies to and from the "
