@@ -68,6 +68,8 @@ CASES = {
     "host-lengths-not-filtered": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
     "device-lengths-not-filtered": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
     "new-page-not-counted": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.LIKELY),
+    "window-freed-of-the-cache": ("evicted-page-counted", S.WINDOW_EVICTION, D.EARLY, C.CERTAIN),
+    "allocators-emptied-alone": ("freed-while-held", None, D.STALE, C.LIKELY),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -243,6 +245,8 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("host-lengths-not-filtered", "The copy on the host has those of the step before"),
         ("device-lengths-not-filtered", "The copy on the device has those of the step before"),
         ("new-page-not-counted", "the call did not count the new page that the request needs"),
+        ("window-freed-of-the-cache", "They were the cache's before: the eviction of a request's window"),
+        ("allocators-emptied-alone", "The allocators were emptied (clear, as in a flush), and who held pages was not"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

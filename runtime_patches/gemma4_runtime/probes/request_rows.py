@@ -110,7 +110,8 @@ def _check_row_numbers(scheduler: Any, batch: Any) -> None:
     if released:
         wrong = [WrongEntry("released", number, 0, slots[number]) for number in released]
         kinds = [Defect.STALE] * len(wrong)
-        report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots)
+        had = _is_free(scheduler, wrong[0].value)
+        report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots, had=had)
     _check_row_indices(scheduler, slots, batch.reqs, NEXT)
 
 
@@ -152,7 +153,13 @@ def _check_retracted(
     ]
     if wrong:
         kinds = [Defect.STALE] * len(wrong)
-        report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, rows, role=role)
+        had = _is_free(scheduler, wrong[0].value)
+        report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, rows, had=had, role=role)
+
+
+def _is_free(scheduler: Any, row: int) -> dict[str, Any]:
+    """Return whether the row that a batch has for a request without one was given back, or is another request's."""
+    return {"as_before": None, "row_is_free": row in scheduler.req_to_token_pool.free_slots}
 
 
 def _check_row_indices(
@@ -208,7 +215,8 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     released = [WrongEntry("released", number, 0, row) for number, (row, slot) in pairs if slot is None]
     if released and not scheduler.enable_overlap:
         kinds = [Defect.STALE] * len(released)
-        report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows)
+        had = _is_free(scheduler, released[0].value)
+        report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows, had=had)
         return
     check_lengths(scheduler, batch, made)
     check_positions(scheduler, requests, made)

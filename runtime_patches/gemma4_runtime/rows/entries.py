@@ -20,7 +20,7 @@ from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held
 from gemma4_runtime.rows.owner import owner_of
 from gemma4_runtime.rows.places import twin_of
-from gemma4_runtime.rows.report import ROW, ROW_INDEX, or_swapped, report_wrong
+from gemma4_runtime.rows.report import COUNTER, ROW, ROW_INDEX, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import evicted_before, seen_of
 
 NO_ROW = -1
@@ -63,7 +63,14 @@ def check_row_entries(
         longer = before is not None and before.size > entries.size
         kept[slot] = (stay, nodes, before if longer else entries)
     wrong = check_rows(rows, page, end)
-    if wrong:
+    if wrong and (short := _short_of_its_nodes(wrong[0], rows, live, cache)) is not None:
+        seen.rows, seen.lost = {}, True
+        slots = [row.slot for row in rows]
+        counted, nodes = short
+        one = WrongEntry("unlike", wrong[0].row, 0, counted, nodes)
+        had = {"as_before": None, "account": None}
+        report_wrong(scheduler, (one,), COUNTER, site, Structure.REQUEST_COUNTERS, [None], made, slots, had=had)
+    elif wrong:
         first_look = rows[wrong[0].row].earlier is None and not seen.lost
         seen.rows, seen.lost = {}, True
         kinds = _row_defects(rows, wrong, allocator, page, end)
@@ -80,6 +87,22 @@ def check_row_entries(
     else:
         # Those that are not looked at now may come again; a slot that is given anew has another request.
         seen.rows.update(kept)
+
+
+def _short_of_its_nodes(
+    first: WrongEntry, rows: Sequence[Row], live: Sequence[Any], cache: Any
+) -> tuple[int, int] | None:
+    """Return how many tokens a request counts as the cache's, and how many its nodes have; None where these agree.
+
+    A page of the cache's in its row is right where its nodes have that very page for that token: then it is the count
+    that does not reach them.
+    """
+    if first.why != "owner":
+        return None
+    path, counted = path_slots(cache, live[first.row]), rows[first.row].protected
+    if path is None or not counted <= first.column < path.numel() or int(path[first.column]) != first.value:
+        return None
+    return counted, int(path.numel())
 
 
 def _check_rows_differ(scheduler: Any, live: Sequence[Any], site: str, made: Any, role: str | None) -> None:

@@ -5,7 +5,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted_as_gone, said, were_evicted
-from gemma4_triage.diagnose.freed_pages import of_events, places_in_row
+from gemma4_triage.diagnose.freed_pages import OF_THE_CACHE, of_events, places_in_row, were_the_caches_before
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -47,12 +47,14 @@ def _of_sums(incident: Incident) -> Finding | None:
     dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
     gone = counted_as_gone(dump)
     structure = None if gone is None else _accused(dump, gone)
+    of_cache = structure is Structure.TREE_NODE and were_the_caches_before(dump)
+    structure = Structure.WINDOW_EVICTION if of_cache else structure
     of_call, was_evicted = structure is Structure.WINDOW_EVICTION, structure is not None or were_evicted(dump)
     return Finding(
         rule=ID,
         structure=structure,
         defect=Defect.STALE if structure is Structure.TREE_NODE else Defect.EARLY if of_call else None,
-        cause=(_EVICTED if was_evicted else _FREED) + _WHY[structure],
+        cause=(_EVICTED if was_evicted else _FREED) + (OF_THE_CACHE if of_cache else _WHY[structure]),
         # Where neither the cache nor the count can be accused, the page may have been freed by somebody else; of a
         # request that has ended nobody knows what it counted as it gave the cache its pages.
         confidence=Confidence.POSSIBLE if structure is None else Confidence.CERTAIN,
@@ -66,7 +68,9 @@ def _of_sums(incident: Incident) -> Finding | None:
         ),
         advice=(
             "Compare swa_evicted_seqlen of the request that cached these pages with what free_swa was given: the cache "
-            "believes that less was evicted.",
+            "believes that less was evicted."
+            if not of_cache
+            else "Look at where the eviction begins: not before cache_protected_len, and not below swa_evict_floor.",
             "SGLang's idle check stops the server; with GEMMA4_TRIAGE_LEAK=dump it goes on.",
         ),
         next_commands=(commands.audit(dump), commands.corpus("page-over-count")),

@@ -7,6 +7,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import (
+    CLEARED,
     entry_names_another,
     free_and_held,
     freed_beside_eviction,
@@ -56,11 +57,13 @@ def find(incident: Incident) -> Finding | None:
     stranger = entry_names_another(incident, held)
     instead = bool(held) and (others_are_lost(incident, held[0].pool) or was_handed_out_before(dump, held))
     instead |= stranger
+    more = _OR_ENTRY if stranger else _INSTEAD if instead else "."
+    cleared = bool(held) and all(one.last_event == "cleared" for one in held)
     return Finding(
         rule=ID,
-        structure=None if of_slots or instead else Structure.FREE_CALL,
-        defect=None if of_slots or instead else Defect.EARLY,
-        cause=_SLOTS if of_slots else _PAGES + (_OR_ENTRY if stranger else _INSTEAD if instead else "."),
+        structure=None if of_slots or instead or cleared else Structure.FREE_CALL,
+        defect=Defect.STALE if cleared else None if of_slots or instead else Defect.EARLY,
+        cause=_SLOTS if of_slots else CLEARED if cleared else _PAGES + more,
         confidence=Confidence.POSSIBLE if instead else Confidence.CERTAIN,
         evidence=_evidence(dump, "request slots" if of_slots else "pages", names_owner=not instead),
         advice=(
@@ -125,10 +128,7 @@ RULE = Rule(
     find,
     ruled_out_if=(
         Exclusion("the holder is a request that has ended: it was not released", in_dump(holder_has_ended)),
-        Exclusion(
-            "the audit's table shows another free, or none",
-            in_dump(_has_no_other_free),
-        ),
+        Exclusion("the audit's table shows another free, or none", in_dump(_has_no_other_free)),
         Exclusion(
             "the pages were freed beside the allocator's own calls, which the ledger does not see",
             lambda seen: False if seen.finding.defect is Defect.EARLY else None,
