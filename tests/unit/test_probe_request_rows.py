@@ -19,6 +19,8 @@ from gemma4_runtime.indices.included import peer_history
 from gemma4_runtime.leak.ledger import BY, ledger_of
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.entries import check_row_entries
+from gemma4_runtime.rows.report import INIT
 from gemma4_runtime.rows.seen import note_counts, seen_of
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -97,6 +99,18 @@ def test_with_the_ledger_a_row_of_this_step_is_held_against_what_its_request_was
     said = trapped_by(server, server.next_batch)
     assert (said.scalars["why"], said.scalars["expected"], said.scalars["defect"]) == ("owner", was, "stale")
     assert (said.scalars["page_event"], said.scalars["page_was_own"]) == ("cleared", False)
+
+
+def test_a_count_that_does_not_reach_the_nodes_is_told_and_not_the_row(attach, monkeypatch):
+    server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
+    server.forward()
+    request = server.world.start(range(200, 240))
+    nodes, held(request).cache_protected_len = held(request).cache_protected_len, 0
+    said = trapped_by(server, lambda: check_row_entries(server.scheduler, [request], INIT))
+    assert (said.verdict, said.scalars["structure"]) == ("counter_wrong", "request counters")
+    assert (said.scalars["value"], said.scalars["expected"]) == (0, nodes)
+    (finding,) = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))
+    assert finding.structure is Structure.REQUEST_COUNTERS
 
 
 @pytest.mark.parametrize("by", ["nobody that is known", "its request", "another request"])
@@ -476,6 +490,10 @@ def test_a_retracted_request_in_a_batch_is_told_before_its_row_is_read(server, o
         return
     said = trapped_by(server, lambda: request_rows.after_batch_changes(None, batch))
     assert (said.verdict, said.scalars["why"], said.scalars["defect"]) == ("row_index", "released", "stale")
+    # Nobody gave the row back here, so it is not said to be free.
+    assert said.scalars["row_is_free"] is False
+    (finding,) = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))
+    assert "a filter kept the wrong ones" in finding.cause
 
 
 @pytest.mark.parametrize(
