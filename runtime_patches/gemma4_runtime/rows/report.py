@@ -78,7 +78,8 @@ def _of_forward(made: Any, row: int) -> dict[str, int]:
     if mode is None or lengths is None or not len(lengths):
         return {}
     if mode.is_target_verify():
-        return {"drafts": int(made.input_ids.shape[0]) // len(lengths)}
+        tokens = getattr(made, "input_ids", None)
+        return {} if tokens is None else {"drafts": int(tokens.shape[0]) // len(lengths)}
     prefixes = getattr(made, "extend_prefix_lens_cpu", None) if mode.is_extend() else None
     return {"prefix": int(prefixes[row])} if prefixes is not None and 0 <= row < len(prefixes) else {}
 
