@@ -221,6 +221,15 @@ MADE = {
 }
 
 
+def died_in(*frames: str, last: str, rank: str = "TP0") -> str:
+    """Return a scheduler's traceback of frames such as "mem_cache/common.py alloc", then its last line."""
+    rows = [f"{stamp(9, rank)} Scheduler hit an exception: Traceback (most recent call last):"]
+    for frame in frames:
+        file, _, function = frame.partition(" ")
+        rows.append(f'  File "{file if file[0] in "/<" else "/srv/sglang/srt/" + file}", line 12, in {function}')
+    return "\n".join([*rows, last, ""])
+
+
 def found_in(lines) -> tuple[Finding, ...]:
     """Return what is found in a log of these lines."""
     return findings(read_log("made.log", ["".join(lines).encode()]))

@@ -19,6 +19,7 @@ import pytest
 from diagnose_examples import CORPUS, ROOT
 from gemma4_triage.collect import processes
 from small_server import closing_port
+from zips import opened
 
 LOGS = ROOT / "tests" / "data" / "logs"
 INFO = {
@@ -85,11 +86,6 @@ def serve():
 def own_store(tmp_path, monkeypatch):
     """Keep dumps of this machine's user out of a test's zip."""
     monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "store"))
-
-
-def opened(path: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def without_logs(path: Path) -> Path:

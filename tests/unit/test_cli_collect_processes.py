@@ -8,14 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-import zipfile
-from pathlib import Path
 
 import pytest
 
 from diagnose_examples import CORPUS, ROOT
 from gemma4_triage.collect import gather_bundle, processes
 from gemma4_triage.collect.gather_bundle import output_of
+from zips import opened
 
 LOGS = ROOT / "tests" / "data" / "logs"
 
@@ -24,11 +23,6 @@ LOGS = ROOT / "tests" / "data" / "logs"
 def own_store(tmp_path, monkeypatch):
     """Keep dumps of this machine's user out of a test's zip."""
     monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "store"))
-
-
-def opened(path: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def diagnosed(cli, path) -> tuple[int, list[str]]:

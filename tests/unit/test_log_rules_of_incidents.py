@@ -3,17 +3,7 @@
 import pytest
 
 from gemma4_triage.finding import Confidence
-from made_logs import ASSERTION, ILLEGAL, death, decode, found_in, only, stamp, started
-
-
-def died(*frames: str, last: str, rank: str = "TP0") -> str:
-    """Return a scheduler's traceback of frames such as "mem_cache/common.py alloc", then its last line."""
-    rows = [f"{stamp(9, rank)} Scheduler hit an exception: Traceback (most recent call last):"]
-    for frame in frames:
-        file, _, function = frame.partition(" ")
-        rows.append(f'  File "{file if file[0] in "/<" else "/srv/sglang/srt/" + file}", line 12, in {function}')
-    return "\n".join([*rows, last, ""])
-
+from made_logs import ASSERTION, ILLEGAL, death, decode, died_in, found_in, only, stamp, started
 
 LIST = "AttributeError: 'list' object has no attribute 'tolist'"
 CAPTURE = "Exception: Capture cuda graph failed: "
@@ -57,7 +47,11 @@ OOM = "CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capac
 TRUTH = "Boolean value of Tensor with more than one value is ambiguous"
 LEADS = {
     "HiCache at a server without a prefix cache": (
-        [died("managers/scheduler.py get_new_batch", last=f"{LIST[:16]}'ChunkCache' object has no attribute 'evict'")],
+        [
+            died_in(
+                "managers/scheduler.py get_new_batch", last=f"{LIST[:16]}'ChunkCache' object has no attribute 'evict'"
+            )
+        ],
         ("no-prefix-cache", "--disable-radix-cache"),
     ),
     "a leak in the words of 0.4.6": (
@@ -69,25 +63,25 @@ LEADS = {
         ("pool-leak", "10 of 100"),
     ),
     "blocks that ranks cannot divide": (
-        [died("layers/quantization/fp8.py create_weights", last=BLOCK)],
+        [died_in("layers/quantization/fp8.py create_weights", last=BLOCK)],
         ("uneven-split", "--tp"),
     ),
     "a capture that another rank's end broke": ([death(1, CAPTURE + GONE)], ("collective-timeout", "ended first")),
     "a capture without a kernel for the heads": ([death(1, CAPTURE + HEAD_DIM)], ("attention-kernel", "triton")),
     "DeepEP waits for a rank": (
-        [died("/opt/deep_ep/buffer.py dispatch", last="RuntimeError: DeepEP error: timeout (dispatch CPU)")],
+        [died_in("/opt/deep_ep/buffer.py dispatch", last="RuntimeError: DeepEP error: timeout (dispatch CPU)")],
         ("expert-transport", "compile_deep_gemm"),
     ),
     "an output layer that is tied": (
-        [died("models/llama.py load_weights", last="KeyError: 'lm_head.weight'")],
+        [died_in("models/llama.py load_weights", last="KeyError: 'lm_head.weight'")],
         ("weight-names", "tie_word_embeddings"),
     ),
     "a draft that is given as a model": (
-        [died("models/qwen3.py load_weights", last="KeyError: 'midlayer.self_attn.qkv_proj.weight'")],
+        [died_in("models/qwen3.py load_weights", last="KeyError: 'midlayer.self_attn.qkv_proj.weight'")],
         ("weight-names", "--speculative-draft-model-path"),
     ),
     "an encoder that is given as a language model": (
-        [died("models/qwen3.py load_weights", last="KeyError: 'embed_tokens.weight'")],
+        [died_in("models/qwen3.py load_weights", last="KeyError: 'embed_tokens.weight'")],
         ("weight-names", "--is-embedding"),
     ),
     "a bootstrap service that is not reached": (
@@ -103,7 +97,7 @@ LEADS = {
     ),
     "a name that another release has not": (
         [
-            died(
+            died_in(
                 "a.py <module>",
                 last="ImportError: cannot import name 'launch' from 'sglang.utils' (/opt/sglang/utils.py)",
             )
@@ -113,7 +107,7 @@ LEADS = {
     "a list of a request that is not there": (
         [
             decode(1),
-            died("managers/scheduler.py move_ready_grammar_requests", last="IndexError: list index out of range"),
+            died_in("managers/scheduler.py move_ready_grammar_requests", last="IndexError: list index out of range"),
         ],
         ("other-crash", "requests with structured output"),
     ),
@@ -122,11 +116,11 @@ LEADS = {
         ("unexplained-line", "a fresh environment, or uv pip install"),
     ),
     "a kernel of Triton's that Ascend cannot compile": (
-        [started(device="npu"), decode(1), died("triton/compiler.py compile", last="MLIRCompilationError: no")],
+        [started(device="npu"), decode(1), died_in("triton/compiler.py compile", last="MLIRCompilationError: no")],
         ("triton-compile", "triton-ascend"),
     ),
     "slots that no pool gave": (
-        [decode(1), died("managers/schedule_batch.py f", last="TypeError: 'NoneType' object is not subscriptable")],
+        [decode(1), died_in("managers/schedule_batch.py f", last="TypeError: 'NoneType' object is not subscriptable")],
         ("other-crash", "was never set"),
     ),
     "frames of native code": (
@@ -134,15 +128,15 @@ LEADS = {
         ("unexplained-line", "mooncake-transfer-engine nixl"),
     ),
     "a prompt without its image's placeholder": (
-        [died("layers/rotary_embedding.py get_input_positions", last="ValueError: 151655 is not in list")],
+        [died_in("layers/rotary_embedding.py get_input_positions", last="ValueError: 151655 is not in list")],
         ("image-tokens", "placeholder"),
     ),
     "a mask whose kernel cannot be launched": (
-        [decode(1), died(*MASK, last="RuntimeError: Triton Error [HIP]:  Code: 1, Messsage: invalid argument")],
+        [decode(1), died_in(*MASK, last="RuntimeError: Triton Error [HIP]:  Code: 1, Messsage: invalid argument")],
         ("grammar-request", "--grammar-backend outlines"),
     ),
     "a mask that is asked for with another argument": (
-        [decode(1), died("constrained/xgrammar_backend.py fill_vocab_mask", last=BITMASK)],
+        [decode(1), died_in("constrained/xgrammar_backend.py fill_vocab_mask", last=BITMASK)],
         ("grammar-request", "another argument than it takes"),
     ),
     "a router whose workers never answer": (
@@ -186,7 +180,7 @@ LEADS = {
     ),
     "more ranks than experts": (
         [
-            died(
+            died_in(
                 "models/moe.py __init__",
                 last="AssertionError: Tensor parallel size 16 is greater than the number of experts 8.",
             )
@@ -194,12 +188,12 @@ LEADS = {
         ("uneven-split", "experts"),
     ),
     "heads that do not divide, without a word": (
-        [started(tp_size=3), died("models/gemma4.py __init__", last="AssertionError")],
+        [started(tp_size=3), died_in("models/gemma4.py __init__", last="AssertionError")],
         ("uneven-split", "heads"),
     ),
     "a GPU that is too old for a format": (
         [
-            died(
+            died_in(
                 "layers/quantization/fp8.py get",
                 last="RuntimeError: not supported. Min capability: 89. Current capability: 80.",
             )
@@ -211,17 +205,17 @@ LEADS = {
         ("kv-transfer", "ulimit -l unlimited"),
     ),
     "a kind of model that transformers lack": (
-        [died("/opt/transformers/models/auto/configuration_auto.py __getitem__", last="KeyError: 'qwen3_5_moe'")],
+        [died_in("/opt/transformers/models/auto/configuration_auto.py __getitem__", last="KeyError: 'qwen3_5_moe'")],
         ("wheels-do-not-fit", "upgrade SGLang together with the transformers"),
     ),
     "a toolkit that is not there": (
-        [died("/opt/deep_gemm/__init__.py _find_cuda_home", last="AssertionError")],
+        [died_in("/opt/deep_gemm/__init__.py _find_cuda_home", last="AssertionError")],
         ("wheels-do-not-fit", "CUDA_HOME"),
     ),
     "a kernel that does not compile": ([ERRORS, death(1, NINJA)], ("wheels-do-not-fit", "nvcc --version")),
     "a package that fails as it is imported": (
         [
-            died(
+            died_in(
                 "<frozen runpy> _run_module_as_main",
                 "/opt/transformers/hub_kernels.py <module>",
                 "/opt/kernels/repos.py __init__",
@@ -231,11 +225,11 @@ LEADS = {
         ("other-crash", "pip list"),
     ),
     "a process that waited for one that ended": (
-        [died(*LAUNCH, "/usr/lib/multiprocessing/connection.py _recv", last="EOFError", rank="")],
+        [died_in(*LAUNCH, "/usr/lib/multiprocessing/connection.py _recv", last="EOFError", rank="")],
         ("other-crash", "another process"),
     ),
     "a script without a main guard": (
-        [died("/usr/lib/multiprocessing/spawn.py _check_not_importing_main", last="RuntimeError: ")],
+        [died_in("/usr/lib/multiprocessing/spawn.py _check_not_importing_main", last="RuntimeError: ")],
         ("start-refused", "__main__"),
     ),
     "a first request without an answer": ([READ_TIMEOUT], ("start-refused", "py-spy dump")),
@@ -250,7 +244,7 @@ LEADS = {
     ),
     "a type that a format does not take": (
         [
-            died(
+            died_in(
                 "configs/model_config.py verify",
                 last="ValueError: bfloat16 is not supported. Supported dtypes: [torch.float16]",
             )
@@ -258,7 +252,7 @@ LEADS = {
         ("refused-by-check", "--dtype float16"),
     ),
     "a workspace that a long prefill does not fit": (
-        [died("/opt/flashinfer/prefill.py plan", last=f"RuntimeError: {WORKSPACE}")],
+        [died_in("/opt/flashinfer/prefill.py plan", last=f"RuntimeError: {WORKSPACE}")],
         ("kernel-failed", "--chunked-prefill-size"),
     ),
     "a memory saver that cannot resume": (
@@ -266,11 +260,15 @@ LEADS = {
         ("kernel-failed", "resume_memory_occupation"),
     ),
     "a memory saver that was not preloaded": (
-        [died("/opt/train.py <module>", last="AssertionError: TorchMemorySaver observes invalid LD_PRELOAD.", rank="")],
+        [
+            died_in(
+                "/opt/train.py <module>", last="AssertionError: TorchMemorySaver observes invalid LD_PRELOAD.", rank=""
+            )
+        ],
         ("start-refused", "LD_PRELOAD"),
     ),
     "a checkpoint without a chat template": (
-        [died("/opt/transformers/base.py get_chat_template", last="ValueError: tokenizer.chat_template is not set")],
+        [died_in("/opt/transformers/base.py get_chat_template", last="ValueError: tokenizer.chat_template is not set")],
         ("chat-template", "-Instruct"),
     ),
     "a server without a parser of tools": (
@@ -278,11 +276,11 @@ LEADS = {
         ("answer-parser", "none was set"),
     ),
     "a quantised width that ranks leave unpadded": (
-        [started(tp_size=2), died("layers/quantization/modelopt_quant.py pad", last=f"AssertionError: {PADDING}")],
+        [started(tp_size=2), died_in("layers/quantization/modelopt_quant.py pad", last=f"AssertionError: {PADDING}")],
         ("quantised-kernel", "--tp 1"),
     ),
     "a weight of another format": (
-        [died("layers/moe/layer.py _load_w13", last=f"RuntimeError: {SIZES}")],
+        [died_in("layers/moe/layer.py _load_w13", last=f"RuntimeError: {SIZES}")],
         ("weight-names", "6144 against 3072"),
     ),
     "an illegal access under drafts and a MoE backend": (
@@ -290,7 +288,7 @@ LEADS = {
         ("illegal-access", "--speculative-moe-runner-backend triton"),
     ),
     "a GPU of AMD's that a build leaves out": (
-        [died("layers/quantization/gptq.py process", last="RuntimeError: HIP error: invalid device function")],
+        [died_in("layers/quantization/gptq.py process", last="RuntimeError: HIP error: invalid device function")],
         ("no-kernel-image", "no kernel for this GPU"),
     ),
     "an assertion on a GPU of AMD's": (
@@ -298,27 +296,35 @@ LEADS = {
         ("device-fault", "--enable-nan-detection"),
     ),
     "a request that the detokenizer forgot": (
-        [died("managers/detokenizer_manager.py event_loop", last="KeyError: '6fa7b3aa'", rank="")],
+        [died_in("managers/detokenizer_manager.py event_loop", last="KeyError: '6fa7b3aa'", rank="")],
         ("token-outside-vocabulary", "SGLANG_DETOKENIZER_MAX_STATES"),
     ),
     "a tokenizer whose code does not fit": (
-        [died("managers/detokenizer_manager.py run", "/x/tok.py convert_tokens_to_string", last=f"TypeError: {NONE}")],
+        [
+            died_in(
+                "managers/detokenizer_manager.py run", "/x/tok.py convert_tokens_to_string", last=f"TypeError: {NONE}"
+            )
+        ],
         ("token-outside-vocabulary", "transformers"),
     ),
     "a scheduler that a signal ended": (
-        [died("entrypoints/engine.py _wait_for_scheduler_ready", last=f"RuntimeError: {DIED}", rank="")],
+        [died_in("entrypoints/engine.py _wait_for_scheduler_ready", last=f"RuntimeError: {DIED}", rank="")],
         ("other-crash", "segmentation fault"),
     ),
     "a tensor where a value was meant": (
-        [decode(1), died("managers/tokenizer_manager.py f", last=f"RuntimeError: {TRUTH}", rank="")],
+        [decode(1), died_in("managers/tokenizer_manager.py f", last=f"RuntimeError: {TRUTH}", rank="")],
         ("other-crash", "a defect of this build"),
     ),
     "a download that broke off": (
-        [died("/opt/huggingface_hub/file_download.py http_get", last=f"requests.exceptions.ConnectionError: {RESET}")],
+        [
+            died_in(
+                "/opt/huggingface_hub/file_download.py http_get", last=f"requests.exceptions.ConnectionError: {RESET}"
+            )
+        ],
         ("weights-missing", "HF_HUB_OFFLINE=1"),
     ),
     "a proxy before the server": (
-        [died("/opt/requests/models.py json", last="requests.exceptions.JSONDecodeError: Expecting value", rank="")],
+        [died_in("/opt/requests/models.py json", last="requests.exceptions.JSONDecodeError: Expecting value", rank="")],
         ("start-refused", "no_proxy"),
     ),
     "a library of CUDA that fails inside": (
@@ -328,12 +334,16 @@ LEADS = {
     "an illegal access in a kernel of LoRA": (
         [
             decode(1),
-            died("lora/backend/triton_backend.py run", "lora/sgemm_lora_a.py fwd", last=f"RuntimeError: {IMA}"),
+            died_in("lora/backend/triton_backend.py run", "lora/sgemm_lora_a.py fwd", last=f"RuntimeError: {IMA}"),
         ],
         ("illegal-access", "the LoRA adapters"),
     ),
     "a crash of a server with much switched on": (
-        [started(enable_dp_attention=True, cpu_offload_gb=4), decode(1), died("layers/x.py f", last="TypeError: no")],
+        [
+            started(enable_dp_attention=True, cpu_offload_gb=4),
+            decode(1),
+            died_in("layers/x.py f", last="TypeError: no"),
+        ],
         ("other-crash", "this server has --enable-dp-attention, --cpu-offload-gb"),
     ),
     "a transfer of which nothing more is known": (
@@ -349,24 +359,28 @@ LEADS = {
         ("no-kernel-image", "no kernel for this GPU"),
     ),
     "a runtime of another release on an NPU": (
-        [died("layers/attention/x.py f", last="RuntimeError: NPU function error: call aclnnX failed, error code is 5")],
+        [
+            died_in(
+                "layers/attention/x.py f", last="RuntimeError: NPU function error: call aclnnX failed, error code is 5"
+            )
+        ],
         ("kernel-failed", "CANN"),
     ),
     "a draft of another width": (
-        [died("models/llama_eagle3.py forward", "layers/linear.py forward", last=f"RuntimeError: {WIDTH}")],
+        [died_in("models/llama_eagle3.py forward", "layers/linear.py forward", last=f"RuntimeError: {WIDTH}")],
         ("draft-model", "8x5120 meets weights of 15360x5120"),
     ),
     "half of the arguments of drafts": (
-        [died("server_args.py _handle_speculative_decoding", last=f"TypeError: {UNSET}", rank="")],
+        [died_in("server_args.py _handle_speculative_decoding", last=f"TypeError: {UNSET}", rank="")],
         ("start-refused", "--speculative-eagle-topk"),
     ),
     "a package that is too old": (
-        [died("utils/common.py assert_pkg_version", last=f"Exception: {OLD}", rank="")],
+        [died_in("utils/common.py assert_pkg_version", last=f"Exception: {OLD}", rank="")],
         ("wheels-do-not-fit", "flashinfer_python 0.3.1"),
     ),
     "weights that no GPU holds": (
         [
-            died(
+            died_in(
                 "model_executor/model_runner.py load_model", "models/llama.py __init__", last=f"OutOfMemoryError: {OOM}"
             )
         ],
@@ -377,7 +391,7 @@ LEADS = {
         ("router", "--prefill-selector"),
     ),
     "an index that an assertion stopped": (
-        [started(enable_eplb=True), decode(1), died("layers/moe/topk.py select", last=ASSERTION)],
+        [started(enable_eplb=True), decode(1), died_in("layers/moe/topk.py select", last=ASSERTION)],
         ("index-outside-tensor", "once without the MoE kernels"),
     ),
     "a page fault of an AMD GPU": (
@@ -385,7 +399,7 @@ LEADS = {
         ("device-fault", "SGLANG_USE_AITER=0"),
     ),
     "a first request that a proxy refused": (
-        [died("entrypoints/http_server.py _wait_and_warmup", last="AssertionError: res=<Response [503]>", rank="")],
+        [died_in("entrypoints/http_server.py _wait_and_warmup", last="AssertionError: res=<Response [503]>", rank="")],
         ("start-refused", "no_proxy"),
     ),
     "a watchdog without py-spy": (
@@ -416,9 +430,9 @@ class TestACompilationIsNoHang:
 
 class TestWhatOnlyWaited:
     def test_is_not_told_beside_the_signal_that_it_waited_for(self):
-        waited = died(*LAUNCH, "/usr/lib/multiprocessing/connection.py _recv", last="EOFError", rank="")
+        waited = died_in(*LAUNCH, "/usr/lib/multiprocessing/connection.py _recv", last="EOFError", rank="")
         assert only([f"{stamp(1)} Exit code: -9\n", waited]).rule == "killed-from-outside"
 
     def test_an_assertion_of_one_rank_is_no_split(self):
-        finding = only([started(tp_size=1), died("models/gemma4.py __init__", last="AssertionError")])
+        finding = only([started(tp_size=1), died_in("models/gemma4.py __init__", last="AssertionError")])
         assert finding.rule == "other-crash"

@@ -2,17 +2,7 @@
 
 import pytest
 
-from made_logs import ILLEGAL, death, decode, found_in, prefill, retraction, stamp, started, steady
-
-
-def died(*frames: str, last: str, rank: str = "TP0") -> str:
-    """Return a scheduler's traceback of frames such as "mem_cache/common.py alloc", then its last line."""
-    rows = [f"{stamp(9, rank)} Scheduler hit an exception: Traceback (most recent call last):"]
-    for frame in frames:
-        file, _, function = frame.partition(" ")
-        rows.append(f'  File "{file if file[0] in "/<" else "/srv/sglang/srt/" + file}", line 12, in {function}')
-    return "\n".join([*rows, last, ""])
-
+from made_logs import ILLEGAL, death, decode, died_in, found_in, prefill, retraction, stamp, started, steady
 
 GONE = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:18312"
 WATCHDOG = f"{stamp(400, 'TP0')} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"
@@ -74,7 +64,7 @@ TOLD = {
         [
             started(speculative_algorithm="EAGLE"),
             *(decode(1), retraction(2)),
-            died("managers/scheduler.py run_batch", "speculative/eagle_worker.py verify", last=SLOTS),
+            died_in("managers/scheduler.py run_batch", "speculative/eagle_worker.py verify", last=SLOTS),
         ],
         "SGLang 14942",
     ),
@@ -85,12 +75,12 @@ TOLD = {
     "two halves of a batch that share a buffer": (
         [
             started(enable_two_batch_overlap=True),
-            *(decode(1), died("two_batch_overlap.py _model_forward_tbo", "layers/moe/topk.py select", last=ILLEGAL)),
+            *(decode(1), died_in("two_batch_overlap.py _model_forward_tbo", "layers/moe/topk.py select", last=ILLEGAL)),
         ],
         "once without --enable-two-batch-overlap: its halves",
     ),
     "a kernel of DeepGEMM that left its buffer": (
-        [decode(1), died("layers/quantization/fp8_kernel.py w8a8_block_fp8_matmul_deepgemm", last=ILLEGAL)],
+        [decode(1), died_in("layers/quantization/fp8_kernel.py w8a8_block_fp8_matmul_deepgemm", last=ILLEGAL)],
         "SGLANG_ENABLE_JIT_DEEPGEMM=0",
     ),
     "a capture that was stopped": (
@@ -172,7 +162,7 @@ TOLD = {
         [
             started(speculative_algorithm="EAGLE", enable_dp_attention=True, dp_size=2, tp_size=8),
             decode(1),
-            died(
+            died_in(
                 *("speculative/eagle_worker_v2.py draft", "layers/attention/dsa_backend.py forward"),
                 *("/opt/site-packages/sgl_kernel/flash_attn.py fwd",),
                 last="RuntimeError: batch_size must be equal to batch_size_k",
@@ -184,7 +174,7 @@ TOLD = {
         [
             started(pp_size=2),
             decode(1),
-            died(
+            died_in(
                 *("layers/attention/dsa_backend.py forward", "/opt/site-packages/sgl_kernel/flash_attn.py fwd"),
                 last="RuntimeError: batch_size must be equal to batch_size_k",
             ),
@@ -192,7 +182,7 @@ TOLD = {
         "once with --pp-size 1",
     ),
     "NaN of experts by another library": (
-        [started(moe_runner_backend="flashinfer_trtllm"), decode(1), died("x.py f", last=f"RuntimeError: {NANS}")],
+        [started(moe_runner_backend="flashinfer_trtllm"), decode(1), died_in("x.py f", last=f"RuntimeError: {NANS}")],
         "another --moe-runner-backend than flashinfer_trtllm",
     ),
     "copies to the host that hold up the loop": (
@@ -200,7 +190,7 @@ TOLD = {
         "SGLang 30314",
     ),
     "a batch that is split by sizes of another": (
-        [decode(1), died("managers/scheduler.py run_batch", "models/qwen3.py forward", last=SPLIT)],
+        [decode(1), died_in("managers/scheduler.py run_batch", "models/qwen3.py forward", last=SPLIT)],
         "differ in size",
     ),
     "drafts of a model with states that lose what they begin from": (
@@ -225,63 +215,67 @@ TOLD = {
         [
             started(enable_eplb=True),
             decode(1),
-            died("managers/scheduler.py run_batch", "eplb/expert_location_updater.py update", last=PAIR),
+            died_in("managers/scheduler.py run_batch", "eplb/expert_location_updater.py update", last=PAIR),
         ],
         "without --enable-eplb",
     ),
     "a wrapper of LoRA that hides what the model reads": (
-        [died("models/deepseek_v2.py forward", last="AttributeError: 'FusedMoEWithLoRA' object has no attribute 'x'")],
+        [
+            died_in(
+                "models/deepseek_v2.py forward", last="AttributeError: 'FusedMoEWithLoRA' object has no attribute 'x'"
+            )
+        ],
         "FusedMoEWithLoRA) does not hand on x",
     ),
     "an adapter whose share of a rank is empty": (
-        [died("lora/mem_pool.py load_lora_weight_tensor", last=f"{BUFFER} does not match weight shape {EMPTY}.")],
+        [died_in("lora/mem_pool.py load_lora_weight_tensor", last=f"{BUFFER} does not match weight shape {EMPTY}.")],
         "--ep-size 1",
     ),
     "weights that fill the share, and the share that they need": (
-        [died("mem_cache/kv_cache_configurator.py profile", last=NO_POOL)],
+        [died_in("mem_cache/kv_cache_configurator.py profile", last=NO_POOL)],
         "above 0.712, where weights alone fit; 0.76",
     ),
     "weights that no share leaves room beside": (
-        [died("mem_cache/kv_cache_configurator.py profile", last=NO_POOL.replace("0.712", "0.931"))],
+        [died_in("mem_cache/kv_cache_configurator.py profile", last=NO_POOL.replace("0.712", "0.931"))],
         "more GPUs (--tp)",
     ),
     "a copy in compressed-tensors that is called AWQ": (
         [
             started(model_path="/m/gemma-4-26B-A4B-it-AWQ", quantization="compressed-tensors"),
-            died("layers/quantization/marlin_utils.py apply", last="ValueError: this is not as it should be"),
+            died_in("layers/quantization/marlin_utils.py apply", last="ValueError: this is not as it should be"),
         ],
         "name another backend",
     ),
     "a package that lacks what the layers' preparation calls": (
-        [died("layers/quantization/mxfp4.py process_weights_after_loading", last=NO_LAYOUT)],
+        [died_in("layers/quantization/mxfp4.py process_weights_after_loading", last=NO_LAYOUT)],
         "installed triton_kernels has no make_layout",
     ),
     "a tokenizer of its own kind": (
-        [died("managers/detokenizer_manager.py loop", "utils/a.py decode_plain", last=TIKTOKEN)],
+        [died_in("managers/detokenizer_manager.py loop", "utils/a.py decode_plain", last=TIKTOKEN)],
         "TiktokenTokenizer, has no all_special_ids",
     ),
     "a peer that is gone without a word": (
-        [decode(1), died("utils/common.py broadcast_pyobj", last=f"RuntimeError: {GONE}")],
+        [decode(1), died_in("utils/common.py broadcast_pyobj", last=f"RuntimeError: {GONE}")],
         "its host's memory ran out",
     ),
     "a caller of SGLang of another release": (
-        [died("/opt/site-packages/dynamo/sglang/args.py parse", last=NO_CONFIG)],
+        [died_in("/opt/site-packages/dynamo/sglang/args.py parse", last=NO_CONFIG)],
         "dynamo was written for another one",
     ),
     "a program around SGLang of another release": (
-        [died("/opt/dynamo/inc.py run", last="TypeError: GenerateReqInput.__init__() missing 1 required x: 'y'")],
+        [died_in("/opt/dynamo/inc.py run", last="TypeError: GenerateReqInput.__init__() missing 1 required x: 'y'")],
         "versions that belong together",
     ),
     "what a switch adds to a step that is captured": (
         [
             started(enable_expert_distribution_metrics=True, ep_size=8),
-            died("layers/moe/topk.py forward", "eplb/expert_distribution.py collect", last=CAPTURING),
+            died_in("layers/moe/topk.py forward", "eplb/expert_distribution.py collect", last=CAPTURING),
         ],
         "once without --enable-expert-distribution-metrics: its code failed there",
     ),
     "a header of the system that a compiler lacks": (
         [
-            f"{died('mem_cache/cpp_utils/native_hash.py load', last=BUILD).rstrip()}\n"
+            f"{died_in('mem_cache/cpp_utils/native_hash.py load', last=BUILD).rstrip()}\n"
             "a.cpp:3:10: fatal error: openssl/sha.h: No such file or directory\n",
         ],
         "openssl/sha.h, is missing",
@@ -289,21 +283,21 @@ TOLD = {
     "a draft that takes a packed head for a whole one": (
         [
             started(model_path="/m/Qwen3-NVFP4", speculative_algorithm="DSPARK"),
-            died("models/dspark.py compute_base_logits", last=f"RuntimeError: {PACKED}"),
+            died_in("models/dspark.py compute_base_logits", last=f"RuntimeError: {PACKED}"),
         ],
         "lm_head as if it were whole",
     ),
     "a draft of another width, of a target that is not packed": (
         [
             started(model_path="/m/Qwen3", speculative_algorithm="DSPARK"),
-            died("models/dspark.py compute_base_logits", last=f"RuntimeError: {PACKED}"),
+            died_in("models/dspark.py compute_base_logits", last=f"RuntimeError: {PACKED}"),
         ],
         "does not fit this target",
     ),
     "a request that lacks what it is made of": (
         [
             decode(1),
-            died(
+            died_in(
                 "managers/scheduler.py handle_embedding_request",
                 "managers/schedule_batch.py __init__",
                 last="TypeError: object of type 'NoneType' has no len()",
@@ -319,17 +313,17 @@ TOLD = {
         "--tokenizer-worker-num 1",
     ),
     "an image's embedding from the cache that is another's": (
-        [decode(1), died("managers/mm_utils.py embed", last=SHORT)],
+        [decode(1), died_in("managers/mm_utils.py embed", last=SHORT)],
         "SGLang 32404",
     ),
     "an image without a mark, whose keys the client gave": (
-        [decode(1), died("managers/mm_utils.py embed", last=SHORT.replace("ids=275", "ids=0"))],
+        [decode(1), died_in("managers/mm_utils.py embed", last=SHORT.replace("ids=275", "ids=0"))],
         "mm_hashes",
     ),
     "copies in the host cache that a check refused": (
         [
             started(enable_hierarchical_cache=True),
-            *(decode(1), died("mem_cache/hiradix_cache.py writing_check", last="AssertionError")),
+            *(decode(1), died_in("mem_cache/hiradix_cache.py writing_check", last="AssertionError")),
         ],
         "--enable-hierarchical-cache",
     ),

@@ -12,9 +12,6 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Finding
 
 _OF_POOLS = re.compile(r" (Try to allocate |Available )")
-_SAYS_NOTHING_NEW = frozenset(
-    {"other-crash", "refused-by-check", "unexplained-line", "probe-stopped", "like-incidents"}
-)
 
 
 def told_by_rules_over_logs(dump: Dump, incident: Incident) -> Finding | None:
@@ -28,12 +25,12 @@ def told_by_rules_over_logs(dump: Dump, incident: Incident) -> Finding | None:
     if not said or any(said.startswith(death.message[:40]) for facts in incident.logs for death in facts.deaths):
         return None
     # They are many modules, loaded where they are asked.
-    from gemma4_triage.logs.catalog import findings
+    from gemma4_triage.logs.catalog import SAYING_LITTLE, findings
     from gemma4_triage.logs.read import read_log
 
     facts = read_log(dump.manifest.dump_id, [lines_of(dump).encode()])
     facts = replace(facts, release=facts.release or dump.manifest.versions.get("sglang", ""))
-    return next((one for one in findings(facts) if one.rule not in _SAYS_NOTHING_NEW), None)
+    return next((one for one in findings(facts) if one.rule not in SAYING_LITTLE), None)
 
 
 def lines_of(dump: Dump) -> str:

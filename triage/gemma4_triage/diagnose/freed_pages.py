@@ -307,30 +307,6 @@ def places_in_row(dump: Dump) -> tuple[dict[int, tuple[int, int]], dict[int, int
     return {page: (column, step) for _, column, page, step in rows}, {column: step for _, column, _, step in rows}
 
 
-OF_THE_CACHE = (
-    " They were the cache's before: the eviction of a request's window gave back what lies ahead of its own pages "
-    "(cache_protected_len)."
-)
-CLEARED = (
-    "The allocators were emptied (clear, as in a flush), and who held pages was not: the prefix cache, a session or a "
-    "request has them still, and they are handed out to others."
-)
-
-
-def were_the_caches_before(dump: Dump) -> bool:
-    """Return whether each page without its SWA page was the prefix cache's in a step before that of its SWA free."""
-    places = places_in_row(dump)
-    try:
-        past, found = lives(dump), [one.page for one in suspects(dump) if one.fault == "unmapped"]
-    except DumpError:
-        return False
-    if places is None or not found:
-        return False
-    given = (past["full", page][-1].given_step if ("full", page) in past else None for page in found)
-    freed = (places[0].get(page, (0, -1))[1] for page in found)
-    return all(step is not None and at > step for at, step in zip(freed, given, strict=True))
-
-
 def handed_out_in_use(dump: Dump, held: Sequence[Suspect]) -> int | None:
     """Return the row in `lives` of the first life of such a page that did not end before the next began; None if none.
 

@@ -1,9 +1,11 @@
-"""What the prefix cache was given and has no more: lost, evicted without a free, or emptied at once."""
+"""What the prefix cache was given and has no more: lost, evicted without a free, emptied at once, freed by others."""
 
-from gemma4_dumps.audit_findings import suspects
+from gemma4_dumps.audit_findings import lives, suspects
+from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.census import GIVEN, lost_pages
 from gemma4_triage.diagnose.evidence import readable_events
+from gemma4_triage.diagnose.freed_pages import places_in_row
 from gemma4_triage.diagnose.rule import Seen
 
 LOST = (
@@ -25,6 +27,10 @@ SWA_SIDE = (
 PROMPTS = (
     "all of them are of prompts, which the prefix cache takes over, and what their owners were given for their answers "
     "was freed, so it is the cache that has lost them"
+)
+OF_THE_CACHE = (
+    " They were the cache's before: the eviction of a request's window gave back what lies ahead of its own pages "
+    "(cache_protected_len)."
 )
 
 
@@ -58,3 +64,17 @@ def are_of_prompts(dump: Dump) -> bool:
 def may_be_an_eviction(seen: Seen) -> bool | None:
     """Return None where a cache is empty: an eviction may have been asked for all that it had."""
     return None if EMPTIED in seen.finding.cause else False
+
+
+def were_the_caches_before(dump: Dump) -> bool:
+    """Return whether each page without its SWA page was the prefix cache's in a step before that of its SWA free."""
+    places = places_in_row(dump)
+    try:
+        past, found = lives(dump), [one.page for one in suspects(dump) if one.fault == "unmapped"]
+    except DumpError:
+        return False
+    if places is None or not found:
+        return False
+    given = (past["full", page][-1].given_step if ("full", page) in past else None for page in found)
+    freed = (places[0].get(page, (0, -1))[1] for page in found)
+    return all(step is not None and at > step for at, step in zip(freed, given, strict=True))

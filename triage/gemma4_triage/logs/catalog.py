@@ -268,13 +268,14 @@ def _of_requests_alone(facts: LogFacts) -> LogFacts:
     return replace(facts, errors=errors)
 
 
-_SAYING_LITTLE = frozenset({other_crash.ID, refused_by_check.ID, unexplained_line.ID})
+SAYING_LITTLE = frozenset({other_crash.ID, refused_by_check.ID, unexplained_line.ID})
+"""Rules that repeat what was said, and where."""
 
 
 def with_those_alike(facts: LogFacts) -> tuple[Finding, ...]:
     """Return the findings, and which public incidents the failure is like: ahead of what knows little more than it."""
     found = findings(facts)
-    behind = (is_load(one) or (one.rule in _SAYING_LITTLE and one.confidence is Confidence.POSSIBLE) for one in found)
+    behind = (is_load(one) or (one.rule in SAYING_LITTLE and one.confidence is Confidence.POSSIBLE) for one in found)
     at = next((place for place, is_behind in enumerate(behind) if is_behind), len(found))
     return (*found[:at], *like_incidents.find(facts, found), *found[at:])
 

@@ -5,8 +5,9 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted_as_gone, said, were_evicted
-from gemma4_triage.diagnose.freed_pages import OF_THE_CACHE, of_events, places_in_row, were_the_caches_before
+from gemma4_triage.diagnose.freed_pages import of_events, places_in_row
 from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.lost_by_the_cache import OF_THE_CACHE, were_the_caches_before
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
@@ -17,8 +18,6 @@ _WHY: dict[Structure | None, str] = {
     Structure.WINDOW_EVICTION: " The call that freed what the request counts as gone freed more than that.",
     None: "",
 }
-
-
 _EVICTED = (
     "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them back, "
     "so the parts of the SWA pool exceed it."

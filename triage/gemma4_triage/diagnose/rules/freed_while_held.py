@@ -7,7 +7,6 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import (
-    CLEARED,
     entry_names_another,
     free_and_held,
     freed_beside_eviction,
@@ -42,6 +41,10 @@ _SLOTS = (
     "A request slot is on the list of free ones although its request runs, so that the next request may get the same "
     "row of req_to_token: it was given back too early or twice, or something else wrote the list."
 )
+_CLEARED = (
+    "The allocators were emptied (clear, as in a flush), and who held pages was not: the prefix cache, a session or a "
+    "request has them still, and they are handed out to others."
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -63,7 +66,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=None if of_slots or instead or cleared else Structure.FREE_CALL,
         defect=Defect.STALE if cleared else None if of_slots or instead else Defect.EARLY,
-        cause=_SLOTS if of_slots else CLEARED if cleared else _PAGES + more,
+        cause=_SLOTS if of_slots else _CLEARED if cleared else _PAGES + more,
         confidence=Confidence.POSSIBLE if instead else Confidence.CERTAIN,
         evidence=_evidence(dump, "request slots" if of_slots else "pages", names_owner=not instead),
         advice=(
