@@ -1,0 +1,146 @@
+"""Probe request-rows over a forward's places: slots that it writes, positions of its tokens, and lengths."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.store import DumpStore
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.probes import request_rows
+from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.seen import seen_of
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
+from request_rows_server import MODES, Server, trapped, trapped_by
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+
+@pytest.fixture
+def server(attach, monkeypatch):
+    return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_write_that_goes_to_another_request(server, mode):
+    def change(made):
+        made.out_cache_loc[0] = made.out_cache_loc[-1]
+
+    said = trapped(server, change, mode)
+    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == (
+        "write_misplaced",
+        "write locations",
+        "foreign",
+    )
+    assert (said.role, said.forward_mode) == ("target", mode.name)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_token_that_stands_at_another_place(server, mode):
+    def change(made):
+        made.positions = made.positions.clone()
+        made.positions[1] += 1
+
+    said = trapped(server, change, mode)
+    assert (said.verdict, said.site, said.role) == ("position_wrong", "ForwardBatch.init_new", "target")
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("positions", "off by one")
+
+
+def test_a_tree_of_drafts_may_have_several_tokens_at_one_place(server):
+    def change(made):
+        made.spec_info, made.positions = SimpleNamespace(topk=2), made.positions - 1
+
+    server.forward(change, ForwardMode.TARGET_VERIFY)
+    assert list(DumpStore(server.dumps).list()) == []
+
+
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_drafts_positions_are_those_of_the_last_tokens_with_keys(server, topk):
+    server.draft(topk=topk)
+    assert list(DumpStore(server.dumps).list()) == []
+    with pytest.raises(TrappedViolation):
+        server.draft(lambda made: made.positions.sub_(1), topk)
+    (entry,) = DumpStore(server.dumps).list()
+    said = read_dump(entry.path).manifest
+    assert (said.verdict, said.role, said.site) == ("position_wrong", "draft", "set_frozen_kv_positions")
+    assert (said.offence_count, said.scalars["defect"]) == (topk * len(server.world.requests), "off by one")
+
+
+@pytest.mark.parametrize(
+    ("place", "defect"), [(lambda server: server.free_slot(), "stale"), (lambda server: 0, "zero")], ids=["free", "0"]
+)
+def test_a_write_into_what_nobody_holds(server, place, defect):
+    def change(made):
+        made.out_cache_loc[0] = place(server)
+
+    assert trapped(server, change).scalars["defect"] == defect
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    ("change", "structure", "site"),
+    [
+        (lambda made: made.seq_lens.add_(1), "batch lengths", "ForwardBatch.init_new"),
+        (lambda made: made.given.sub_(1), "kernel lengths", "TRTLLMHAAttnBackend.init_forward_metadata"),
+    ],
+    ids=["batch", "kernel"],
+)
+def test_a_length_that_is_off_by_one(server, mode, change, structure, site):
+    said = trapped(server, change, mode)
+    assert (said.verdict, said.site) == ("length_differs", site)
+    assert (said.scalars["structure"], said.scalars["defect"]) == (structure, "off by one")
+
+
+@pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no ledger"])
+def test_a_write_into_anothers_page_names_whose_it_is(attach, monkeypatch, ledger):
+    probes = ("request-rows", *(["leak-ledger"] if ledger else []), "host-alloc-kernels")
+    server = Server(monkeypatch, attach("trap", *probes))
+    server.forward()
+    victim = held(server.world.requests[1])
+
+    def change(made):
+        made.out_cache_loc[0] = server.world.rows.req_to_token[victim.req_pool_idx, victim.kv_committed_len - 1]
+
+    said = trapped(server, change)
+    assert (said.verdict, said.scalars["structure"]) == ("write_misplaced", "write locations")
+    assert said.scalars["request_slot"] == held(server.world.requests[0]).req_pool_idx
+    assert said.scalars.get("page_owner") == (victim.req_pool_idx if ledger else None)
+    (incident,) = group(read_dump(entry.path) for entry in DumpStore(server.dumps).list())
+    first = conclude(incident)[0]
+    assert (f"of a page of the request in slot {victim.req_pool_idx}" in first.cause) is ledger
+
+
+def test_writes_of_the_step_before_are_stale_and_not_one_off(server):
+    kept = []
+    for _ in range(2):
+        server.forward(lambda made: kept.append(made.out_cache_loc.clone()))
+    said = trapped(server, lambda made: made.out_cache_loc.copy_(kept[-1]))
+    assert (said.verdict, said.scalars["defect"]) == ("write_misplaced", "stale")
+
+
+@pytest.mark.parametrize(
+    ("change", "defect"),
+    [(lambda lengths, before: before, "stale"), (lambda lengths, before: lengths.roll(1), "swapped")],
+    ids=["before", "rolled"],
+)
+def test_a_drafts_metadata_is_made_with_the_lengths_of_its_positions(server, monkeypatch, change, defect):
+    monkeypatch.setattr(request_rows, "role_of", lambda backend: "draft")
+    drafts = []
+    for _ in range(2):
+        server.forward()
+        server.draft(drafts.append)
+    before, made = drafts[-2:]
+    made.seq_lens, right = torch.arange(40, 40 + made.seq_lens.numel()), made.seq_lens
+    seen = seen_of(server.scheduler)
+    rows = made.req_pool_indices.tolist()
+    seen.draft_lengths = dict(zip(rows, made.seq_lens.tolist(), strict=True))
+    seen.drafted = dict(zip(rows, (made.seq_lens - 4).tolist(), strict=True))
+    request_rows._check_draft_lengths(seen, made, "here")
+    made.seq_lens = change(made.seq_lens, made.seq_lens - 4)
+    said = trapped_by(server, lambda: request_rows._check_draft_lengths(seen, made, "here"))
+    assert (said.scalars["structure"], said.scalars["defect"], said.role) == ("kernel lengths", defect, "draft")
+    assert (before is not made, right.numel()) == (True, made.seq_lens.numel())
