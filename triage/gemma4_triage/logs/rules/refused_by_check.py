@@ -16,6 +16,7 @@ from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, REQUEST, part_of, part_of_file
+from gemma4_triage.logs.refused_too import LACKING, OF_CUDA, WITHOUT_BUFFER, also_refused, refused_too
 from gemma4_triage.logs.rule import (
     Wording,
     at,
@@ -363,7 +364,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     asked = None if _OF_TORCH in said else ASKED.search(said)
     later = tuple(flag for flag in asks if said.startswith("assert not ") and _is_off(facts, flag))
     handled = handling(death)
-    tried = _refused_too(facts, death, asked[0]) if asked else None
+    tried = refused_too(facts, death, asked[0]) if asked else None
     says = f"{said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}{_DEFECT * bool(condition)}"
     where = f", in {death.frame.partition(':')[0]}," if death.frame else ""
     return Finding(
@@ -374,7 +375,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         evidence=(*evidence, *of_settings(facts, *named)),
         ruled_out_if=("an earlier line tells of another failure: this one may then follow from it",),
         advice=(
-            *(() if tried is None else _also_refused(said, asked, tried)),
+            *(() if tried is None else also_refused(said, asked, tried)),
             *((f"what it asks for: {asked[0].strip()}",) if asked and tried is None else ()),
             *((handled.look,) if handled else ()),
             *((_ONE_BRANCH,) if part is ARGUMENTS and _TOPK.search(said) else ()),
@@ -395,8 +396,8 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
                 (
                     _AT_START
                     if part.look.startswith(_ALONE) and not facts.served and not facts.errors
-                    else _WITHOUT_BUFFER
-                    if "extra_buffer" in said and _OF_CUDA.search(said)
+                    else WITHOUT_BUFFER
+                    if "extra_buffer" in said and OF_CUDA.search(said)
                     else part.look,
                 )
                 if tried is None
@@ -405,52 +406,6 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *_others(facts, death, bool(condition)),
         ),
     )
-
-
-def _refused_too(facts: LogFacts, death: Death, asked: str) -> Death | None:
-    """Return the later refusal of what a check asked for, where somebody tried that; None if there is none."""
-    words = {word for word in _VALUE.findall(asked) if not word.isupper()}
-    return next(
-        (
-            one
-            for one in facts.deaths
-            if one.place.line > death.place.line
-            and LACKING.search(one.message)
-            and words & set(_VALUE.findall(one.message))
-        ),
-        None,
-    )
-
-
-def _also_refused(said: str, asked: re.Match[str] | None, tried: Death) -> Iterator[str]:
-    """Yield the other ways out of a check whose own was tried and refused."""
-    rest = said.replace(asked[0], "") if asked else said
-    ways = [way for words, way in _WAYS_OUT if words.search(rest)]
-    yield (
-        f"not what it asks for, which line {tried.place.line} refuses here: {tried.message[:_LONGEST]}"
-        f"{_NOT_HERE if _OF_CUDA.search(tried.message) else ''}"
-    )
-    if ways:
-        yield f"out of both: {'; or '.join(ways)}; then a later release, which may settle it by itself"
-
-
-_VALUE = pattern(r"\b(?<!-)[A-Za-z]+(?:_[A-Za-z0-9]+)+\b")
-_OF_CUDA = pattern(r"(?i)only (?:supported |available |works )?on (?:NVIDIA|CUDA)|CUDA (?:devices|only)")
-_NOT_HERE = " (this server runs on another platform, such as ROCm)"
-_WITHOUT_BUFFER = (
-    "--disable-radix-cache, or the strategy no_buffer with --page-size 1, on a device other than NVIDIA's; drafts with "
-    "either need the cache off; then a later release"
-)
-_WAYS_OUT = (
-    (pattern(r"(?i)radix cache|prefix cach"), "--disable-radix-cache, with everything else as it was at first"),
-    (pattern(r"(?i)speculative|draft"), "without --speculative-algorithm"),
-    (pattern(r"(?i)overlap schedul"), "--disable-overlap-schedule"),
-    (pattern(r"(?i)chunked[- ]prefill"), "--chunked-prefill-size -1"),
-    (pattern(r"(?i)cuda graph"), "--disable-cuda-graph"),
-    (pattern(r"(?i)hierarchical cache|hicache"), "without --enable-hierarchical-cache"),
-    (pattern(r"(?i)dp[- ]attention"), "without --enable-dp-attention"),
-)
-"""What the words of a check name, and how to do without it."""
 
 
 _IDLE_ROWS = (
@@ -489,9 +444,6 @@ def _is_off(facts: LogFacts, flag: str) -> bool:
     return bool(facts.settings) and facts.settings.get(name, "False") in ("False", "None")
 
 
-LACKING = pattern(
-    r"(?i)(?:\bnot|n't|\bun|only)[\s-]?(?:yet |been |currently |been yet )?(?:support|implement|available|compatible)"
-)
 NOT_YET = "leave out what its words name, or have it otherwise, as they say; else a later release, which may serve it"
 _ALONE = "send that request alone: its media"
 _AT_START = (

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
+from gemma4_triage.logs.refused_too import LACKING
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
 from gemma4_triage.logs.rules import hang
-from gemma4_triage.logs.rules.refused_by_check import LACKING, NOT_YET
+from gemma4_triage.logs.rules.refused_by_check import NOT_YET
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 ID = "unexplained-line"
