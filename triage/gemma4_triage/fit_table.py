@@ -20,7 +20,8 @@ def fit(table: Table, console: Console) -> bool:
     natural = [_measure(console, column.cells, column.no_wrap) for column in table.columns]
     heads = [_measure(console, [column.header], column.no_wrap) for column in table.columns]
     sizes = [
-        Measurement(max(a.minimum, b.minimum), max(a.maximum, b.maximum)) for a, b in zip(natural, heads, strict=True)
+        Measurement(max(a.minimum, b.minimum), min(max(a.maximum, b.maximum), column.max_width or _ANY_WIDTH))
+        for column, a, b in zip(table.columns, natural, heads, strict=True)
     ]
     room = console.width - (natural_width(table, console) - sum(size.maximum for size in sizes))
     if sum(size.minimum for size in sizes) > room:
