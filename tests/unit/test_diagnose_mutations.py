@@ -178,6 +178,8 @@ CASES = {
     "last-slot-not-mapped": ("allocator-past-pool-end", S.SWA_MAPPING, D.ZERO, C.CERTAIN),
     "row-written-again-in-another-order": ("request-state-differs", S.REQUEST_ROW, D.SWAPPED, C.LIKELY),
     "too-few-slots-ahead": ("request-state-differs", S.REQUEST_ROW, D.LOST, C.CERTAIN),
+    "new-slots-at-the-rows-begin": ("request-state-differs", S.REQUEST_ROW, None, C.LIKELY),
+    "new-slots-of-the-batchs-first": ("request-state-differs", S.REQUEST_ROW, D.FOREIGN, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -247,6 +249,8 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("new-page-not-counted", "the call did not count the new page that the request needs"),
         ("window-freed-of-the-cache", "They were the cache's before: the eviction of a request's window"),
         ("allocators-emptied-alone", "The allocators were emptied (clear, as in a flush), and who held pages was not"),
+        ("new-slots-at-the-rows-begin", "from its begin on, and they belong from token 96 on"),
+        ("new-slots-of-the-batchs-first", "5 entries before them, beginning with those of the request in slot 8"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

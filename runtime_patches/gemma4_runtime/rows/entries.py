@@ -18,8 +18,9 @@ from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held
+from gemma4_runtime.rows.new_slots import new_slots_of
 from gemma4_runtime.rows.owner import owner_of
-from gemma4_runtime.rows.places import twin_of
+from gemma4_runtime.rows.places import spans_of, twin_of
 from gemma4_runtime.rows.report import COUNTER, ROW, ROW_INDEX, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import evicted_before, seen_of
 
@@ -79,6 +80,9 @@ def check_row_entries(
         if wrong[0].why == "prefix":
             had |= {"first_look": first_look, **_of_both(wrong[0], scheduler, page)}
             had |= owner_of(scheduler, wrong[0].value // page)
+        if role == "target" and made is not None:
+            slot = slots[wrong[0].row]
+            had |= new_slots_of(made, slot, pool[slot].cpu().numpy().astype(np.int64), spans_of(made))
         table = _table_of(rows)
         # What an insert wrote back into the row stands in its nodes as well, and came from there.
         of_node = wrong[0].why == "moved" and wrong[0].column < rows[wrong[0].row].protected

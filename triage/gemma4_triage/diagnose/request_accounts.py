@@ -25,6 +25,11 @@ def sentence_of(dump: Dump) -> str | None:
     """Return what a dump says whose entry is wrong for one of the reasons that say all; None for another."""
     scalars = dump.manifest.scalars
     why, slot, value, expected = (scalars.get(name) for name in ("why", "request_slot", "value", "expected"))
+    if scalars.get("account") == TOKENS:
+        return (
+            f"The request in slot {slot} has {value} tokens with keys and values, and {expected} by its batch and its "
+            "own count: some were lost, or came from no forward."
+        )
     if why == RELEASED and scalars.get("row_is_free") is False:
         return (
             f"A batch still has a request that has no row any more, beside the row of another, {slot}: requests and "
