@@ -153,7 +153,7 @@ CASES = {
     "full-pool-grown-since-the-start": ("pool-size-differs", S.POOL_SIZE, D.OFF_BY_ONE, C.LIKELY),
     "cache-given-a-page-twice": ("pages-leaked", None, D.LOST, C.POSSIBLE),
     "row-shared-with-the-ledger-off": ("request-state-differs", None, None, C.POSSIBLE),
-    "evictions-that-freed-the-full-side-alone": ("swa-page-replaced-before-free", None, None, C.POSSIBLE),
+    "evictions-that-freed-the-full-side-alone": ("swa-page-replaced-before-free", S.FREE_CALL, D.LOST, C.LIKELY),
     "request-slot-0-listed": ("request-slots-listed-wrong", None, D.ZERO, C.LIKELY),
     "group-lost-as-it-ended": ("pages-lost-between-calls", S.FREE_GROUP, D.LOST, C.CERTAIN),
     "draft-lengths-of-the-step-before": ("request-state-differs", S.KERNEL_LENGTHS, D.STALE, C.CERTAIN),
@@ -186,6 +186,9 @@ CASES = {
     "free-count-a-page-short": ("pool-count-wrong", None, D.OFF_BY_ONE, C.LIKELY),
     "new-leaves-not-counted": ("pool-count-wrong", None, None, C.LIKELY),
     "pages-further-on-the-list": ("page-given-twice", S.ALLOCATION, None, C.CERTAIN),
+    "eviction-leaves-a-page-of-the-window": ("swa-page-replaced-before-free", S.FREE_CALL, D.LOST, C.LIKELY),
+    "duplicates-left-at-an-insert": ("pages-leaked", S.FREE_CALL, D.LOST, C.LIKELY),
+    "window-lost-at-a-split": ("pages-leaked", S.TREE_NODE, D.LOST, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -263,6 +266,9 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("free-count-a-page-short", "counts 16 tokens, a page, fewer than its lists have, 1024"),
         ("new-leaves-not-counted", "as evictable where nodes without a lock hold 0, as where what is put in is not"),
         ("pages-further-on-the-list", "its free list still has, 6 places behind those that it took off"),
+        ("eviction-leaves-a-page-of-the-window", "gave back fewer pages than the node has, or none"),
+        ("duplicates-left-at-an-insert", "gave back other pages of that owner (duplicates), and left these out"),
+        ("window-lost-at-a-split", "a node lost its window where it was split (_split_node, redistribute"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
