@@ -189,6 +189,8 @@ CASES = {
     "eviction-leaves-a-page-of-the-window": ("swa-page-replaced-before-free", S.FREE_CALL, D.LOST, C.LIKELY),
     "duplicates-left-at-an-insert": ("pages-leaked", S.FREE_CALL, D.LOST, C.LIKELY),
     "window-lost-at-a-split": ("pages-leaked", S.TREE_NODE, D.LOST, C.LIKELY),
+    "lengths-taken-ahead-in-another-order": ("request-state-differs", S.REQUEST_COUNTERS, D.SWAPPED, C.CERTAIN),
+    "evicted-while-locked": ("request-state-differs", S.TREE_LOCK, D.EARLY, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -268,7 +270,9 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("pages-further-on-the-list", "its free list still has, 6 places behind those that it took off"),
         ("eviction-leaves-a-page-of-the-window", "gave back fewer pages than the node has, or none"),
         ("duplicates-left-at-an-insert", "gave back other pages of that owner (duplicates), and left these out"),
-        ("window-lost-at-a-split", "a node lost its window where it was split (_split_node, redistribute"),
+        ("window-lost-at-a-split", "a node lost its window where it was split (_split_node, "),
+        ("lengths-taken-ahead-in-another-order", "were noted at other requests of the batch than it took them for"),
+        ("evicted-while-locked", "what chooses the leaves to evict does not heed the request's lock"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

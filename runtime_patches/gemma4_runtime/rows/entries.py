@@ -11,7 +11,7 @@ import numpy as np
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime import current
-from gemma4_runtime.checks.page_ledger import LastEvent
+from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.checks.request_rows import Row, WrongEntry, check_rows
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
@@ -77,6 +77,7 @@ def check_row_entries(
         kinds = _row_defects(rows, wrong, allocator, page, end)
         slots = [row.slot for row in rows]
         had = _had(wrong[0], rows) | _became(wrong[0], rows[wrong[0].row], scheduler, page)
+        had |= _given_up(wrong[0], rows[wrong[0].row], scheduler, page)
         if wrong[0].why == "prefix":
             had |= {"first_look": first_look, **_of_both(wrong[0], scheduler, page)}
             had |= owner_of(scheduler, wrong[0].value // page)
@@ -152,6 +153,21 @@ def _became(first: WrongEntry, row: Row, scheduler: Any, page: int) -> dict[str,
         "page_was_own": bool(own and lacks_one),
         "by_request_slot": ledger.giver_of(number),
     }
+
+
+def _given_up(first: WrongEntry, row: Row, scheduler: Any, page: int) -> dict[str, Any]:
+    """Return who gave back the page of a request's prefix that another's row has, and whether its nodes are gone.
+
+    Nothing of a page that is not of a prefix, or was never given back by the ledger.
+    """
+    if first.why != "shared" or row.owners is None or first.column >= row.protected:
+        return {}
+    lives = ledger_of(scheduler.token_to_kv_pool_allocator).pools["full"].lives_of(first.value // page)
+    ended = [(int(life[4]), int(life[5])) for life in lives if life[5] >= 0]
+    if not ended:
+        return {}
+    site, step = ended[-1]
+    return {"page_free_site": Site(site).name.lower(), "page_free_step": step, "nodes_are_gone": row.prefix is None}
 
 
 def _of_both(first: WrongEntry, scheduler: Any, page: int) -> dict[str, Any]:

@@ -285,8 +285,26 @@ def check_reserved(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         summary = f"the forward writes tokens up to {first.expected} of the request in slot {slots[first.row]}, which "
         summary += f"has slots for {first.value} by its count"
         at = table[slots[first.row], first.value : first.value + 1].tolist()
-        had = {"as_before": None, "row_has": at[0] if at else None}
+        had = {"as_before": None, "row_has": at[0] if at else None, **_taken_ahead(scheduler, requests)}
         report_wrong(scheduler, wrong, verdict, INIT, structure, kinds, made, slots, had=had, summary=summary)
+
+
+def _taken_ahead(scheduler: Any, requests: Sequence[Any]) -> dict[str, Any]:
+    """Return, for a dump, from where to where each request was given slots ahead last, and what it counts.
+
+    Nothing where `swa-allocator` is off, or the latest such call was for another number of requests.
+    """
+    if not current.switched_on("swa-allocator"):
+        return {}
+    from gemma4_runtime.probes.swa_allocator_state import books_of
+
+    call = books_of(scheduler.token_to_kv_pool_allocator).history.latest("alloc_extend")
+    begins, ends = call.get("prefix_lens"), call.get("seq_lens")
+    if begins is None or ends is None or not len(begins) == len(ends) == len(requests):
+        return {}
+    counts = [int(held(request).kv_allocated_len) for request in requests]
+    words = {"taken_from": begins, "taken_until": ends, "counted": counts}
+    return {name: ",".join(map(str, values)) for name, values in words.items()}
 
 
 def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None:

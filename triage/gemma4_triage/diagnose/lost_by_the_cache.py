@@ -32,13 +32,13 @@ PROMPTS = (
     "was freed, so it is the cache that has lost them"
 )
 DUPLICATES = (
-    "their last owner runs on without them. The prefix cache had tokens of it already, in pages of its own: what was put "
-    "into it gave back other pages of that owner (duplicates), and left these out"
+    "their last owner runs on without them. The prefix cache had tokens of it already, in pages of its own: what was "
+    "put into it gave back other pages of that owner (duplicates), and left these out"
 )
 RECOVERED = (
-    "the prefix cache took SWA pages of others for nodes that had these, as for nodes whose window is gone (tombstones), "
-    "and nobody gave these back: a node lost its window where it was split (_split_node, redistribute_on_node_split), "
-    "or an eviction took it and left out the free"
+    "the prefix cache took SWA pages of others for nodes that had these, as for nodes whose window is gone "
+    "(tombstones), and nobody gave these back: a node lost its window where it was split (_split_node, "
+    "redistribute_on_node_split), or an eviction took it and left out the free"
 )
 OF_THE_CACHE = (
     " They were the cache's before: the eviction of a request's window gave back what lies ahead of its own pages "
@@ -75,7 +75,7 @@ def left_of_duplicates(dump: Dump) -> bool:
 
 
 def windows_taken_again(dump: Dump) -> bool:
-    """Return whether SWA pages alone are lost, whose full pages the cache has, or gave back, with others in their place.
+    """Return whether SWA pages alone are lost whose full pages the cache has, or gave back, with others in their place.
 
     The mapping leads from such a page of the cache to another SWA page than it was handed out with.
     """

@@ -72,15 +72,8 @@ def find(incident: Incident) -> Finding | None:
     twice = ended is False and left_of_duplicates(dump)
     if again := windows_taken_again(dump):
         known = False
-    told = (
-        (beside, SWA_SIDE),
-        (again, RECOVERED),
-        (twice, DUPLICATES),
-        (emptied, EMPTIED),
-        (evicted, EVICTED),
-        (given, LOST),
-        (of_cache, PROMPTS),
-    )
+    windows, gone = ((beside, SWA_SIDE), (again, RECOVERED)), ((emptied, EMPTIED), (evicted, EVICTED))
+    told = (*windows, (twice, DUPLICATES), *gone, (given, LOST), (of_cache, PROMPTS))
     why = next((words for holds, words in told if holds), "")
     return Finding(
         rule=ID,

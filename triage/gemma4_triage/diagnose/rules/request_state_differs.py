@@ -4,7 +4,6 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import request_row_evidence
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, REQUEST_STATE, Incident
-from gemma4_triage.diagnose.new_slots import misplaced_slots
 from gemma4_triage.diagnose.relation import relation_of
 from gemma4_triage.diagnose.request_accounts import (
     CHECKED,
@@ -26,6 +25,7 @@ from gemma4_triage.diagnose.request_accounts import (
     sentence_of,
     slots_given_again,
 )
+from gemma4_triage.diagnose.row_evidence import told_by
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
@@ -104,10 +104,10 @@ def find(incident: Incident) -> Finding | None:
     elif why == PREFIX and not of_row:
         which = "the row is as it was, the node is not" if of_tree else "which of them is wrong is not known"
         cause = f"The row of the request in slot {slot} and the cache's nodes that it holds have other slots: {which}."
-    if (placed := misplaced_slots(dump)) is not None:
-        unsure, of_tree, structure = False, False, Structure.REQUEST_ROW
-        cause, defect = placed.cause, placed.defect
-    told = is_new or is_left_behind(dump) or is_reordered(dump) if placed is None else not placed.sure
+    if (more := told_by(dump)) is not None:
+        unsure, of_tree, structure = False, False, more.structure
+        cause, defect = more.cause, more.defect
+    told = is_new or is_left_behind(dump) or is_reordered(dump) if more is None else not more.sure
     sure = Confidence.LIKELY if told else Confidence.CERTAIN
     blamed = Structure.TREE_NODE if of_tree else None if unsure else structure
     return Finding(
@@ -116,7 +116,7 @@ def find(incident: Incident) -> Finding | None:
         confidence=Confidence.POSSIBLE if unsure and not of_tree else sure,
         structure=blamed,
         defect=defect,
-        evidence=(*request_row_evidence(dump), *(placed.evidence if placed else ()), *missed_pages(incident)),
+        evidence=(*request_row_evidence(dump), *(more.evidence if more else ()), *missed_pages(incident)),
         advice=(where_to_look(blamed),),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
