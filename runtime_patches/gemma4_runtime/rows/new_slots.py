@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gemma4_runtime.release.requests import write_slots
+from gemma4_runtime.rows.places import spans_of
 
 
-def new_slots_of(made: Any, slot: int, row: np.ndarray, spans: Sequence[tuple[int, int]] | None) -> dict[str, Any]:
+def new_slots_of(made: Any, slot: int, row: Any) -> dict[str, Any]:
     """Return, for a dump, where a row has other slots of its forward than its own, or its own at another place.
 
     `new_slots_at` and `new_slots_belong`: its own stand in the row from the one token on, and belong from the other on.
@@ -20,12 +20,12 @@ def new_slots_of(made: Any, slot: int, row: np.ndarray, spans: Sequence[tuple[in
     Args:
         made: The forward's batch, None between forwards.
         slot: The request slot whose row it is.
-        row: All of the row, int64 [columns].
-        spans: For each request of the forward from where to where its tokens stand.
+        row: All of the row, [columns].
     """
-    if made is None or spans is None or (listed := write_slots(made)) is None:
+    if made is None or (spans := spans_of(made)) is None or (listed := write_slots(made)) is None:
         return {}
-    slots, written = made.req_pool_indices.tolist(), listed.cpu().numpy().astype(np.int64)
+    slots = made.req_pool_indices.tolist()
+    written, row = (one.cpu().numpy().astype(np.int64) for one in (listed, row))
     ends = np.cumsum([stop - start for start, stop in spans])
     if slot not in slots or len(slots) != len(spans) or written.size < ends[-1]:
         return {}

@@ -20,13 +20,12 @@ from gemma4_triage.diagnose.request_accounts import (
     may_be_the_request,
     may_be_the_reserved_count,
     missed_pages,
-    open_of,
     own_slot_changed,
     sentence_of,
     slots_given_again,
 )
 from gemma4_triage.diagnose.row_evidence import told_by
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump, open_of
 from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
