@@ -265,7 +265,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("swa-side-continues-untranslated", "continues with the slot numbers that the full pool has there"),
         ("begin-of-a-free-rounded-down", "its begin is rounded down to a page, and not up"),
         ("evicted-in-both-pools-and-again", "The eviction of the prefix cache's nodes makes both calls"),
-        ("free-count-a-page-short", "counts 16 tokens, a page, fewer than its lists have, 1024"),
+        ("free-count-a-page-short", "The full allocator counts 16 tokens, a page, fewer than its lists have, 1024"),
         ("new-leaves-not-counted", "as evictable where nodes without a lock hold 0, as where what is put in is not"),
         ("pages-further-on-the-list", "its free list still has, 6 places behind those that it took off"),
         ("eviction-leaves-a-page-of-the-window", "gave back fewer pages than the node has, or none"),

@@ -11,17 +11,11 @@ from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pool-count-wrong"
-_PLACED = "every page is free, cached or held by one request"
-_UNKNOWN = (
-    "A count of tokens is wrong, of the prefix cache's evictable or protected ones or of the allocator's free ones: "
-    f"{_PLACED}, and SGLang's sums are not the pool's size."
-)
+_PLACED = "Every page is free, cached or held by one request, and SGLang's sums are not the pool's size."
+_UNKNOWN = "A count of tokens is wrong, of the prefix cache's evictable or protected ones or of the allocator's free"
 _ADMITS = "No page is lost, but SGLang admits requests by these counters, and its checker stops the server."
 _OF_CACHE = "Look at what changes them: insertions, evictions and locks of the prefix cache, tombstones among them."
 _OF_LISTS = "Look at what counts free tokens (available_size) beside the lists of free pages."
-
-_EVICTABLE = "evictable where nodes without a lock"
-_UNCOUNTED = ", as where what is put in is not counted"
 _MEANINGS = {
     "available": "what the allocator says is free",
     "evictable": "what the prefix cache says it can evict",
@@ -41,13 +35,13 @@ def find(incident: Incident) -> Finding | None:
         return None
     pool = "swa" if dump.manifest.pool_kind == "swa" else "full"
     wrong = [one for name in ("full", "swa") for one in _wrong_counts(dump, name)]
-    free, page = [off for name, off, _ in wrong if name == "available"], dump.manifest.page_size or 1
-    only_free, known = bool(free) and len(free) == len(wrong), bool(wrong)
+    free, page = [off for off, _ in wrong if off], dump.manifest.page_size or 1
+    only_free = bool(free) and len(free) == len(wrong)
     shown = (name for name in _MEANINGS if dump.manifest.scalars.get(f"{pool}_{name}") is not None)
-    cause = f"{'; '.join(text for _, _, text in wrong)}. The count is wrong and no page is lost: {_PLACED}."
+    told = ". ".join(text for _, text in wrong)
     return Finding(
         rule=ID,
-        cause=cause[0].upper() + cause[1:] if known else _UNKNOWN,
+        cause=f"{told or _UNKNOWN}. {_PLACED}",
         defect=Defect.OFF_BY_ONE if only_free and {abs(off) for off in free} == {page} else None,
         confidence=Confidence.CERTAIN,
         evidence=(
@@ -59,30 +53,27 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _wrong_counts(dump: Dump, pool: str) -> Iterator[tuple[str, int, str]]:
-    """Yield each count of a pool that is not what its pages come to: its name, by how much, and a clause."""
+def _wrong_counts(dump: Dump, pool: str) -> Iterator[tuple[int, str]]:
+    """Yield each count of a pool that is not what its pages come to: by how much, of free tokens, and a clause."""
     names = ("available", "listed", "evictable", "protected", "cached", "locked")
-    scalars = dump.manifest.scalars
-    available, listed, evictable, protected, cached, locked = (scalars.get(f"{pool}_{name}") for name in names)
-    if not (isinstance(available, int) and isinstance(listed, int) and isinstance(cached, int)):
+    found = [one for name in names if isinstance(one := dump.manifest.scalars.get(f"{pool}_{name}"), int)]
+    if len(found) < len(names) - 1:
         return
-    page = dump.manifest.page_size or 1
-    if available != listed:
-        off, way = available - listed, "more" if available > listed else "fewer"
-        unit = f"{abs(off)} tokens{', a page,' if abs(off) == page > 1 else ''} {way}"
-        yield "available", off, f"the {pool} pool's allocator counts {unit} than its lists have, {listed}"
-    if not (isinstance(evictable, int) and isinstance(protected, int)):
-        return
-    counts = (
-        ((protected, locked, "protected where locked nodes"), (evictable, cached - locked, _EVICTABLE))
-        if isinstance(locked, int)
-        else ((evictable + protected, cached, "evictable or protected where nodes"),)
-    )
-    for count, right, words in counts:
+    available, listed, evictable, protected, cached = found[:5]
+    if off := available - listed:
+        words = "a page, " if abs(off) == dump.manifest.page_size else ""
+        way = "more" if off > 0 else "fewer"
+        yield off, f"The {pool} allocator counts {abs(off)} tokens, {words}{way} than its lists have, {listed}"
+    counts = ((evictable + protected, cached, "evictable or protected", "nodes"),)
+    # Of the sliding window nobody says which nodes are locked.
+    for locked in found[5:]:
+        own = (evictable, cached - locked, "evictable", "nodes without a lock")
+        counts = ((protected, locked, "protected", "locked nodes"), own)
+    for count, right, words, nodes in counts:
         if count != right:
-            uncounted = _UNCOUNTED if words == _EVICTABLE and right - count == cached > 0 else ""
-            clause = f"the prefix cache counts {count} tokens of the {pool} pool as {words} hold {right}{uncounted}"
-            yield "cached", count - right, clause
+            none_is_counted = words != "protected" and right - count == cached > 0
+            uncounted = ", as where what is put in is not counted" if none_is_counted else ""
+            yield 0, f"The prefix cache counts {count} {pool} tokens as {words} where {nodes} hold {right}{uncounted}"
 
 
 RULE = Rule(
