@@ -107,6 +107,11 @@ class History:
         if self._windows:
             self._windows[-1].calls[-1].told |= {"returned": True, "free_after": _available(allocator)}
 
+    def latest(self, name: str) -> Mapping[str, Any]:
+        """Return the plain values of the latest call of this name; nothing if it is not remembered."""
+        calls = (call for window in reversed(self._windows) for call in reversed(window.calls))
+        return next((call.told for call in calls if call.told["call"] == name), {})
+
     def evidence(self, allocator: Any) -> dict[str, Any]:
         """Facts of a dump: scalars, tensors, events, dropped_events. Waits for the device."""
         if not self._windows:

@@ -337,6 +337,11 @@ def test_counters_that_do_not_add_up_are_a_finding_of_their_own(swa, guard):
     (incident,) = group([dump])
     (cause,) = conclude(incident)
     assert cause.rule == "pool-count-wrong"
+    assert "as evictable where nodes without a lock hold" in cause.cause
+    scalars = dump.manifest.scalars
+    assert scalars["full_listed"] == scalars["full_available"]
+    assert scalars["full_cached"] == scalars["full_evictable"] - 16
+    assert scalars["full_locked"] == scalars["full_protected"]
 
 
 def test_readers_know_every_kind_of_event_that_a_dump_may_have():

@@ -144,3 +144,31 @@ def test_a_drafts_metadata_is_made_with_the_lengths_of_its_positions(server, mon
     said = trapped_by(server, lambda: request_rows._check_draft_lengths(seen, made, "here"))
     assert (said.scalars["structure"], said.scalars["defect"], said.role) == ("kernel lengths", defect, "draft")
     assert (before is not made, right.numel()) == (True, made.seq_lens.numel())
+
+
+def test_new_slots_at_the_rows_begin_are_told_with_where_they_belong(server):
+    request = server.world.requests[-1]
+    slot, rows = held(request).req_pool_idx, server.world.rows.req_to_token
+    begin, end = held(request).cache_protected_len, held(request).kv_committed_len
+    assert 0 < begin < end - 1
+
+    def change(made):
+        rows[slot, : end - begin] = made.out_cache_loc[begin - end :]
+        rows[slot, begin:end] = 0
+
+    said = trapped(server, change, ForwardMode.EXTEND).scalars
+    assert (said["request_slot"], said["new_slots_at"], said["new_slots_belong"]) == (slot, 0, begin)
+
+
+def test_new_slots_of_another_request_in_a_row_are_told_with_whose_they_are(server):
+    first, second = server.world.requests[:2]
+    rows, slot = server.world.rows.req_to_token, held(second).req_pool_idx
+    begin, end = held(second).cache_protected_len, held(second).kv_committed_len
+    apart = held(first).kv_committed_len - held(first).cache_protected_len
+
+    def change(made):
+        rows[slot, begin:end] = made.out_cache_loc[: end - begin]
+
+    said = trapped(server, change, ForwardMode.EXTEND).scalars
+    assert (said["request_slot"], said["new_slots_of"]) == (slot, held(first).req_pool_idx)
+    assert said["new_slots_apart"] == -apart

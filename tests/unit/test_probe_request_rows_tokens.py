@@ -10,6 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime.allocator_history import History
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import check_path
 from gemma4_runtime.probes import request_rows
@@ -189,6 +190,29 @@ class TestSlotsAhead:
             assert finding.structure is Structure.REQUEST_COUNTERS
         else:
             assert finding.confidence is Confidence.LIKELY
+
+    def test_with_the_allocators_calls_the_counts_of_others_are_told(self, attach, monkeypatch):
+        names = ("request-rows", "swa-allocator", "leak-ledger", "host-alloc-kernels")
+        server = Server(monkeypatch, attach("trap", *names))
+        server.forward(mode=ForwardMode.TARGET_VERIFY)
+        requests = server.world.requests
+        begins = [held(request).kv_committed_len for request in requests]
+        ends = [begin + 16 * (2 + at) for at, begin in enumerate(begins)]
+
+        def turn(made):
+            told = {"prefix_lens": begins, "seq_lens": ends}
+            monkeypatch.setattr(History, "latest", lambda history, name: told if name == "alloc_extend" else {})
+            held(requests[0]).kv_allocated_len = begins[0]
+            for request, other in zip(requests[1:], ends[:-1], strict=True):
+                held(request).kv_allocated_len = other
+            # The first keeps what it had: the last one's length would be larger.
+            ends[-1] = begins[0]
+
+        said = trapped(server, turn, ForwardMode.TARGET_VERIFY)
+        assert said.scalars["taken_until"] == ",".join(map(str, ends))
+        assert said.scalars["counted"] == ",".join(str(held(request).kv_allocated_len) for request in requests)
+        finding = named(server)
+        assert (finding.structure, finding.defect) == (Structure.REQUEST_COUNTERS, Defect.SWAPPED)
 
 
 # Of releases before it SGLang gives back outside of the insert, and does not say where it ended.

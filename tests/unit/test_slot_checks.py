@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gemma4_runtime.checks.lost_pages import check_dropped_group, check_failed_allocation, check_restored
 from gemma4_runtime.checks.slot_codes import repeated
 from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
-from gemma4_runtime.checks.slot_hand_out import check_hand_out, check_mapping_write
+from gemma4_runtime.checks.slot_hand_out import check_hand_out, check_mapping_write, taken_off
 from gemma4_runtime.checks.slot_ledger import UNKNOWN, SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import MAX_LISTED
 
@@ -202,3 +202,23 @@ def test_what_comes_back_at_restore_and_what_a_group_forgets():
     dropped = check_dropped_group([torch.tensor([16, 17]), torch.tensor([40])], 16, 80)
     assert dropped is not None
     assert (dropped.verdict, [bad.value for bad in dropped.listed]) == ("pool_leak", [16, 17, 40])
+
+
+def test_a_page_that_the_call_did_not_take_off_its_list_is_an_overlap():
+    ledger = SlotLedger.create(8, 8, 16, "cpu")
+    listed = torch.tensor([5, 3, 7, 1])
+    taken = taken_off(listed, listed[2:])
+    assert taken is not None
+    assert taken.tolist() == [5, 3]
+    given = torch.arange(3 * 16, 4 * 16)
+    assert check_hand_out(given, given, ledger, 9 * 16, 9 * 16, 0, taken) is None
+    other = torch.arange(7 * 16, 8 * 16)
+    found = check_hand_out(other, other, ledger, 9 * 16, 9 * 16, 0, taken)
+    assert found is not None
+    assert (found.verdict, found.count, found.first.value) == ("alloc_overlap", 1, 7 * 16)
+
+
+def test_of_a_list_that_is_another_afterwards_nothing_is_known_of_what_was_taken():
+    listed = torch.tensor([5, 3, 7, 1])
+    assert taken_off(listed, listed[2:].clone()) is None
+    assert taken_off(listed, torch.tensor([], dtype=torch.int64)) is None

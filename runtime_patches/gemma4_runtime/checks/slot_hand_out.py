@@ -12,8 +12,32 @@ from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 _VERDICTS = ("alloc_out_of_range", "alloc_overlap", "stale_mapping", "pool_alias")
 
 
+def taken_off(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor | None:
+    """Return what a call took off a list of free pages, [any]; None where that is not the list's beginning.
+
+    Looks at lengths and addresses alone: a call that only takes leaves a view of the same list.
+    """
+    count = before.numel() - after.numel()
+    is_rest = count >= 0 and after.data_ptr() == before.data_ptr() + count * before.element_size()
+    return before[:count] if is_rest and after.numel() and after.dtype is before.dtype else None
+
+
+def _not_among(pages: torch.Tensor, taken: torch.Tensor | None) -> torch.Tensor:
+    """Return bool [n]: pages [n] that are none of `taken` [any]; none of them where that is not known."""
+    if taken is None or not taken.numel():
+        return torch.full_like(pages, taken is not None, dtype=torch.bool)
+    ascending = taken.to(pages.dtype).sort().values
+    return ascending[torch.searchsorted(ascending, pages).clamp(max=taken.numel() - 1)] != pages
+
+
 def check_hand_out(
-    full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, full_upper: int, swa_upper: int, unmapped: int = 0
+    full: torch.Tensor,
+    swa: torch.Tensor,
+    ledger: SlotLedger,
+    full_upper: int,
+    swa_upper: int,
+    unmapped: int = 0,
+    taken: torch.Tensor | None = None,
 ) -> Violation | None:
     """Report slots outside their pool, slots that are in use, and pairs that do not belong together.
 
@@ -24,7 +48,8 @@ def check_hand_out(
     |--------------------|-------------------------------------|--------------------------------------------------|
     | alloc_out_of_range | outside [page, full_upper)          | outside [page, swa_upper)                        |
     | alloc_overlap      | given twice; opens a page in use;   | given twice; opens a page in use                 |
-    |                    | continues a free one                |                                                  |
+    |                    | continues a free one; opens a page  |                                                  |
+    |                    | that the call did not take off      |                                                  |
     | stale_mapping      | -                                   | continues a free page; not 0 where there is none |
     | pool_alias         | -                                   | its page serves another full page; other offset  |
 
@@ -35,6 +60,7 @@ def check_hand_out(
         full_upper: size of the full pool in tokens + page size.
         swa_upper: likewise of the SWA pool.
         unmapped: the first so many entries have no SWA slot.
+        taken: the pages that this call took off the full pool's list, [any]; None where that is not known.
 
     Returns:
         The violation (row: position, column: 0 full, 1 SWA) or None. One device synchronisation.
@@ -54,7 +80,7 @@ def check_hand_out(
     apart = torch.where(new, swa != swa[first.clamp(min=0)] + offset, ~own) | ((swa - full) % page != 0)
     full_codes = coded(
         (full < page) | (full >= full_upper),
-        repeated(full) | (opens & live) | ~(new | live),
+        repeated(full) | (opens & (live | _not_among(full // page, taken))) | ~(new | live),
     )
     swa_codes = coded(
         mapped & ((swa < page) | (swa >= swa_upper)),

@@ -96,6 +96,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         | {"rows_of_requests": audit.reading.rows},
         scalars=_scalars(audit)
         | _lost_in(audit)
+        | (_counted(audit) if group[0].fault is Fault.UNBALANCED else {})
         | {
             "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
             "generations": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.generations.items())),
@@ -158,6 +159,14 @@ def _scalars(audit: Audit) -> dict[str, Any]:
         by_code = {word.value: word.name.lower() for word in words}
         scalars[name] = ",".join(by_code.get(code, "none") for code in range(max(by_code) + 1))
     return scalars
+
+
+def _counted(audit: Audit) -> dict[str, int]:
+    """Return what the counters of a pool have to come to, in tokens: what its lists have, and what nodes hold."""
+    reading, page = audit.reading, audit.ledger.page_size
+    listed = {f"{one.pool}_listed": one.free.size * page for one in reading.pools if one.pool != REQUEST_SLOTS}
+    cached = {f"{pool}_cached": pages * page for pool, pages in reading.cached_pages.items()}
+    return listed | cached | {"full_locked": reading.locked.size * page}
 
 
 def _lost_in(audit: Audit) -> dict[str, str]:

@@ -73,6 +73,7 @@ class Reading:
         edges: By request slot, where that ends in its row: the first column in pages, and the full pages from there on.
         left_window: By request slot, how many of its first tokens no later token sees through the sliding window.
         rows: How many rows req_to_token has, that of slot 0 included.
+        cached_pages: How many pages nodes of the prefix cache hold, by pool.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -88,6 +89,7 @@ class Reading:
     edges: Mapping[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     left_window: Mapping[int, int] = field(default_factory=dict)
     rows: int = 0
+    cached_pages: Mapping[str, int] = field(default_factory=dict)
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -127,6 +129,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         [np.concatenate(parts) if parts[1].size else parts[0] for parts in zip(holding, repeated, strict=True)],
     )
     pools, pairs, mapping, private_swa, session_swa = [full], None, None, 0, 0
+    cached = {"full": sum(pages.size for pages in holding[: len(nodes)])}
     if isinstance(allocator, SWATokenToKVPoolAllocator):
         mapping = allocator.full_to_swa_index_mapping.cpu().numpy()
         node_pairs = _pairs(mapping, node_slots, [[not node.swa_tombstone] for node in nodes])
@@ -134,6 +137,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         row_pairs = _pairs(mapping, row_slots, live)
         session = np.repeat([row.session for row in rows], [row.end - row.start for row in rows]).astype(bool)
         swa_held = [held_swa_pages(_join(node_pairs, row_pairs), page)]
+        cached["swa"] = held_swa_pages(node_pairs, page).size
         private_swa = held_swa_pages(_only(row_pairs, ~session), page).size
         session_swa = held_swa_pages(_only(row_pairs, session), page).size
         swa = allocator.swa_attn_allocator
@@ -159,6 +163,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         {edge[0]: (edge[1], slots // page) for edge, slots in zip(edges, edge_slots, strict=True)},
         dict(_left_window(requests, retain_window(_inner(tree_cache)))),
         int(table.shape[0]),
+        cached,
     )
 
 

@@ -15,10 +15,10 @@ IndexError, and what the pools had given until then is looked at; on CUDA it is 
 |                         |                      | of one without an entry for it  |                                   |
 
 The first four are given the lengths of a batch twice, on the device and on the host, which have to be alike. In them, a
-slot that opens a page must find it free in both pools, and any other slot continues a page that
-this call opened or that is in use, with the SWA page that serves it (`check_hand_out`); and of who is within a page
-the first one is behind the last that it had (`check_goes_on`). If they give nothing, neither
-pool's free list may be shorter than before.
+slot that opens a page must find it free in both pools, and the call must have taken it off the full pool's list; any
+other slot continues a page that this call opened or that is in use, with the SWA page that serves it
+(`check_hand_out`); and of who is within a page the first one is behind the last that it had (`check_goes_on`). If they
+give nothing, neither pool's free list may be shorter than before.
 
 Cost per call: one comparison and read-back for last_loc, two for the slots; O(n log n) in the slots of the call, never
 in the pool.
@@ -34,7 +34,13 @@ import torch
 
 from gemma4_runtime.checks.lost_pages import check_failed_allocation, check_restored
 from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
-from gemma4_runtime.checks.slot_hand_out import check_goes_on, check_hand_out, check_mapping_write, entries_of_owners
+from gemma4_runtime.checks.slot_hand_out import (
+    check_goes_on,
+    check_hand_out,
+    check_mapping_write,
+    entries_of_owners,
+    taken_off,
+)
 from gemma4_runtime.checks.slot_ledger import UNKNOWN, SlotLedger, pages_in_use
 from gemma4_runtime.checks.slot_range import check_copies, check_slot_range
 from gemma4_runtime.checks.violation import Violation
@@ -180,7 +186,8 @@ def _hand_out(
     unmapped = 0 if swa_tail is None else full.numel() - swa_tail
     peers = allocator.full_to_swa_index_mapping[full.clamp(0, uppers(allocator)[0] - 1)]
     books.history.tell(full=full, swa=peers)
-    violation = check_hand_out(full, peers, books.ledger, *uppers(allocator), unmapped)
+    taken = taken_off(before[0], free_page_lists(allocator.full_attn_allocator)[0])
+    violation = check_hand_out(full, peers, books.ledger, *uppers(allocator), unmapped, taken)
     if violation is None and goes_on is not None and allocator.page_size > 1:
         violation = check_goes_on(full, *goes_on, allocator.page_size, uppers(allocator)[0])
     if violation is not None:
@@ -232,6 +239,8 @@ def _summary(
     if violation.verdict == "alloc_overlap":
         if int(((peers if bad.column else full) == bad.value).sum()) > 1:
             return f"{given} twice in one call"
+        if not bad.value % page and not bool((ledger.swa_owner if bad.column else ledger.full_live)[here]):
+            return f"{given}, whose page {here} it did not take off the list"
         used = bool((ledger.swa_owner if bad.column else ledger.full_live)[here])
         return f"{given}, " + (
             f"and its page {here} is in use" if used else f"which continues page {here}, and that page is free"
@@ -270,6 +279,8 @@ def self_test() -> None:
         "clean failure": check_failed_allocation((pages,), (pages,), 5),
         "alloc_out_of_range": check_hand_out(two, two + 48, ledger, *ends),
         "alloc_overlap": check_hand_out(torch.tensor([16]), torch.tensor([16]), ledger, *ends),
+        "alloc_overlap of what was not taken": check_hand_out(two, two, ledger, *ends, 0, pages[2:]),
+        "clean taken": check_hand_out(two, two, ledger, *ends, 0, pages[1:2]),
         "free_out_of_range": check_free(held - 16, peers, ledger, *ends),
         "double_free": check_free(two, torch.zeros_like(two), ledger, *ends),
         "stale_mapping": check_free(held, peers - 32, ledger, *ends),

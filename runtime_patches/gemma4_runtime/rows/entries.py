@@ -18,7 +18,8 @@ from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held
-from gemma4_runtime.rows.owner import owner_of
+from gemma4_runtime.rows.new_slots import new_slots_of
+from gemma4_runtime.rows.owner import given_up, owner_of
 from gemma4_runtime.rows.places import twin_of
 from gemma4_runtime.rows.report import COUNTER, ROW, ROW_INDEX, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import evicted_before, seen_of
@@ -49,7 +50,7 @@ def check_row_entries(
     rows, kept = [], {}
     for number, (request, count) in enumerate(zip(live, counts, strict=True)):
         entries, slot = table[number, :count].copy(), held(request).req_pool_idx
-        # A retracted request may get the same slot again, with the same nodes of the cache and other pages.
+        # A retracted request may get the same slot again, with the same nodes and other pages.
         node = request.last_node if isinstance(request.last_node, int) else id(request.last_node)
         stay, nodes = (request.rid, request.retraction_count), (node, held(request).cache_protected_len)
         known = seen.rows.get(slot)
@@ -71,21 +72,24 @@ def check_row_entries(
         had = {"as_before": None, "account": None}
         report_wrong(scheduler, (one,), COUNTER, site, Structure.REQUEST_COUNTERS, [None], made, slots, had=had)
     elif wrong:
-        first_look = rows[wrong[0].row].earlier is None and not seen.lost
-        seen.rows, seen.lost = {}, True
+        first, row = wrong[0], rows[wrong[0].row]
         kinds = _row_defects(rows, wrong, allocator, page, end)
-        slots = [row.slot for row in rows]
-        had = _had(wrong[0], rows) | _became(wrong[0], rows[wrong[0].row], scheduler, page)
-        if wrong[0].why == "prefix":
-            had |= {"first_look": first_look, **_of_both(wrong[0], scheduler, page)}
-            had |= owner_of(scheduler, wrong[0].value // page)
-        table = _table_of(rows)
+        slots = [one.slot for one in rows]
+        had = _had(first, rows) | _became(first, row, scheduler, page)
+        if first.why == "prefix":
+            had |= {"first_look": row.earlier is None and not seen.lost, **_of_both(first, scheduler, page)}
+            had |= owner_of(scheduler, first.value // page)
+        elif first.why == "shared" and first.column < row.protected:
+            had |= given_up(scheduler, first.value // page, nodes_are_gone=row.prefix is None)
+        if role == "target":
+            had |= new_slots_of(made, row.slot, pool[row.slot])
+        table, seen.rows, seen.lost = _table_of(rows), {}, True
         # What an insert wrote back into the row stands in its nodes as well, and came from there.
-        of_node = wrong[0].why == "moved" and wrong[0].column < rows[wrong[0].row].protected
+        of_node = first.why == "moved" and first.column < row.protected
         structure = Structure.TREE_NODE if of_node else Structure.REQUEST_ROW
         report_wrong(scheduler, wrong, ROW, site, structure, kinds, made, slots, table, had, role)
     else:
-        # Those that are not looked at now may come again; a slot that is given anew has another request.
+        # Those that are not looked at now may come again; a slot given anew has another request.
         seen.rows.update(kept)
 
 
@@ -181,7 +185,8 @@ def _row_defects(
             for at, value in enumerate(row.entries)
             if (number, at) not in bad
             and (number, at // page) not in whole
-            and not (_is_new(row, at) and (number, at // page) in pages)
+            # What came since then differs from nothing.
+            and not (row.before is not None and at >= row.before.size and (number, at // page) in pages)
         }
         for number, row in enumerate(rows)
     ]
@@ -203,11 +208,6 @@ def _row_defects(
         known = None if twin is None else twin // page
         found.append(defect_of(value, expected, end // page, own, foreign, free, known))
     return or_swapped(wrong, found)
-
-
-def _is_new(row: Row, at: int) -> bool:
-    """Say whether a token came since the check before, so that its entry, wrong or not, has nothing to differ from."""
-    return row.before is not None and at >= row.before.size
 
 
 def _had(first: WrongEntry, rows: Sequence[Row]) -> dict[str, Any]:

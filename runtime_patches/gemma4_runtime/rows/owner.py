@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gemma4_runtime import current
-from gemma4_runtime.checks.page_ledger import LastEvent
+from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.leak.ledger import ledger_of
 
 _IN_USE = (LastEvent.HANDED_OUT, LastEvent.OWNED, LastEvent.GIVEN, LastEvent.FREE_ASKED)
@@ -35,3 +35,21 @@ def owner_of(scheduler: Any, page: int, pool: str = "full") -> dict[str, Any]:
         return {}
     cached = {"page_is_cached": True} if pages.last_event[page] == LastEvent.GIVEN else {}
     return {"page_owner": owner, "page_owner_generation": int(pages.generation[page]), **cached}
+
+
+def given_up(scheduler: Any, page: int, *, nodes_are_gone: bool) -> dict[str, Any]:
+    """Return, for a dump, who gave back a full page last that a request's prefix has, and whether its nodes are gone.
+
+    Nothing where the ledger is off, or saw nobody do so.
+
+    Args:
+        scheduler: Whose pools they are.
+        page: The page.
+        nodes_are_gone: Whether the prefix cache has the request's nodes no more.
+    """
+    if not current.switched_on("leak-ledger"):
+        return {}
+    lives = ledger_of(scheduler.token_to_kv_pool_allocator).pools["full"].lives_of(page)
+    ended = [(int(life[4]), int(life[5])) for life in lives if life[5] >= 0]
+    told = {"page_free_site": Site(ended[-1][0]).name.lower(), "page_free_step": ended[-1][1]} if ended else {}
+    return told and told | {"nodes_are_gone": nodes_are_gone}

@@ -195,7 +195,7 @@ def check_lists(scheduler: Any, backend: Any, forward_batch: Any) -> None:
 
 def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     """Hold each slot that a forward of the target will write against the entry of its token."""
-    locations, spans = write_slots(made), _spans(made)
+    locations, spans = write_slots(made), spans_of(made)
     if locations is None or spans is None:
         return
     table = scheduler.req_to_token_pool.req_to_token
@@ -260,7 +260,7 @@ def check_reserved(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         requests: Those of the batch.
         made: The forward's batch.
     """
-    spans, page = _spans(made), scheduler.page_size
+    spans, page = spans_of(made), scheduler.page_size
     # Before 0.5.23 a verification may write slots that the request's count has only once drafts are accepted.
     if not _RESERVED_IS_COUNTED or spans is None or len(spans) != len(requests):
         return
@@ -285,8 +285,26 @@ def check_reserved(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         summary = f"the forward writes tokens up to {first.expected} of the request in slot {slots[first.row]}, which "
         summary += f"has slots for {first.value} by its count"
         at = table[slots[first.row], first.value : first.value + 1].tolist()
-        had = {"as_before": None, "row_has": at[0] if at else None}
+        had = {"as_before": None, "row_has": at[0] if at else None, **_taken_ahead(scheduler, requests)}
         report_wrong(scheduler, wrong, verdict, INIT, structure, kinds, made, slots, had=had, summary=summary)
+
+
+def _taken_ahead(scheduler: Any, requests: Sequence[Any]) -> dict[str, Any]:
+    """Return, for a dump, from where to where each request was given slots ahead last, and what it counts.
+
+    Nothing where `swa-allocator` is off, or the latest such call was for another number of requests.
+    """
+    if not current.switched_on("swa-allocator"):
+        return {}
+    from gemma4_runtime.probes.swa_allocator_state import books_of
+
+    call = books_of(scheduler.token_to_kv_pool_allocator).history.latest("alloc_extend")
+    begins, ends = call.get("prefix_lens"), call.get("seq_lens")
+    if begins is None or ends is None or not len(begins) == len(ends) == len(requests):
+        return {}
+    counts = [int(held(request).kv_allocated_len) for request in requests]
+    words = {"taken_from": begins, "taken_until": ends, "counted": counts}
+    return {name: ",".join(map(str, values)) for name, values in words.items()}
 
 
 def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None:
@@ -301,7 +319,7 @@ def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None
     translates = getattr(getattr(backend, "kv_index_translator", None), "is_translating", False)
     if locations is None or mapping is None or swa is None or translates:
         return
-    if role_of(backend) == "draft" or getattr(backend, "dcp_size", 1) > 1 or (spans := _spans(made)) is None:
+    if role_of(backend) == "draft" or getattr(backend, "dcp_size", 1) > 1 or (spans := spans_of(made)) is None:
         return
     if (slots := write_slots(made)) is None:
         return
@@ -347,7 +365,7 @@ def _of_repeated(kind: Defect | None, count: int) -> Defect | None:
     return None if count == 1 and kind is Defect.OFF_BY_ONE else Defect.STALE
 
 
-def _spans(made: Any) -> list[tuple[int, int]] | None:
+def spans_of(made: Any) -> list[tuple[int, int]] | None:
     """Return for each request from where to where its tokens of a target's forward stand; None of another forward."""
     mode, lengths = made.forward_mode, made.seq_lens.tolist()
     if mode.is_target_verify():
@@ -366,7 +384,7 @@ def check_positions(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
 
     A tree of drafts has several tokens at one position, and is left out.
     """
-    spans = _spans(made)
+    spans = spans_of(made)
     if spans is None or getattr(made.spec_info, "topk", 1) not in (1, None):
         return
     expected = np.concatenate([np.arange(start, stop) for start, stop in spans])

@@ -64,6 +64,35 @@ def window_given_back(dump: Dump) -> tuple[Evidence, ...]:
     return (event(dump, number, "call", f"what gave back SWA slot {peer} of full slot {full} before"),) if peer else ()
 
 
+def given_back_whole(dump: Dump) -> int | None:
+    """Return the number of the call that gave back, in both pools, the full page of a free's first bad slot before.
+
+    None where something else was the latest that was done with that page, or the dump does not say. What ends a group
+    repeats its calls.
+    """
+    records, slots = readable_events(dump), tensor_or_none(dump, "slots")
+    bad, page = dump.manifest.offences[0] if dump.manifest.offences else None, dump.manifest.page_size or 1
+    if bad is None or (bad.table, bad.column) != ("slots", 1) or slots is None or slots.ndim != 2:
+        return None
+    if len(records) < 2 or not gives_back(records[-1]) or not 0 <= bad.row < len(slots):
+        return None
+    full = int(slots[bad.row, 0]) // page
+    for number in reversed(range(len(records) - 1)):
+        call = str(records[number].get("call"))
+        if call == "free_group_end" or full not in {one // page for one in slots_of(records[number].get("full"))}:
+            continue
+        return number if call in ("free", "free_segment") else None
+    return None
+
+
+def begins_where_it_ended(dump: Dump, number: int) -> bool:
+    """Return whether a dump's latest call begins with the page within which the call of this number ended."""
+    records, page = readable_events(dump), dump.manifest.page_size or 1
+    first, then = (slots_of(records[at].get("full")) for at in (number, -1))
+    within = bool(first) and (first[-1] + 1) % page != 0
+    return within and bool(then) and then[0] == first[-1] // page * page and records[-1].get("call") == "free_segment"
+
+
 def freed_before(incident: Incident, dump: Dump) -> Wrong | None:
     """Return the free of the page of a hand-out's first bad slot since it was handed out last; None if none is seen.
 

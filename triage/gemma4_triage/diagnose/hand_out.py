@@ -75,6 +75,23 @@ def goes_past_its_page(dump: Dump) -> bool:
     return page > 1 and bad.value % page == 0 and asked[at] + 1 == bad.value and not taken[bad.value // page]
 
 
+def pages_further_on(dump: Dump) -> int | None:
+    """Return by how many places all pages that a hand-out opened stand behind those that it took off the full list.
+
+    None where they do not all stand as far, or some are among those.
+    """
+    lists = [tensor_or_none(dump, f"free_{name}_full") for name in ("before", "pages")]
+    slots, size = tensor_or_none(dump, "slots"), dump.manifest.page_size or 1
+    if slots is None or slots.ndim != 2 or any(one is None or one.ndim != 1 for one in lists):
+        return None
+    before, count = lists[0].tolist(), len(lists[0]) - len(lists[1])
+    opened = [slot // size for slot in slots[:, 0].tolist() if slot % size == 0]
+    if len(opened) != count or not set(opened) <= set(before):
+        return None
+    apart = {before.index(page) - at for at, page in enumerate(opened)}
+    return next(iter(apart)) if len(apart) == 1 and min(apart) > 0 else None
+
+
 def strayed_hand_out(incident: Incident) -> Dump | None:
     """Return the dump of a mapping to a free page that a hand-out of that very call made; None if there is none."""
     dump = incident.first(rule="swa-stale-mapping")
@@ -115,12 +132,15 @@ class _Call:
             proof = self._on_list(
                 "before", before, unreturned[0], "the call took it off the list, and did not return it"
             )
+            if len(unreturned) > 1:
+                return Wrong(Structure.ALLOCATION, None, proof)
             return Wrong(Structure.ALLOCATION, self._defect(self._page, unreturned, taken), proof)
         strayed = [self._of_request(*one, taken) for one in self._strayed()]
         if strayed:
             # What continues a page does not come off a list, even if the call took this page off for another request.
             alike = all(one.defect is strayed[0].defect for one in strayed)
-            return strayed[0] if alike else replace(strayed[0], defect=None)
+            defect = strayed[0].defect if alike else None
+            return replace(strayed[0], defect=Defect.OTHER_SPACE if self._is_untranslated() else defect)
         shifted = next(self._shifted(), None)
         if shifted is not None:
             return shifted
@@ -142,6 +162,10 @@ class _Call:
                 right = self._expected(first, column) if first < min(end, len(self._slots)) else None
                 if right is not None and right != self._slots[first][column] // self._page_size:
                     yield column, first, right
+
+    def _is_untranslated(self) -> bool:
+        """Return whether all that stray have the full pool's own slot numbers in the sliding-window pool."""
+        return all(column == 1 and len(set(self._slots[first])) == 1 for column, first, _ in self._strayed())
 
     def _shifted(self) -> Iterator[Wrong]:
         """Yield what a request was given that continues in the right page, and not behind its last slot.

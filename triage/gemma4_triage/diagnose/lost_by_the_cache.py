@@ -1,10 +1,13 @@
 """What the prefix cache was given and has no more: lost, evicted without a free, emptied at once, freed by others."""
 
-from gemma4_dumps.audit_findings import lives, suspects
+from collections.abc import Mapping
+from typing import Any
+
+from gemma4_dumps.audit_findings import Suspect, lives, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
-from gemma4_triage.diagnose.census import GIVEN, lost_pages
-from gemma4_triage.diagnose.evidence import readable_events
+from gemma4_triage.diagnose.census import GIVEN, TREE, lost_pages
+from gemma4_triage.diagnose.evidence import readable_events, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import places_in_row
 from gemma4_triage.diagnose.rule import Seen
 
@@ -28,6 +31,15 @@ PROMPTS = (
     "all of them are of prompts, which the prefix cache takes over, and what their owners were given for their answers "
     "was freed, so it is the cache that has lost them"
 )
+DUPLICATES = (
+    "their last owner runs on without them. The prefix cache had tokens of it already, in pages of its own: what was "
+    "put into it gave back other pages of that owner (duplicates), and left these out"
+)
+RECOVERED = (
+    "the prefix cache took SWA pages of others for nodes that had these, as for nodes whose window is gone "
+    "(tombstones), and nobody gave these back: a node lost its window where it was split (_split_node, "
+    "redistribute_on_node_split), or an eviction took it and left out the free"
+)
 OF_THE_CACHE = (
     " They were the cache's before: the eviction of a request's window gave back what lies ahead of its own pages "
     "(cache_protected_len)."
@@ -43,6 +55,62 @@ def were_given(dump: Dump) -> bool:
 def an_eviction_was_near(dump: Dump) -> bool:
     """Return whether the last events before the audit have an eviction of the cache."""
     return any(record.get("site") == "evict_tree" for record in readable_events(dump))
+
+
+def left_of_duplicates(dump: Dump) -> bool:
+    """Return whether the first lost page's owner had others of its full pages given back as it was cached, and runs on.
+
+    A request that runs has full pages given back by the prefix cache where that has their tokens in pages of its own.
+    """
+    first = next((one for one in lost_pages(dump) if one.pool == "full" and one.fault == "nowhere"), None)
+    if first is None or first.owner is None or first.alloc_step is None or first.last_event != "owned":
+        return False
+    slot, since = first.owner[0], first.alloc_step
+    return any(
+        one.get("kind") in ("freed", "free_asked")
+        and (one.get("pool"), one.get("site"), one.get("by_request_slot")) == ("full", "cache_unfinished_req", slot)
+        and int(one.get("step") or 0) >= since
+        for one in readable_events(dump)
+    )
+
+
+def windows_taken_again(dump: Dump) -> bool:
+    """Return whether SWA pages alone are lost whose full pages the cache has, or gave back, with others in their place.
+
+    The mapping leads from such a page of the cache to another SWA page than it was handed out with.
+    """
+    table, lost = tensor_or_none(dump, "holders"), [one for one in lost_pages(dump) if one.fault == "nowhere"]
+    if table is None or table.ndim != 2 or table.shape[1] != 3 or any(one.pool != "swa" for one in lost):
+        return False
+    led = {page: to for page, holder, to in table.tolist() if holder == TREE}
+    back = {
+        page
+        for one in readable_events(dump)
+        if one.get("pool") == "full" and one.get("kind") in ("freed", "free_asked")
+        if one.get("site") in ("cache_unfinished_req", "cache_finished_req")
+        for page in one.get("first_pages") or ()
+    }
+    elsewhere = [one for one in lost if one.peer in led and led[one.peer] not in (0, one.page)]
+    return bool(elsewhere) and all(one in elsewhere or one.peer in back for one in lost)
+
+
+def evicted_without(dump: Dump, lost: Suspect) -> int | None:
+    """Return the number of the event by which the cache's eviction freed the full page of a lost SWA page; or None.
+
+    None as well where that SWA page was handed out since, or given back.
+    """
+    events = readable_events(dump)
+    of_full = (number for number, one in enumerate(events) if _is_of(one, "full", lost.peer))
+    freed = [n for n in of_full if events[n].get("kind") == "freed" and events[n].get("site") == "evict_tree"]
+    if not freed or lost.pool != "swa" or lost.last_event not in ("owned", "handed_out"):
+        return None
+    since = int(events[freed[-1]].get("step") or 0)
+    later = any(_is_of(one, "swa", lost.page) for one in events[freed[-1] :])
+    return None if later or since < (lost.alloc_step or 0) else freed[-1]
+
+
+def _is_of(event: Mapping[str, Any], pool: str, page: int | None) -> bool:
+    return event.get("pool") == pool and page in (event.get("first_pages") or ())
 
 
 def is_empty(dump: Dump) -> bool:

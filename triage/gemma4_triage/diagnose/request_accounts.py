@@ -1,13 +1,12 @@
 """Accounts of one request that contradict each other in a dump of `request-rows`, and which of them is outvoted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.freed_pages import lost_by_a_count
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Seen
 from gemma4_triage.finding import Evidence
 
 BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved")
@@ -25,6 +24,11 @@ def sentence_of(dump: Dump) -> str | None:
     """Return what a dump says whose entry is wrong for one of the reasons that say all; None for another."""
     scalars = dump.manifest.scalars
     why, slot, value, expected = (scalars.get(name) for name in ("why", "request_slot", "value", "expected"))
+    if scalars.get("account") == TOKENS:
+        return (
+            f"The request in slot {slot} has {value} tokens with keys and values, and {expected} by its batch and its "
+            "own count: some were lost, or came from no forward."
+        )
     if why == RELEASED and scalars.get("row_is_free") is False:
         return (
             f"A batch still has a request that has no row any more, beside the row of another, {slot}: requests and "
@@ -143,8 +147,3 @@ def may_be_the_reserved_count(dump: Dump) -> bool | None:
     scalars = dump.manifest.scalars
     asked = scalars.get("owners") == CHECKED or scalars.get("row_has") == 0
     return None if scalars.get("why") == RESERVED and not asked else False
-
-
-def open_of(structure: Structure) -> Callable[[Seen], bool | None]:
-    """Return what says that it is not known of a finding about this structure, and does not hold of another."""
-    return lambda seen: None if seen.finding.structure is structure else False

@@ -104,6 +104,11 @@ def of_layers(kind: str) -> Callable[[Seen], bool | None]:
     return in_dump(lambda dump: None if dump.manifest.layer.type is None else dump.manifest.layer.type == kind)
 
 
+def open_of(structure: Structure) -> Callable[[Seen], bool | None]:
+    """Return what says that it is not known of a finding about this structure, and does not hold of another."""
+    return lambda seen: None if seen.finding.structure is structure else False
+
+
 @dataclass(frozen=True)
 class Rule:
     """A rule, whose `find` is pure and gives None where the incident does not show this cause.

@@ -1,12 +1,12 @@
 """An allocator hands out a page that somebody still owns, or that it did not take off its list."""
 
 from gemma4_dumps.reader import Dump
-from gemma4_dumps.structures import Structure
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
 from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import of_hand_out
-from gemma4_triage.diagnose.hand_out import goes_past_its_page, hand_out_wrong, strayed_hand_out
+from gemma4_triage.diagnose.hand_out import goes_past_its_page, hand_out_wrong, pages_further_on, strayed_hand_out
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong
@@ -30,6 +30,16 @@ _NOT_COUNTED = (
     "not count the new page that the request needs."
 )
 
+_UNTRANSLATED = (
+    "A hand-out of the sliding-window pool continues with the slot numbers that the full pool has there: the slot "
+    "behind which each request goes on was not translated before that pool was asked (translate_loc_from_full_to_swa)."
+)
+
+_FURTHER_ON = (
+    "A hand-out returned pages that its free list still has, {count} places behind those that it took off: the former "
+    "are handed out again, the latter are lost. Where each request's new pages begin in the list is counted wrongly."
+)
+
 
 def find(incident: Incident) -> Finding | None:
     """Return a finding where a page that was handed out is in use, or is free after the hand-out too."""
@@ -46,6 +56,10 @@ def find(incident: Incident) -> Finding | None:
     cause = _CAUSES.get(wrong.structure, _UNKNOWN)
     if wrong.structure is Structure.ALLOCATION and goes_past_its_page(dump):
         cause = _NOT_COUNTED
+    elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.OTHER_SPACE:
+        cause = _UNTRANSLATED
+    elif wrong.structure is Structure.ALLOCATION and (count := pages_further_on(dump)) is not None:
+        cause = _FURTHER_ON.format(count=count)
     return of_hand_out(incident, dump, ID, wrong, cause, state)
 
 

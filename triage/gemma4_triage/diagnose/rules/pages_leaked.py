@@ -16,16 +16,20 @@ from gemma4_triage.diagnose.freed_pages import (
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.lost_by_the_cache import (
+    DUPLICATES,
     EMPTIED,
     EVICTED,
     LOST,
     PROMPTS,
+    RECOVERED,
     SWA_SIDE,
     an_eviction_was_near,
     are_of_prompts,
     is_empty,
+    left_of_duplicates,
     may_be_an_eviction,
     were_given,
+    windows_taken_again,
 )
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, calls_went_unseen, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -65,21 +69,25 @@ def find(incident: Incident) -> Finding | None:
     emptied = given and is_empty(dump)
     if beside := cache_has_the_full_page(dump):
         given = evicted = of_cache = known = emptied = False
-    told = ((beside, SWA_SIDE), (emptied, EMPTIED), (evicted, EVICTED), (given, LOST), (of_cache, PROMPTS))
+    twice = ended is False and left_of_duplicates(dump)
+    if again := windows_taken_again(dump):
+        known = False
+    windows, gone = ((beside, SWA_SIDE), (again, RECOVERED)), ((emptied, EMPTIED), (evicted, EVICTED))
+    told = (*windows, (twice, DUPLICATES), *gone, (given, LOST), (of_cache, PROMPTS))
     why = next((words for holds, words in told if holds), "")
     return Finding(
         rule=ID,
         structure=None
         if evicted or emptied
         else Structure.TREE_NODE
-        if of_cache
+        if of_cache or again
         else Structure.FREE_CALL
-        if known
+        if known or twice
         else None,
         defect=Defect.LOST,
         cause=f"Pages belong to nobody and are not free{where}: {why or _why(known, ended)}.",
         confidence=Confidence.LIKELY
-        if emptied
+        if emptied or again or twice
         else Confidence.CERTAIN
         if known or (given and not evicted)
         else Confidence.POSSIBLE,

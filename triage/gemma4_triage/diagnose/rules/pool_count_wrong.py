@@ -1,5 +1,9 @@
 """Every page of a pool is in one place, and what SGLang counts of the pool does not add up."""
 
+from collections.abc import Iterator
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -7,35 +11,69 @@ from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pool-count-wrong"
+_PLACED = "Every page is free, cached or held by one request, and SGLang's sums are not the pool's size."
+_UNKNOWN = "A count of tokens is wrong, of the prefix cache's evictable or protected ones or of the allocator's free"
+_ADMITS = "No page is lost, but SGLang admits requests by these counters, and its checker stops the server."
+_OF_CACHE = "Look at what changes them: insertions, evictions and locks of the prefix cache, tombstones among them."
+_OF_LISTS = "Look at what counts free tokens (available_size) beside the lists of free pages."
+_MEANINGS = {
+    "available": "what the allocator says is free",
+    "evictable": "what the prefix cache says it can evict",
+    "protected": "what it says is held of it",
+    "uncached": "what requests hold beside it",
+    "total": "what all sides have to add up to",
+    "listed": "what the lists of free pages have",
+    "cached": "what nodes of the prefix cache hold",
+    "locked": "what locked nodes hold of that",
+}
 
 
 def find(incident: Incident) -> Finding | None:
-    """Return a finding where an audit found nothing but that."""
+    """Return a finding where an audit found that alone."""
     dump = incident.first(rule=LEAK, verdict="pool_unbalanced")
     if dump is None:
         return None
     pool = "swa" if dump.manifest.pool_kind == "swa" else "full"
+    wrong = [one for name in ("full", "swa") for one in _wrong_counts(dump, name)]
+    free, page = [off for off, _ in wrong if off], dump.manifest.page_size or 1
+    only_free = bool(free) and len(free) == len(wrong)
+    shown = (name for name in _MEANINGS if dump.manifest.scalars.get(f"{pool}_{name}") is not None)
+    told = ". ".join(text for _, text in wrong)
     return Finding(
         rule=ID,
-        cause=(
-            "A count of tokens is wrong, of the prefix cache's evictable or protected ones or of the allocator's free "
-            "ones: every page is free, cached or held by one request, and SGLang's sums are not the pool's size."
-        ),
+        cause=f"{told or _UNKNOWN}. {_PLACED}",
+        defect=Defect.OFF_BY_ONE if only_free and {abs(off) for off in free} == {page} else None,
         confidence=Confidence.CERTAIN,
         evidence=(
-            said(dump, f"scalars.{pool}_available", "what the allocator says is free; compare it with its lists"),
-            said(dump, f"scalars.{pool}_evictable", "what the prefix cache says that it can evict"),
-            said(dump, f"scalars.{pool}_protected", "what it says that requests hold of it"),
-            said(dump, f"scalars.{pool}_uncached", "what requests hold beside it, as the audit counted"),
-            said(dump, f"scalars.{pool}_total", "what all sides have to add up to"),
-            said(dump, "step", "the step of the audit that saw it first"),
+            *(said(dump, f"scalars.{pool}_{name}", _MEANINGS[name]) for name in shown),
+            said(dump, "step", "when an audit saw it first"),
         ),
-        advice=(
-            "No page is lost, but SGLang admits requests by these counters, and its own checker stops the server.",
-            "Look at what changes them: insertions, evictions and locks of the prefix cache, tombstones among them.",
-        ),
+        advice=(_ADMITS, *((_OF_LISTS,) if free else ()), *(() if only_free else (_OF_CACHE,))),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap")),
     )
+
+
+def _wrong_counts(dump: Dump, pool: str) -> Iterator[tuple[int, str]]:
+    """Yield each count of a pool that is not what its pages come to: by how much, of free tokens, and a clause."""
+    names = ("available", "listed", "evictable", "protected", "cached", "locked")
+    found = [one for name in names if isinstance(one := dump.manifest.scalars.get(f"{pool}_{name}"), int)]
+    if len(found) < len(names) - 1:
+        return
+    available, listed, evictable, protected, cached = found[:5]
+    if off := available - listed:
+        words = "a page, " if abs(off) == dump.manifest.page_size else ""
+        way = "more" if off > 0 else "fewer"
+        yield off, f"The {pool} allocator counts {abs(off)} tokens, {words}{way} than its lists have, {listed}"
+    counts = ((evictable + protected, cached, "evictable or protected", "nodes"),)
+    # Of the sliding window nobody says which nodes are locked.
+    for locked in found[5:]:
+        own = (evictable, cached - locked, "evictable", "nodes without a lock")
+        counts = ((protected, locked, "protected", "locked nodes"), own)
+    for count, right, words, nodes in counts:
+        if count != right:
+            none_is_counted = words != "protected" and right - count == cached > 0
+            uncounted = ", as where what is put in is not counted" if none_is_counted else ""
+            yield 0, f"The prefix cache counts {count} {pool} tokens as {words} where {nodes} hold {right}{uncounted}"
 
 
 RULE = Rule(

@@ -10,7 +10,6 @@ from gemma4_triage.diagnose.request_accounts import (
     NONE,
     PREFIX,
     SHARED,
-    TOKENS,
     are_independent,
     is_as_it_should,
     is_known,
@@ -21,12 +20,12 @@ from gemma4_triage.diagnose.request_accounts import (
     may_be_the_request,
     may_be_the_reserved_count,
     missed_pages,
-    open_of,
     own_slot_changed,
     sentence_of,
     slots_given_again,
 )
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.row_evidence import told_by
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump, open_of
 from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
@@ -86,11 +85,7 @@ def find(incident: Incident) -> Finding | None:
     if own_slot_changed(dump):
         unsure, structure, defect = True, None, None
         cause = f"The request that was in slot {slot}, as its batch still has it, is in {expected} by its own record."
-    account = scalars.get("account")
-    if account == TOKENS:
-        had_tokens = f"The request in slot {slot} has {scalars.get('value')} tokens with keys and values"
-        cause = f"{had_tokens}, and {expected} by its batch and its own count: some were lost, or came from no forward."
-    if account == NONE:
+    if scalars.get("account") == NONE:
         unsure, structure, defect = True, None, None
         cause = f"Batch, count and tokens of the request in slot {slot} give three lengths: which is wrong is unknown."
     if is_left_behind(dump):
@@ -108,18 +103,20 @@ def find(incident: Incident) -> Finding | None:
     elif why == PREFIX and not of_row:
         which = "the row is as it was, the node is not" if of_tree else "which of them is wrong is not known"
         cause = f"The row of the request in slot {slot} and the cache's nodes that it holds have other slots: {which}."
+    if (more := told_by(dump)) is not None:
+        unsure, of_tree, structure = False, False, more.structure
+        cause, defect = more.cause, more.defect
+    told = is_new or is_left_behind(dump) or is_reordered(dump) if more is None else not more.sure
+    sure = Confidence.LIKELY if told else Confidence.CERTAIN
+    blamed = Structure.TREE_NODE if of_tree else None if unsure else structure
     return Finding(
         rule=ID,
         cause=cause,
-        confidence=Confidence.POSSIBLE
-        if unsure and not of_tree
-        else Confidence.LIKELY
-        if is_new or is_left_behind(dump) or is_reordered(dump)
-        else Confidence.CERTAIN,
-        structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
+        confidence=Confidence.POSSIBLE if unsure and not of_tree else sure,
+        structure=blamed,
         defect=defect,
-        evidence=(*request_row_evidence(dump), *missed_pages(incident)),
-        advice=(where_to_look(None if unsure and not of_tree else Structure.TREE_NODE if of_tree else structure),),
+        evidence=(*request_row_evidence(dump), *(more.evidence if more else ()), *missed_pages(incident)),
+        advice=(where_to_look(blamed),),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
 

@@ -5,8 +5,9 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import exchange_of, lost_pages
-from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, event, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, LOST_PAGES, Incident
+from gemma4_triage.diagnose.lost_by_the_cache import evicted_without
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, calls_went_unseen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
@@ -19,12 +20,17 @@ def find(incident: Incident) -> Finding | None:
         # A page that was free when it got lost was lost by the free list.
         # The full page may be in use again by then, where the events have shown what became of it before.
         if lost and all(
-            _stayed_behind(suspect) and (not _is_held(dump, suspect) or exchange_of(dump, suspect)) for suspect in lost
+            _stayed_behind(one)
+            and (not _is_held(dump, one) or exchange_of(dump, one) or evicted_without(dump, one) is not None)
+            for one in lost
         ):
             break
     else:
         return None
     exchange = exchange_of(dump, lost[0])
+    at = None if exchange or calls_went_unseen(dump) else evicted_without(dump, lost[0])
+    if at is not None:
+        return _left_by_eviction(dump, at)
     # Where no other page was handed out and given back in its place, a free that left the SWA side out does the same.
     unseen = calls_went_unseen(dump) or not exchange
     return Finding(
@@ -59,6 +65,31 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
+def _left_by_eviction(dump: Dump, number: int) -> Finding:
+    return Finding(
+        rule=ID,
+        structure=Structure.FREE_CALL,
+        defect=Defect.LOST,
+        cause=(
+            "SWA pages are lost whose full pages the prefix cache's eviction gave back: of an evicted node's window it "
+            "gave back fewer pages than the node has, or none, then or as the window alone was evicted before."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "offence_count", "SWA pages that belong to nobody and are not free; no full page is lost"),
+            cell(dump, TABLE, (0, 0), "the first of them"),
+            event(dump, number, "site", "who gave back its full page, and not it"),
+            event(dump, number, "step", "when that was"),
+        ),
+        advice=(
+            "Look at what an eviction hands to free_swa_segment (evict_component of the cache's sliding-window part): "
+            "which of a node's slots, and how many.",
+            "The pool stays smaller until a flush_cache or a restart.",
+        ),
+        next_commands=(commands.audit(dump),),
+    )
+
+
 def _is_held(dump: Dump, suspect: Suspect) -> bool:
     """Return whether somebody still holds the full page: then it was not freed, and another structure is wrong."""
     holders = tensor_or_none(dump, "holders")
@@ -83,6 +114,8 @@ RULE = Rule(
         ),
     ),
     injected_by=("deferred-free-after-replacement",),
+    # Where an eviction of a window leaves pages out, their mapping is left as well.
+    explains=("mapping-outlives-page",),
     leads_to=LOSES_PAGES,
     follows_calls=True,
 )

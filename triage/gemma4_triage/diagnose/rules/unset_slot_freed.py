@@ -6,21 +6,40 @@ The allocator probe sees the call. In `contain` there is none, and the leak audi
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.earlier_calls import window_given_back
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.earlier_calls import begins_where_it_ended, given_back_whole, window_given_back
+from gemma4_triage.diagnose.evidence import event, said
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.page_zero_listed import at_audit, names_a_page
 from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "unset-slot-freed"
+_UNSET = (
+    "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row holds 0, "
+    "and so does the mapping of a slot without an SWA peer."
+)
+_PAGE_0 = "Released, page 0 is handed out as a normal page, while padded tokens keep writing to it."
+_ADVICE = (
+    _PAGE_0,
+    "Look at the caller's row: it frees more of it than the request wrote (kv_allocated_len, evicted prefix).",
+)
 _TWICE = (
     "A free of both pools names slots whose SWA pages had been given back before: only their full pages were to go."
 )
 _ADVICE_TWICE = (
     "Look at what parts a free by how far the window's pages are gone (swa_evicted_seqlen, the cache's tombstones): "
     "slots below that are freed in the full pool alone (free_full_segment).",
-    "Released, page 0 is handed out as a normal page, while padded tokens keep writing to it.",
+    _PAGE_0,
+)
+_WHOLE = (
+    "A page is given back once more: a call before had given it back in both pools, and nobody got it since. The "
+    "mapping was cleared then, so that its slots look like those of page 0."
+)
+_OF_EVICTION = " The eviction of the prefix cache's nodes makes both calls: for a node's full pages and for its window."
+_ROUNDED = " It begins with the page within which that call ended: its begin is rounded down to a page, and not up."
+_ADVICE_WHOLE = (
+    "Of both calls one is too many, or reaches too far: look where the second begins (page_align_floor, ceil_align).",
+    "Who frees a node's or a window's pages apart frees full ones alone (free_full_segment, full_attn_allocator).",
 )
 
 
@@ -32,31 +51,31 @@ def find(incident: Incident) -> Finding | None:
     by_call = any("events" in piece.field for piece in audited)
     refused = _refused(incident)
     before = () if refused is None else window_given_back(refused)
+    cause, advice = (_TWICE, _ADVICE_TWICE) if before else (_UNSET, _ADVICE)
+    if refused is not None and not before and (number := given_back_whole(refused)) is not None:
+        before = (
+            event(refused, number, "call", "what gave back that page before, in both pools"),
+            event(refused, number, "site", "who asked for that"),
+            said(refused, "scalars.call_site", "who asks for it now"),
+        )
+        by_cache = {before[1].value, before[2].value} == {"evict_tree"}
+        how = _ROUNDED if begins_where_it_ended(refused, number) else _OF_EVICTION if by_cache else ""
+        cause, advice = _WHOLE + how, _ADVICE_WHOLE
     return Finding(
         rule=ID,
         # A row that was never written holds 0 everywhere; slots 0 to 15 are those of a page that somebody named.
         structure=Structure.FREE_CALL if before or names_a_page(incident) else None,
         defect=Defect.DUPLICATE if before else Defect.ZERO,
-        cause=_TWICE
-        if before
-        else (
-            "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row "
-            "holds 0, and so does the mapping of a slot without an SWA peer."
-        ),
+        cause=cause,
         # Without a call that freed it the list may have been overwritten.
         confidence=Confidence.CERTAIN if at_free or by_call else Confidence.POSSIBLE,
         evidence=(*at_free, *before, *audited),
-        advice=_ADVICE_TWICE
-        if before
-        else (
-            "Released, page 0 is handed out as a normal page, while padded tokens keep writing to it.",
-            "Look at the caller's row: it frees more of it than the request wrote (kv_allocated_len, evicted prefix).",
-        ),
+        advice=advice,
         next_commands=(
             commands.serve(incident, "--debug trap", "--probes swa-allocator"),
             commands.corpus("free-of-page-zero"),
         ),
-        upstream=("SGLang 38519",),
+        upstream=() if advice is _ADVICE_WHOLE else ("SGLang 38519",),
     )
 
 
