@@ -24,7 +24,7 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "position_wrong": (_S.POSITIONS,),
     "insert_wrong": (_S.FREE_CALL, _S.TREE_NODE),
     # No structure of KV memory.
-    "token_differs": ("input tokens", "accepted drafts"),
+    "token_differs": ("input tokens", "accepted drafts", "answer's tokens"),
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")

@@ -414,3 +414,16 @@ def test_a_request_that_has_ended_is_not_left_in_a_batch_that_was_filtered(serve
         "released",
         "stale",
     )
+
+
+@pytest.mark.parametrize(("of", "told"), [("rows", "rows"), ("requests", "requests"), ("neither", None)])
+def test_what_the_lengths_of_a_batch_go_with_says_which_order_is_another(server, of, told):
+    server.forward()
+    batch = SimpleNamespace(reqs=server.world.requests)
+    for more, request in enumerate(batch.reqs):
+        held(request).kv_committed_len += more
+    slots, counts = ([getattr(held(r), name) for r in batch.reqs] for name in ("req_pool_idx", "kv_committed_len"))
+    batch.req_pool_indices = torch.tensor([*slots[1:], slots[0]])
+    batch.seq_lens = torch.tensor({"rows": [*counts[1:], counts[0]], "requests": counts, "neither": counts[::-1]}[of])
+    said = trapped_by(server, lambda: request_rows.after_batch_changes(None, batch))
+    assert (said.scalars["defect"], said.scalars["lengths_of"]) == ("swapped", told)
