@@ -15,7 +15,8 @@
 |                                     | positions against lengths; the token that a decode or a verification begins    |
 |                                     | with against the request's latest                                              |
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
-| draft are set                       | which the draft's pages are looked up next                                     |
+| draft are set                       | which the draft's pages are looked up next; once more, that these were looked  |
+|                                     | up for this very draft                                                         |
 | before metadata of trtllm_mha and   | the row numbers by which it looks pages up, a draft's too                      |
 | Triton                              |                                                                                |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
@@ -278,6 +279,8 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
     scheduler = _running.scheduler
     if role_of(backend) == "draft":
         _check_draft_lengths(_running, forward_batch, METADATA)
+        made = backend.forward_metadata
+        _running.planned = (forward_batch, made, forward_batch.seq_lens.tolist(), int(scheduler.forward_ct))
     expected = believed_lengths(backend, forward_batch).tolist()
     given = backend.forward_metadata.cache_seqlens_int32.tolist()
     rows = forward_batch.req_pool_indices.tolist()
@@ -313,6 +316,25 @@ def _check_draft_lengths(seen: Seen, forward_batch: Any, site: str) -> None:
     )
 
 
+def _check_draft_plan(seen: Seen, backend: Any, forward_batch: Any) -> None:
+    """Find a draft that goes by what was made of an earlier one: its own tables and lengths were not made."""
+    if seen.planned is None or seen.planned[0] is forward_batch:
+        return
+    _, made, planned, step = seen.planned
+    lengths, slots = forward_batch.seq_lens.tolist(), forward_batch.req_pool_indices.tolist()
+    if getattr(backend, "forward_metadata", None) is not made or not len(planned) == len(lengths) == len(slots):
+        return
+    wrong = check_values(planned, lengths)
+    if wrong:
+        had = {"as_before": None, "made_in_step": step}
+        kinds, structure = [Defect.STALE for _ in wrong], Structure.KERNEL_LENGTHS
+        report_wrong(
+            *(seen.scheduler, wrong, LENGTH, DRAFT_POSITIONS, structure, kinds, forward_batch, slots),
+            had=had,
+            role="draft",
+        )
+
+
 def after_triton_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
     """Check what `TritonAttnBackend.init_forward_metadata(forward_batch)` made: lists of slots, sliding writes."""
     if (
@@ -340,6 +362,8 @@ def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any
             _running.drafted = _running.draft_lengths
             _running.draft_lengths = dict(zip(slots, forward_batch.seq_lens.tolist(), strict=False))
             check_row_entries(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
+        else:
+            _check_draft_plan(_running, getattr(worker, "draft_attn_backend", None), forward_batch)
         _running.draft = forward_batch
         check_lengths(scheduler, batch, forward_batch, in_draft=True)
     check_draft_positions(scheduler, forward_batch)

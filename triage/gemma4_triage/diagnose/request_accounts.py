@@ -43,6 +43,11 @@ def sentence_of(dump: Dump) -> str | None:
             f"A step writes tokens up to {expected} of the request in slot {slot}, which was given slots for {value}: "
             "too few were taken ahead, and its row has none of its own for the others."
         )
+    if (made := scalars.get("made_in_step")) is not None:
+        return (
+            f"A draft goes by tables and lengths that were made for an earlier one, in step {made}: its own were not "
+            f"made. Of the request in slot {slot}, which has {expected} tokens, it is shown {value}."
+        )
     return _of_other_order(dump) if scalars.get("lengths_of") == "rows" else None
 
 
