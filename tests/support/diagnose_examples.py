@@ -213,6 +213,7 @@ OTHERS: dict[str, Incident] = {
     "free-that-loses": mutation("free-lost"),
     "request-slots-listed-wrong": mutation("request-slot-0-listed"),
     "mapping-entry-wrong": mutation("mapping-zero"),
+    "mapping-cleared-wrong": mutation("mapping-cleared-to-minus-one"),
     "mapping-differs": mutation("mappings-of-a-row-swapped"),
     "cached-pages-moved": mutation("pages-of-nodes-swapped"),
     "holder-entry-wrong": mutation("tree-node-negative"),

@@ -168,6 +168,13 @@ class TestChunks:
         tokens.check_chunk(server.scheduler)
 
 
+def window_component():
+    """Return 0.5.23's class of what the prefix cache does with the sliding window."""
+    from sglang.srt.mem_cache.unified_cache.components import swa
+
+    return swa.SWAComponent
+
+
 def decode(read):
     return SimpleNamespace(forward_mode=ForwardMode.DECODE, input_ids=torch.tensor(read))
 
@@ -302,6 +309,19 @@ class TestInserts:
         assert (said.scalars["structure"], said.scalars["defect"]) == ("radix tree node", "duplicate")
         finding = named(server)
         assert (finding.rule, finding.structure) == ("cache-insert-wrong", Structure.TREE_NODE)
+
+    def test_a_node_whose_slots_of_the_window_are_not_what_the_map_says(self, server, monkeypatch):
+        server.forward()
+        # In pools this young a full slot that is not translated is the right one.
+        monkeypatch.setattr(window_component(), "_translate_full_to_swa", lambda _, slots: slots * 0 + 17)
+        said = trapped_by(server, lambda: server.world.start([*PROMPT, *range(300, 340)]))
+        assert (said.scalars["why"], said.scalars["untranslated"]) == ("window", False)
+        finding = named(server)
+        assert (finding.rule, finding.structure, finding.confidence) == (
+            "cache-insert-wrong",
+            None,
+            Confidence.POSSIBLE,
+        )
 
     def test_of_pages_that_were_put_in_and_not_given_back_either_may_be_wrong(self):
         path, value, back = np.arange(8, 16), np.array([8, 9, 10, 11, 20, 21, 22, 23]), np.array([3])
