@@ -24,7 +24,7 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "position_wrong": (_S.POSITIONS,),
     "insert_wrong": (_S.FREE_CALL, _S.TREE_NODE),
     # No structure of KV memory.
-    "token_differs": ("input tokens", "accepted drafts"),
+    "token_differs": ("input tokens", "accepted drafts", "answer's tokens"),
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")
@@ -53,8 +53,8 @@ def other_defect(manifest: Manifest) -> str | None:
     defect = next((one for one in Defect if one == word), None)
     if manifest.rule != REQUEST_ROWS or defect is None or not isinstance(value, int):
         return None
-    of_places = defect is not Defect.OTHER_SPACE or manifest.verdict in _OF_PLACES
     why = scalars.get("why")
+    of_places = defect is not Defect.OTHER_SPACE or manifest.verdict in _OF_PLACES or why == "window"
     if manifest.verdict in _OF_VERDICT and not (of_places and why == _ONLY_IF.get(defect, why)):
         return f"the value is {defect.value} by the scalars, which {manifest.verdict} never is"
     # An entry of a row is wrong by pages. Of a row and its node either may be the one that is as it was.

@@ -28,6 +28,7 @@ VERDICTS: Mapping[str, str] = {
     "freed_in_use": "a page is on the free list while a request or the prefix cache still holds it",
     "stale_mapping": "a full-to-SWA mapping entry outlived the page that it points to",
     "mapping_differs": "a full-to-SWA mapping entry leads to another page than the one that it was made with",
+    "mapping_negative": "the full-to-SWA mapping has a number below 0 where a slot has no SWA slot, which 0 says",
     "node_differs": "a node of the prefix cache has a page that stood elsewhere in the cache before",
     "pool_leak": "pages belong to nobody and are not free",
     "pool_alias": "a page has two owners",

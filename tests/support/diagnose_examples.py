@@ -205,6 +205,7 @@ OTHERS: dict[str, Incident] = {
     "batch-length-wrong": mutation("batch-length-negative"),
     "slot-beyond-the-map": mutation("row-past-the-end"),
     "lock-released-twice": ended("dec_lock_ref on node with node.full_lock_ref=-1, node.id=10"),
+    "request-released-twice": mutation("released-again-with-overlap"),
     "counters-contradict": ended(
         "Unexpected overallocated KV cache, req.kv_committed_len=65, req.kv_allocated_len=111"
     ),
@@ -212,6 +213,7 @@ OTHERS: dict[str, Incident] = {
     "free-that-loses": mutation("free-lost"),
     "request-slots-listed-wrong": mutation("request-slot-0-listed"),
     "mapping-entry-wrong": mutation("mapping-zero"),
+    "mapping-cleared-wrong": mutation("mapping-cleared-to-minus-one"),
     "mapping-differs": mutation("mappings-of-a-row-swapped"),
     "cached-pages-moved": mutation("pages-of-nodes-swapped"),
     "holder-entry-wrong": mutation("tree-node-negative"),

@@ -104,7 +104,7 @@ class Server:
         spans = zip(made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu, strict=True)
         return torch.cat([torch.arange(start, start + more) for start, more in spans])
 
-    def draft(self, change=lambda made: None, topk=1):
+    def draft(self, change=lambda made: None, topk=1, worker=None):
         """Give a frozen draft's batch of all requests the positions that SGLang gives it, altered by `change`."""
         self.next_batch()
         requests = self.world.requests
@@ -115,8 +115,8 @@ class Server:
         set_frozen_kv_positions(made, topk)
         change(made)
         request_rows.before_run_batch(self.scheduler, SimpleNamespace(reqs=requests))
-        request_rows.after_set_positions(None, object(), made)
-        request_rows.after_set_positions(None, object(), made)
+        request_rows.after_set_positions(None, worker, made)
+        request_rows.after_set_positions(None, worker, made)
 
     def free_slot(self):
         """Return a slot of a page that the full pool may hand out next, at its token's place."""

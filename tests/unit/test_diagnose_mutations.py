@@ -1,5 +1,6 @@
 """Causes that were put into the live engine, one entry at a time: what was wrong is named first."""
 
+import numpy as np
 import pytest
 
 from diagnose_examples import altered, changed
@@ -67,6 +68,15 @@ CASES = {
     "chunk-resumed-a-page-early": ("request-state-differs", S.REQUEST_ROW, None, C.CERTAIN),
     "host-lengths-not-filtered": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
     "device-lengths-not-filtered": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
+    "host-lengths-not-counted": ("batch-length-wrong", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
+    "released-again-with-overlap": ("request-released-twice", S.FREE_CALL, D.DUPLICATE, C.LIKELY),
+    "requests-in-another-order": ("request-state-differs", S.ROW_INDICES, D.SWAPPED, C.CERTAIN),
+    "slots-ahead-a-place-early": ("request-state-differs", S.REQUEST_ROW, D.OFF_BY_ONE, C.CERTAIN),
+    "answer-of-another-row": ("token-differs", None, D.FOREIGN, C.CERTAIN),
+    "middle-chunk-kept": ("token-differs", None, D.OFF_BY_ONE, C.CERTAIN),
+    "draft-by-an-earlier-ones-tables": ("request-state-differs", S.KERNEL_LENGTHS, D.STALE, C.CERTAIN),
+    "node-of-untranslated-slots": ("cache-insert-wrong", S.TREE_NODE, D.OTHER_SPACE, C.CERTAIN),
+    "mapping-cleared-to-minus-one": ("mapping-cleared-wrong", S.SWA_MAPPING, D.NEGATIVE, C.LIKELY),
     "new-page-not-counted": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.LIKELY),
     "window-freed-of-the-cache": ("evicted-page-counted", S.WINDOW_EVICTION, D.EARLY, C.CERTAIN),
     "allocators-emptied-alone": ("freed-while-held", None, D.STALE, C.LIKELY),
@@ -257,6 +267,15 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("slots-given-once-more", "these tokens got slots once more, or another request's slots went into this row"),
         ("host-lengths-not-filtered", "The copy on the host has those of the step before"),
         ("device-lengths-not-filtered", "The copy on the device has those of the step before"),
+        ("host-lengths-not-counted", "the copy on the host is wrong, it was not counted up"),
+        ("released-again-with-overlap", "that step's result was processed as if the request went on"),
+        ("requests-in-another-order", "the two parts of a merge are put together in one order there, and in the other"),
+        ("slots-ahead-a-place-early", "what is written ahead began 1 place too early, at the last token"),
+        ("answer-of-another-row", "they stand in its result from place 3 on, and its own from 4 on"),
+        ("middle-chunk-kept", "What was sampled behind a chunk in the middle was taken for a token of the answer"),
+        ("draft-by-an-earlier-ones-tables", "made for an earlier one, in step 6: its own were not made"),
+        ("node-of-untranslated-slots", "its slots of the full pool as those of the sliding window too"),
+        ("mapping-cleared-to-minus-one", "what clears an entry writes another number"),
         ("new-page-not-counted", "the call did not count the new page that the request needs"),
         ("window-freed-of-the-cache", "They were the cache's before: the eviction of a request's window"),
         ("allocators-emptied-alone", "The allocators were emptied (clear, as in a flush), and who held pages was not"),
@@ -286,3 +305,54 @@ def test_a_page_of_its_own_where_the_cache_has_one_was_given_once_more():
     for owner, told in ((8, True), (6, False), (None, False)):
         first = named_of(altered(dump, scalars=dump.manifest.scalars | {"page_owner": owner}))[0]
         assert (words in first.cause) is told
+
+
+@pytest.mark.parametrize(
+    ("shift", "words", "defect"),
+    [
+        ((0, -1), "the copy on the device is wrong, it was not counted up", D.STALE),
+        ((1, 0), "the copy on the host is wrong, it was counted up twice", D.OFF_BY_ONE),
+        ((1, 2), None, D.OFF_BY_ONE),
+    ],
+)
+def test_the_copy_of_lengths_that_the_decode_before_contradicts_is_wrong(tmp_path, shift, words, defect):
+    (dump,) = dumps_of("host-lengths-not-counted")
+    lengths = dump.tensor("lengths")[:, 1:] + np.array([shift])
+    first = named_of(changed(tmp_path, dump, lengths=lengths))[0]
+    assert first.defect is defect
+    assert words in first.cause if words else "the copy on the" not in first.cause
+
+
+def test_a_request_without_a_row_that_has_had_no_keys_was_not_released_twice(tmp_path):
+    (dump,) = dumps_of("released-again-with-overlap")
+    requests = dump.tensor("requests").copy()
+    requests[4, 2] = 0
+    assert named_of(changed(tmp_path, dump, requests=requests))[0].rule == "scheduler-exception"
+
+
+def test_a_row_that_is_wrong_by_whole_pages_was_not_written_at_another_place():
+    (dump,) = dumps_of("slots-ahead-a-place-early")
+    page = dump.manifest.page_size
+    for moved, told in ((lambda bad: bad.lower + page, None), (lambda bad: bad.lower + bad.row, None)):
+        listed = tuple(bad.model_copy(update={"value": moved(bad)}) for bad in dump.manifest.offences)
+        first = named_of(altered(dump, offences=listed))[0]
+        assert first.defect is told
+        assert "place" not in first.cause
+
+
+def test_which_of_lengths_and_requests_goes_with_the_rows_is_said_only_where_it_is_known():
+    (dump,) = dumps_of("requests-in-another-order")
+    for known in ("requests", None):
+        first = named_of(altered(dump, scalars=dump.manifest.scalars | {"lengths_of": known}))[0]
+        assert first.confidence is C.LIKELY
+        assert "in another order than" not in first.cause
+
+
+def test_a_step_that_reads_what_no_verification_gave_leaves_open_which_is_wrong():
+    (dump,) = dumps_of("answer-of-another-row")
+    scalars = dump.manifest.scalars
+    more = {"by_sample": None, "answer_at": None}
+    assert named_of(altered(dump, scalars=scalars | more))[0].confidence is C.LIKELY
+    first = named_of(altered(dump, scalars=scalars | more | {"by_sample": "answer"}))[0]
+    assert (first.confidence, first.defect) == (C.CERTAIN, None)
+    assert "reads another token" in first.cause

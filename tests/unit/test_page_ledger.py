@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gemma4_runtime.checks.page_census import Fault, Whereabouts, check_census
 from gemma4_runtime.checks.page_events import FULL, Kind, PageRows
 from gemma4_runtime.checks.page_ledger import LastEvent, PageLedger, Site
-from gemma4_runtime.checks.swa_mapping_census import SlotPairs, check_mapping, held_swa_pages
+from gemma4_runtime.checks.swa_mapping_census import SlotPairs, below_zero, check_mapping, held_swa_pages
 from gemma4_runtime.leak.event_log import EventLog
 
 PAGES = 6
@@ -172,6 +172,14 @@ class TestMapping:
         swapped = pairs((16, 32, True), (32, 16, True), (48, 48, True))
         (finding,) = check_mapping(swapped, none_free, 4, 16, peers)
         assert (finding.fault, finding.pages.tolist()) == (Fault.MAPPED_ELSEWHERE, [1, 2])
+
+    def test_what_was_cleared_to_another_number_than_0(self):
+        mapping = np.zeros(65, np.int64)
+        mapping[-1] = -1
+        assert below_zero(mapping, 16) == []
+        mapping[[17, 18, 63]] = -1
+        (finding,) = below_zero(mapping, 16)
+        assert (finding.fault, finding.pages.tolist()) == (Fault.MAPPED_BELOW_ZERO, [1, 3])
 
     def test_what_is_right(self):
         assert check_mapping(pairs((16, 16, True), (17, 0, False)), np.array([2]), 4, 16) == []

@@ -414,3 +414,33 @@ def test_a_request_that_has_ended_is_not_left_in_a_batch_that_was_filtered(serve
         "released",
         "stale",
     )
+
+
+@pytest.mark.parametrize(("of", "told"), [("rows", "rows"), ("requests", "requests"), ("neither", None)])
+def test_what_the_lengths_of_a_batch_go_with_says_which_order_is_another(server, of, told):
+    server.forward()
+    batch = SimpleNamespace(reqs=server.world.requests)
+    for more, request in enumerate(batch.reqs):
+        held(request).kv_committed_len += more
+    slots, counts = ([getattr(held(r), name) for r in batch.reqs] for name in ("req_pool_idx", "kv_committed_len"))
+    batch.req_pool_indices = torch.tensor([*slots[1:], slots[0]])
+    batch.seq_lens = torch.tensor({"rows": [*counts[1:], counts[0]], "requests": counts, "neither": counts[::-1]}[of])
+    said = trapped_by(server, lambda: request_rows.after_batch_changes(None, batch))
+    assert (said.scalars["defect"], said.scalars["lengths_of"]) == ("swapped", told)
+
+
+@pytest.mark.parametrize("as_then", [True, False])
+@pytest.mark.parametrize("made_since", [True, False])
+def test_a_draft_that_goes_by_what_was_made_for_an_earlier_one(server, as_then, made_since):
+    server.forward()
+    lengths = [held(request).kv_committed_len - (not as_then) for request in server.world.requests]
+    metadata = object()
+    seen_of(server.scheduler).planned = (object(), None if made_since else metadata, lengths, 4)
+    worker = SimpleNamespace(draft_attn_backend=SimpleNamespace(forward_metadata=metadata))
+    if as_then or made_since:
+        server.draft(worker=worker)
+        return
+    said = trapped_by(server, lambda: server.draft(worker=worker))
+    assert (said.verdict, said.scalars["defect"], said.scalars["made_in_step"]) == ("length_differs", "stale", 4)
+    (finding,) = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))
+    assert "made for an earlier one, in step 4" in finding.cause

@@ -15,6 +15,7 @@ from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import check_path
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows import tokens
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
@@ -33,9 +34,9 @@ def named(server):
     return conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
 
 
-def latest(server, *tokens):
+def latest(server, *last):
     """Give each running request one token more, its latest."""
-    for request, token in zip(server.world.requests, tokens, strict=False):
+    for request, token in zip(server.world.requests, last, strict=False):
         request.output_ids.append(token)
 
 
@@ -75,9 +76,9 @@ class TestInputTokens:
     def test_with_overlap_the_latest_waits_in_a_result(self, server, accepted):
         server.forward()
         requests = server.world.requests
-        tokens = torch.arange(70, 73) if accepted is None else torch.arange(70, 70 + 3 * DRAFTS)
+        given = torch.arange(70, 73) if accepted is None else torch.arange(70, 70 + 3 * DRAFTS)
         result = SimpleNamespace(
-            next_token_ids=tokens,
+            next_token_ids=given,
             accept_lens=None if accepted is None else torch.tensor(accepted),
             copy_done=None,
         )
@@ -93,8 +94,90 @@ class TestInputTokens:
         request_rows.check_input_tokens(server.scheduler, server.world.requests, decode([-1, -2, -3]))
 
 
-def decode(tokens):
-    return SimpleNamespace(forward_mode=ForwardMode.DECODE, input_ids=torch.tensor(tokens))
+# In 0.5.13.post1 the verification itself appends what it takes.
+@pytest.mark.releases("0.5.23")
+class TestWhichIsWrong:
+    """A verification took 6, 7, 9 of the first request, and 9 of the second."""
+
+    def verified(self, server, first, second):
+        TestAcceptedDrafts().verify(server, [3, 1])
+        for request, given in zip(server.world.requests, (first, second, [0]), strict=True):
+            request.output_ids.extend(given)
+
+    def differ(self, server, *read):
+        made = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY, input_ids=torch.tensor([*read, 0]))
+        requests = server.world.requests
+        return trapped_by(server, lambda: request_rows.check_input_tokens(server.scheduler, requests, made))
+
+    def test_the_answer(self, server):
+        # The second got the token before its own in the result.
+        self.verified(server, [6, 7, 9], [7])
+        said = self.differ(server, 9, 9)
+        assert (said.scalars["by_sample"], said.scalars["answer_at"], said.scalars["answer_begins"]) == ("input", 1, 4)
+        finding = named(server)
+        assert (finding.defect, finding.confidence) == (Defect.FOREIGN, Confidence.CERTAIN)
+
+    def test_what_the_step_reads(self, server):
+        self.verified(server, [6, 7, 9], [9])
+        said = self.differ(server, 8, 9)
+        assert said.scalars["by_sample"] == "answer"
+        assert named(server).confidence is Confidence.CERTAIN
+
+    def test_after_a_decode_no_verification_tells(self, server):
+        self.verified(server, [6, 7, 9], [9])
+        server.forward()
+        latest(server, 20, 21, 22)
+        assert "by_sample" not in self.differ(server, 9, 21).scalars
+
+
+class TestChunks:
+    def chunked(self, server):
+        server.forward()
+        request = server.world.requests[0]
+        server.scheduler.chunked_req = request
+        tokens.note_chunk(server.scheduler, server.world.requests)
+        return request
+
+    def test_what_follows_a_chunk_in_the_middle_is_no_token(self, server):
+        request = self.chunked(server)
+        tokens.check_chunk(server.scheduler)
+        count = len(request.output_ids)
+        request.output_ids.append(7)
+        said = trapped_by(server, lambda: tokens.check_chunk(server.scheduler))
+        assert (said.verdict, said.scalars["value"], said.scalars["expected"]) == ("token_differs", count + 1, count)
+        finding = named(server)
+        assert (finding.rule, finding.defect, finding.confidence) == (
+            *("token-differs", Defect.OFF_BY_ONE, Confidence.CERTAIN),
+        )
+
+    @pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.DECODE])
+    def test_what_follows_the_last_is_one_and_with_overlap_it_waits(self, server, mode):
+        request = self.chunked(server)
+        server.scheduler.chunked_req = None
+        request.output_ids.append(7)
+        batch = SimpleNamespace(reqs=[request], forward_mode=mode)
+        server.scheduler.result_queue = [(batch, None)]
+        if mode.is_extend():
+            trapped_by(server, lambda: tokens.check_chunk(server.scheduler))
+        else:
+            tokens.check_chunk(server.scheduler)
+
+    def test_one_that_was_retracted_begins_anew(self, server):
+        request = self.chunked(server)
+        request.retraction_count += 1
+        request.output_ids.append(7)
+        tokens.check_chunk(server.scheduler)
+
+
+def window_component():
+    """Return 0.5.23's class of what the prefix cache does with the sliding window."""
+    from sglang.srt.mem_cache.unified_cache.components import swa
+
+    return swa.SWAComponent
+
+
+def decode(read):
+    return SimpleNamespace(forward_mode=ForwardMode.DECODE, input_ids=torch.tensor(read))
 
 
 class TestAcceptedDrafts:
@@ -110,7 +193,7 @@ class TestAcceptedDrafts:
         verified = SimpleNamespace(tree_topk=1, draft_token=torch.tensor([5, 6, 7, 8, 5, 6, 7, 8]))
         logits = torch.nn.functional.one_hot(torch.tensor([6, 7, 9, 9, 9, 7, 8, 9]), 10).float()
         output = SimpleNamespace(next_token_logits=logits)
-        result = (torch.zeros(8), torch.tensor(lengths), torch.tensor(taken))
+        result = (logits.argmax(-1), torch.tensor(lengths), torch.tensor(taken))
         request_rows.after_sample(result, verified, batch, output, None)
 
     # In 0.5.13.post1 the verification itself appends what it takes.
@@ -250,6 +333,19 @@ class TestInserts:
         assert (said.scalars["structure"], said.scalars["defect"]) == ("radix tree node", "duplicate")
         finding = named(server)
         assert (finding.rule, finding.structure) == ("cache-insert-wrong", Structure.TREE_NODE)
+
+    def test_a_node_whose_slots_of_the_window_are_not_what_the_map_says(self, server, monkeypatch):
+        server.forward()
+        # In pools this young a full slot that is not translated is the right one.
+        monkeypatch.setattr(window_component(), "_translate_full_to_swa", lambda _, slots: slots * 0 + 17)
+        said = trapped_by(server, lambda: server.world.start([*PROMPT, *range(300, 340)]))
+        assert (said.scalars["why"], said.scalars["untranslated"]) == ("window", False)
+        finding = named(server)
+        assert (finding.rule, finding.structure, finding.confidence) == (
+            "cache-insert-wrong",
+            None,
+            Confidence.POSSIBLE,
+        )
 
     def test_of_pages_that_were_put_in_and_not_given_back_either_may_be_wrong(self):
         path, value, back = np.arange(8, 16), np.array([8, 9, 10, 11, 20, 21, 22, 23]), np.array([3])

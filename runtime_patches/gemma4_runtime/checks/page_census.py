@@ -28,6 +28,7 @@ class Fault(IntEnum):
     UNBALANCED = 14
     MAPPED_ELSEWHERE = 15
     MOVED_IN_TREE = 16
+    MAPPED_BELOW_ZERO = 17
 
 
 VERDICT_OF = {
@@ -47,6 +48,7 @@ VERDICT_OF = {
     Fault.UNBALANCED: "pool_unbalanced",
     Fault.MAPPED_ELSEWHERE: "mapping_differs",
     Fault.MOVED_IN_TREE: "node_differs",
+    Fault.MAPPED_BELOW_ZERO: "mapping_negative",
 }
 """The dump's verdict for each fault."""
 

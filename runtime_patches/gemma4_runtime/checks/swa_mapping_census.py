@@ -30,6 +30,17 @@ def held_swa_pages(pairs: SlotPairs, page_size: int) -> np.ndarray:
     return np.unique(pairs.full[used] // page_size * width + target) % width
 
 
+def below_zero(mapping: np.ndarray, page_size: int) -> list[Finding]:
+    """Return the full pages of which the mapping has a negative number; its last entry, -1, is that of no slot.
+
+    Args:
+        mapping: All of it, [slots + 1].
+        page_size: In tokens.
+    """
+    full = np.unique(np.flatnonzero(mapping[:-1] < 0) // page_size)
+    return [Finding(Fault.MAPPED_BELOW_ZERO, "full", full, np.ones_like(full))] if full.size else []
+
+
 def check_mapping(
     pairs: SlotPairs, free_swa: np.ndarray, pages: int, page_size: int, peers: np.ndarray | None = None
 ) -> list[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemma4_runtime.checks.page_census import Fault, Finding, check_census
-from gemma4_runtime.checks.swa_mapping_census import check_mapping
+from gemma4_runtime.checks.swa_mapping_census import below_zero, check_mapping
 from gemma4_runtime.leak.equation import Equation, equations
 from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
 from gemma4_runtime.leak.whereabouts import TREE, Reading, read, unreadable
@@ -67,6 +67,9 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     if idle and not reading.session_pages["full"] and reading.locked.size:
         found.append(Finding(Fault.LOCKED_AT_IDLE, "full", reading.locked, np.ones_like(reading.locked)))
     found += _anomalies(ledger)
+    if reading.mapping is not None:
+        # What somebody holds has been found above.
+        found += below_zero(reading.mapping, allocator.page_size)
     sums = equations(allocator, req_to_token_pool, tree_cache, reading)
     once = tuple(_each_page_once(found))
     generations = generations_of(req_to_token_pool)

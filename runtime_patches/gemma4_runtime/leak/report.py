@@ -34,6 +34,7 @@ _WORDS = {
     Fault.UNMAPPED: "have live tokens without an SWA slot",
     Fault.STALE_MAPPING: "map to SWA slots that are not theirs any more",
     Fault.MAPPED_ELSEWHERE: "map to other SWA pages than those that they were handed out with",
+    Fault.MAPPED_BELOW_ZERO: "have a negative number in the mapping where a slot without an SWA slot has 0",
     Fault.MOVED_IN_TREE: "stand in a node of the prefix cache in another one's place",
     Fault.FREED_AGAIN: "were freed while they were free",
     Fault.HANDED_OUT_IN_USE: "were handed out while in use",

@@ -6,7 +6,8 @@
 |                                     | checks/request_rows.py; the batch's row numbers against the requests; what a   |
 |                                     | request counts against its row's width, the nodes that it holds, and what it   |
 |                                     | counted before its forward; without drafts, the batch's lengths; the locks of  |
-|                                     | the prefix cache against the nodes that requests hold, before a forward too    |
+|                                     | the prefix cache against the nodes that requests hold, before a forward too;   |
+|                                     | that no answer grows while its prompt is read in chunks                        |
 | after filter_batch and merge_batch  | the batch's row numbers, by which the next step allocates                      |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
 |                                     | all tokens that the forward writes; each slot that it will write against the   |
@@ -14,7 +15,8 @@
 |                                     | positions against lengths; the token that a decode or a verification begins    |
 |                                     | with against the request's latest                                              |
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
-| draft are set                       | which the draft's pages are looked up next                                     |
+| draft are set                       | which the draft's pages are looked up next; once more, that these were looked  |
+|                                     | up for this very draft                                                         |
 | before metadata of trtllm_mha and   | the row numbers by which it looks pages up, a draft's too                      |
 | Triton                              |                                                                                |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
@@ -78,7 +80,7 @@ from gemma4_runtime.rows.report import (
     report_wrong,
 )
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of, slot_before
-from gemma4_runtime.rows.tokens import check_accepted, check_input_tokens
+from gemma4_runtime.rows.tokens import check_accepted, check_chunk, check_input_tokens, note_chunk
 
 _running: Seen | None = None
 
@@ -91,6 +93,7 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
         for batch in batches:
             _check_row_numbers(scheduler, batch)
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
+    check_chunk(scheduler)
     check_counters(scheduler, list(requests.values()), lengths)
     check_locks(scheduler, list(requests.values()), NEXT)
     check_row_entries(scheduler, list(requests.values()), NEXT)
@@ -112,7 +115,7 @@ def _check_row_numbers(scheduler: Any, batch: Any) -> None:
         kinds = [Defect.STALE] * len(wrong)
         had = _is_free(scheduler, wrong[0].value)
         report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots, had=had)
-    _check_row_indices(scheduler, slots, batch.reqs, NEXT)
+    _check_row_indices(scheduler, slots, batch.reqs, NEXT, lengths=getattr(batch, "seq_lens", None))
 
 
 def after_filter(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -126,7 +129,7 @@ def after_batch_changes(result: Any, batch: Any, *args: Any, may_have_ended: boo
     rows = getattr(batch, "req_pool_indices", None)
     if _running is None or _running.scheduler is None or rows is None or len(rows) != len(batch.reqs):
         return
-    _check_row_indices(_running.scheduler, rows.tolist(), batch.reqs, CHANGED)
+    _check_row_indices(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, lengths=getattr(batch, "seq_lens", None))
     _check_retracted(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, may_have_ended=may_have_ended)
 
 
@@ -169,6 +172,7 @@ def _check_row_indices(
     site: str,
     made: Any = None,
     role: str | None = "target",
+    lengths: Any = None,
 ) -> None:
     wanted = [held(request).req_pool_idx for request in requests]
     wrong = check_values(rows, wanted)
@@ -182,8 +186,19 @@ def _check_row_indices(
     first = wrong[0].row
     before = slot_before(seen_of(scheduler), requests[first])
     slots = [*wanted[:first], wanted[first] if before is None else before, *wanted[first + 1 :]]
-    had = {"as_before": None, "slot_before": before}
+    lengths = getattr(made, "seq_lens", None) if lengths is None else lengths
+    had = {"as_before": None, "slot_before": before, "lengths_of": _lengths_go_with(rows, requests, lengths)}
     report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, slots, had=had, role=role)
+
+
+def _lengths_go_with(rows: Sequence[int], requests: Sequence[Any], lengths: Any) -> str | None:
+    """Return whether a batch's lengths are in the order of its rows or of its requests; None if that is not told."""
+    counted = [held(request).kv_committed_len for request in requests]
+    if lengths is None or len(lengths) != len(counted):
+        return None
+    by_slot = {held(request).req_pool_idx: count for request, count in zip(requests, counted, strict=True)}
+    found, of_rows = lengths.tolist(), [by_slot.get(row) for row in rows]
+    return {(True, False): "rows", (False, True): "requests"}.get((found == of_rows, found == counted))
 
 
 def _lengths_of(batch: Any) -> Iterator[tuple[int, int]]:
@@ -221,12 +236,17 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     check_lengths(scheduler, batch, made)
     check_positions(scheduler, requests, made)
     of_prefill = mode.is_extend() and not mode.is_target_verify()
+    if of_prefill:
+        note_chunk(scheduler, requests)
     note_counts(_running, requests, of_prefill, scheduler.enable_overlap, made.seq_lens.tolist())
     check_row_entries(scheduler, requests, INIT, made)
     check_reserved(scheduler, requests, made)
     check_writes(scheduler, requests, made)
     check_locks(scheduler, requests, INIT, made)
     check_input_tokens(scheduler, requests, made)
+    if mode.is_decode():
+        # What goes on now is not what a verification gave.
+        _running.sampled = None
 
 
 def before_trtllm_metadata(backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -259,6 +279,8 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
     scheduler = _running.scheduler
     if role_of(backend) == "draft":
         _check_draft_lengths(_running, forward_batch, METADATA)
+        made = backend.forward_metadata
+        _running.planned = (forward_batch, made, forward_batch.seq_lens.tolist(), int(scheduler.forward_ct))
     expected = believed_lengths(backend, forward_batch).tolist()
     given = backend.forward_metadata.cache_seqlens_int32.tolist()
     rows = forward_batch.req_pool_indices.tolist()
@@ -294,6 +316,25 @@ def _check_draft_lengths(seen: Seen, forward_batch: Any, site: str) -> None:
     )
 
 
+def _check_draft_plan(seen: Seen, backend: Any, forward_batch: Any) -> None:
+    """Find a draft that goes by what was made of an earlier one: its own tables and lengths were not made."""
+    if seen.planned is None or seen.planned[0] is forward_batch:
+        return
+    _, made, planned, step = seen.planned
+    lengths, slots = forward_batch.seq_lens.tolist(), forward_batch.req_pool_indices.tolist()
+    if getattr(backend, "forward_metadata", None) is not made or not len(planned) == len(lengths) == len(slots):
+        return
+    wrong = check_values(planned, lengths)
+    if wrong:
+        had = {"as_before": None, "made_in_step": step}
+        kinds, structure = [Defect.STALE for _ in wrong], Structure.KERNEL_LENGTHS
+        report_wrong(
+            *(seen.scheduler, wrong, LENGTH, DRAFT_POSITIONS, structure, kinds, forward_batch, slots),
+            had=had,
+            role="draft",
+        )
+
+
 def after_triton_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
     """Check what `TritonAttnBackend.init_forward_metadata(forward_batch)` made: lists of slots, sliding writes."""
     if (
@@ -321,6 +362,8 @@ def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any
             _running.drafted = _running.draft_lengths
             _running.draft_lengths = dict(zip(slots, forward_batch.seq_lens.tolist(), strict=False))
             check_row_entries(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
+        else:
+            _check_draft_plan(_running, getattr(worker, "draft_attn_backend", None), forward_batch)
         _running.draft = forward_batch
         check_lengths(scheduler, batch, forward_batch, in_draft=True)
     check_draft_positions(scheduler, forward_batch)

@@ -116,6 +116,27 @@ def inserted_path(cache: Any, result: Any) -> torch.Tensor | None:
     return cache.path_device_indices(result.last_device_node)
 
 
+def inserted_swa(cache: Any, result: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return what the node where an insert ended has of both pools: full slots and the window's, int64 [n] each.
+
+    None without a window, where the node has given that up, and of caches before 0.5.23, which keep full ones alone.
+
+    Args:
+        cache: A prefix cache, without the wrapper of streaming sessions.
+        result: `InsertResult`.
+    """
+    core = getattr(cache, "tree_core", None)
+    if core is None or not hasattr(core, "get_component_device_value") or not cache.supports_swa():
+        return None
+    from gemma4_runtime.release import ComponentType
+
+    node = result.last_device_node
+    if core.is_root(node):
+        return None
+    full, swa = (core.get_component_device_value(node, kind) for kind in (ComponentType.FULL, ComponentType.SWA))
+    return None if full is None or swa is None else (_flat(full), _flat(swa))
+
+
 def swa_evicted_of(params: Any) -> int:
     """Return how many of the first tokens that are put into a cache have no slot of the sliding window any more.
 

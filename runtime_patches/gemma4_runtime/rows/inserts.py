@@ -13,10 +13,10 @@ import torch
 
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_runtime.checks.request_rows import check_path
+from gemma4_runtime.checks.request_rows import WrongEntry, check_path
 from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.release.allocators import free_page_parts, pending_slots
-from gemma4_runtime.release.prefix_caches import inserted_path, unreadable_cache
+from gemma4_runtime.release.prefix_caches import inserted_path, inserted_swa, unreadable_cache
 from gemma4_runtime.rows.report import INSERT, INSERTED, report_wrong
 
 
@@ -52,6 +52,7 @@ def check_insert(scheduler: Any, cache: Any, params: Any, insert: Callable[[], A
     held, put_in = (torch.as_tensor(one).flatten().cpu().to(torch.int64).numpy() for one in (path, params.value))
     wrong = check_path(held, put_in, back[~torch.isin(back, was_back)].numpy(), page)
     if not wrong:
+        _check_window(scheduler, cache, result)
         return result
     gave_back = wrong[0].why == "given back"
     # What the request has of the cache's own, and the cache had before the insert, is the cache's before and after it.
@@ -70,6 +71,27 @@ def check_insert(scheduler: Any, cache: Any, params: Any, insert: Callable[[], A
     whose = [None if by is None else by[0]]
     report_wrong(scheduler, wrong, INSERTED, INSERT, structure, kinds, None, whose, shown, had)
     return result
+
+
+def _check_window(scheduler: Any, cache: Any, result: Any) -> None:
+    """Hold what a new node has of the sliding window against what the map makes of its slots of the full pool."""
+    mapping = getattr(scheduler.token_to_kv_pool_allocator, "full_to_swa_index_mapping", None)
+    both = None if mapping is None else inserted_swa(cache, result)
+    if mapping is None or both is None or both[0].numel() != both[1].numel():
+        return
+    full, swa = (one.numpy() for one in both)
+    if ((full < 0) | (full >= mapping.numel())).any():
+        return
+    expected = mapping[both[0].to(mapping.device)].cpu().numpy()
+    at = np.flatnonzero(swa != expected)
+    if not at.size:
+        return
+    wrong = [WrongEntry("window", 0, int(i), int(swa[i]), int(expected[i])) for i in at]
+    same = bool((swa == full).all())
+    had = {"as_before": None, "node_slots": len(full), "full_slot": int(full[at[0]]), "untranslated": same}
+    by, kinds = BY.get(), [Defect.OTHER_SPACE if same else None] * len(wrong)
+    whose = [None if by is None else by[0]]
+    report_wrong(scheduler, wrong, INSERTED, INSERT, Structure.TREE_NODE, kinds, None, whose, had=had)
 
 
 def _pages(lists: Sequence[torch.Tensor], waiting: Sequence[torch.Tensor], page_size: int) -> torch.Tensor:

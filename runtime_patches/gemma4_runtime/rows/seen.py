@@ -32,6 +32,10 @@ class Seen:
         draft: The forward batch of the draft that was looked at last.
         draft_lengths: Its lengths, by request slot, as they were then.
         drafted: The same of the draft before.
+        planned: What a draft's metadata was last made of, and what was made: its batch, the metadata, its lengths,
+            and the step.
+        sampled: Who was in the latest verification, by its stay, and what that gave: tokens, how many, at which places.
+        chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
         scheduler: The scheduler.
     """
 
@@ -51,6 +55,9 @@ class Seen:
         self.draft: Any = None
         self.draft_lengths: dict[int, int] = {}
         self.drafted: dict[int, int] = {}
+        self.planned: tuple[Any, Any, list[int], int] | None = None
+        self.sampled: tuple[list[tuple[Any, ...]], Any] | None = None
+        self.chunk: tuple[Any, tuple[Any, ...], int] | None = None
         self.scheduler: Any = None
 
 

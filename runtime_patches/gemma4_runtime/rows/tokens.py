@@ -13,12 +13,13 @@ import torch
 from gemma4_dumps.structures import Defect
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import WrongEntry
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, prefilled_until
 from gemma4_runtime.rows.counts import runs
-from gemma4_runtime.rows.report import INIT, SAMPLE, TOKEN, or_swapped, report_wrong
+from gemma4_runtime.rows.report import INIT, NEXT, SAMPLE, TOKEN, or_swapped, report_wrong
+from gemma4_runtime.rows.seen import seen_of
 
 NOBODYS = -1
-_INPUTS, _ACCEPTED = "input tokens", "accepted drafts"
+_INPUTS, _ACCEPTED, _ANSWER = "input tokens", "accepted drafts", "answer's tokens"
 
 
 def check_input_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
@@ -57,8 +58,70 @@ def check_input_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> No
     whose = wrong[0].value
     of = "no other request of its batch" if whose == NOBODYS else f"the request in slot {whose}"
     summary = f"the forward reads, of the request in slot {slots[bad[0]]}, another token than its latest: that of {of}"
-    had = {"as_before": None, "rows_wrong": len(wrong)}
+    had = {"as_before": None, "rows_wrong": len(wrong), **_by_sample(scheduler, requests[bad[0]], found[bad[0]])}
     report_wrong(scheduler, wrong, TOKEN, INIT, _INPUTS, kinds, made, slots, had=had, summary=summary)
+
+
+def _by_sample(scheduler: Any, request: Any, read: int) -> dict[str, Any]:
+    """Return which of the two the verification before gave: the token that a step reads, or the answer's latest.
+
+    `answer_at`: where in its result all tokens stand that the answer ends in, and `answer_begins` where they should.
+    """
+    stays, given = seen_of(scheduler).sampled or ([], ())
+    stay = (request.rid, request.retraction_count)
+    if stay not in stays:
+        return {}
+    predicted, lengths, taken = (one.cpu() for one in given)
+    row, count = stays.index(stay), int(lengths[stays.index(stay)])
+    result = predicted[taken.clamp(0).long()]
+    run, answer = result[row, :count].tolist(), list(request.output_ids)[-count:]
+    if not run or len(answer) != count or (run[-1] == read) == (run[-1] == answer[-1]):
+        return {}
+    if run[-1] != read:
+        return {"by_sample": "answer"}
+    flat, begins = result.flatten().tolist(), row * taken.shape[1]
+    places = [at for at in range(len(flat) - count + 1) if flat[at : at + count] == answer]
+    known = {"answer_at": places[0], "answer_begins": begins} if len(places) == 1 and places != [begins] else {}
+    return {"by_sample": "input", **known}
+
+
+def note_chunk(scheduler: Any, requests: Sequence[Any]) -> None:
+    """Note, before a prefill, how long the answer of a request is whose prompt it reads in part."""
+    request, seen = getattr(scheduler, "chunked_req", None), seen_of(scheduler)
+    if request is not None and any(one is request for one in requests):
+        stay = (request.rid, request.retraction_count)
+        if seen.chunk is None or seen.chunk[:2] != (request, stay):
+            seen.chunk = (request, stay, len(request.output_ids))
+
+
+def check_chunk(scheduler: Any) -> None:
+    """Find an answer that has grown while a prompt is read: what the model says behind a chunk is nobody's token.
+
+    The last chunk is no longer the scheduler's; with overlap its result waits in the queue before it gives a token.
+    """
+    seen = seen_of(scheduler)
+    if seen.chunk is None:
+        return
+    request, stay, count = seen.chunk
+    waits = any(
+        one is request
+        for batch, _ in getattr(scheduler, "result_queue", None) or ()
+        if batch.forward_mode.is_extend() and not batch.forward_mode.is_target_verify()
+        for one in batch.reqs
+    )
+    between = request is getattr(scheduler, "chunked_req", None) or waits
+    if not between or request.finished() or stay != (request.rid, request.retraction_count):
+        seen.chunk = None
+        return
+    grown = len(request.output_ids)
+    if grown <= count:
+        return
+    slot = held(request).req_pool_idx
+    summary = f"the answer of the request in slot {slot} has {grown} tokens while its prompt is read, and had {count}"
+    had = {"as_before": None, "read": prefilled_until(request), "prompt": len(request.origin_input_ids)}
+    wrong = (WrongEntry("chunk", 0, 0, grown, count),)
+    kinds = [Defect.OFF_BY_ONE if grown == count + 1 else None]
+    report_wrong(scheduler, wrong, TOKEN, NEXT, _ANSWER, kinds, None, [slot], had=had, summary=summary)
 
 
 def _latest(scheduler: Any, request: Any) -> int | None:
@@ -97,6 +160,7 @@ def check_accepted(scheduler: Any, verified: Any, batch: Any, logits: Any, resul
         logits: [tokens, vocabulary] of the target, with whatever was added to them.
         result: What 0.5.23's `eagle_sample` returned: tokens, accept lengths and which tokens were taken.
     """
+    seen_of(scheduler).sampled = ([(one.rid, one.retraction_count) for one in batch.reqs], result)
     _, lengths, taken = result
     found, listed = lengths.tolist(), listed_tokens(taken.cpu().numpy()).tolist()
     # Ranks may have other logits on ROCm, where the first one's choice is what counts.

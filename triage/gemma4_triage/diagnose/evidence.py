@@ -17,6 +17,8 @@ _OF_REQUEST_ROWS = {
     "table_as_before": "whether the whole table is what the forward before followed",
     "page_owner": "the request whose page stands there, by the ledger",
     "page_is_cached": "whether the prefix cache has that page since",
+    "made_in_step": "in which step that was made which the draft follows",
+    "lengths_of": "with what the batch's lengths go",
     "pool": "whose slots they are: what sliding layers write goes by the map",
     "row_had": "what the row had there at the check before",
     "page_event": "what became of that page last, by the ledger",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gemma4_dumps.reader import Dump
+from gemma4_triage.diagnose.evidence import tensor_or_none
 
 _BITS = (8, 16, 32)
 _FEWEST = 3
@@ -25,9 +26,37 @@ def relation_of(dump: Dump) -> str | None:
     ]
     scalars = dump.manifest.scalars
     numbers = {name: given for name in ("prefix", "drafts") if isinstance(given := scalars.get(name), int)}
+    if (places := places_early(dump)) is not None:
+        return _of_places(dump, places)
     if not pairs or any(value == expected for value, expected in pairs):
         return None
     return next(_relations(pairs, dump.manifest.page_size or 1, **numbers), None)
+
+
+def places_early(dump: Dump) -> int | None:
+    """Return by how many places a row was written too early, negative if too late; None where that is not told.
+
+    The place of a slot within its page is that of its token: of entries that are out of it by as much one write is the
+    cause. One that is wrong by whole pages stands in its place.
+    """
+    page, listed = dump.manifest.page_size or 1, dump.manifest.offences
+    if dump.manifest.verdict != "row_entry" or page < 3 or len(listed) < 2 or any(bad.value < page for bad in listed):
+        return None
+    off = {(bad.value - bad.column) % page for bad in listed}
+    places = off.pop() if len(off) == 1 else 0
+    return (places if 2 * places < page else places - page) or None
+
+
+def _of_places(dump: Dump, places: int) -> str:
+    rows, way = tensor_or_none(dump, "rows"), "early" if places > 0 else "late"
+    many = abs(places) > 1
+    by = f"{abs(places)} place{'s' * many} too {way}"
+    which = f"{abs(places)} tokens " * many + ("behind" if places > 0 else "before") + (" its own" if many else " it")
+    ends = [] if rows is None or rows.ndim != 2 else (rows >= 0).sum(1).tolist()
+    last = [bad.row < len(ends) and bad.column == ends[bad.row] - 1 for bad in dump.manifest.offences]
+    if places == 1 and all(last):
+        return f"each row has the slot of the token {which}: what is written ahead began {by}, at the last token"
+    return f"each entry is the slot of the token {which}: what wrote these began {by}"
 
 
 def _relations(pairs: Sequence[tuple[int, int]], page: int, prefix: int = 0, drafts: int = 0) -> Iterator[str]:

@@ -47,7 +47,26 @@ def sentence_of(dump: Dump) -> str | None:
             f"A step writes tokens up to {expected} of the request in slot {slot}, which was given slots for {value}: "
             "too few were taken ahead, and its row has none of its own for the others."
         )
-    return None
+    if (made := scalars.get("made_in_step")) is not None:
+        return (
+            f"A draft goes by tables and lengths that were made for an earlier one, in step {made}: its own were not "
+            f"made. Of the request in slot {slot}, which has {expected} tokens, it is shown {value}."
+        )
+    return _of_other_order(dump) if scalars.get("lengths_of") == "rows" else None
+
+
+def _of_other_order(dump: Dump) -> str | None:
+    """Return what is wrong where rows and lengths of a batch go together, and its requests are in another order."""
+    scalars, listed = dump.manifest.scalars, dump.manifest.offences
+    if scalars.get("structure") != Structure.ROW_INDICES or scalars.get("defect") != Defect.SWAPPED:
+        return None
+    rows, requests = [bad.value for bad in listed], [bad.lower for bad in listed]
+    merged = len(rows) > 2 and any(rows == requests[at:] + requests[:at] for at in range(1, len(rows)))
+    how = ": the two parts of a merge are put together in one order there, and in the other here" if merged else ""
+    return (
+        f"The list of a batch's requests is in another order than its rows and lengths, which go together{how}. First "
+        f"is the request in slot {scalars.get('expected')}, beside row {scalars.get('value')}."
+    )
 
 
 def missed_pages(incident: Incident) -> Iterator[Evidence]:
@@ -120,7 +139,8 @@ def may_be_the_request(dump: Dump) -> bool | None:
     scalars = dump.manifest.scalars
     if scalars.get("structure") != Structure.ROW_INDICES or scalars.get("why") != "unlike":
         return False
-    is_told = scalars.get("slot_before") is not None and scalars.get("defect") != Defect.SWAPPED
+    told = scalars.get("defect") != Defect.SWAPPED or scalars.get("lengths_of") == "rows"
+    is_told = scalars.get("slot_before") is not None and told
     return False if is_told else None
 
 

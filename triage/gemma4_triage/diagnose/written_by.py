@@ -5,11 +5,14 @@ from __future__ import annotations
 from gemma4_dumps.structures import Structure
 
 WRITTEN_BY: dict[Structure, tuple[str, ...]] = {
-    Structure.REQUEST_ROW: ("alloc_for_extend", "alloc_for_decode", "write_cache_indices", "init_next_round_input"),
+    Structure.REQUEST_ROW: (
+        *("alloc_for_extend", "alloc_for_decode", "write_cache_indices", "init_next_round_input"),
+        *("alloc_for_spec_decode", "assign_req_to_token_pool_func"),
+    ),
     Structure.FULL_TABLE: ("init_forward_metadata",),
     Structure.SWA_TABLE: ("init_forward_metadata", "translate_loc_from_full_to_swa"),
     Structure.WRITE_LOCATIONS: ("alloc_for_extend", "alloc_for_decode", "translate_loc_from_full_to_swa"),
-    Structure.KERNEL_LENGTHS: ("init_forward_metadata",),
+    Structure.KERNEL_LENGTHS: ("init_forward_metadata", "_init_frozen_kv_metadata"),
     Structure.BATCH_LENGTHS: ("prepare_for_decode", "filter_batch", "merge_batch", "resolve_forward_inputs"),
     Structure.POSITIONS: ("ForwardBatch.init_new", "compute_position", "set_frozen_kv_positions"),
     Structure.ROW_INDICES: ("prepare_for_extend", "filter_batch", "merge_batch"),

@@ -3,6 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.copied_lengths import COPIED, miscounted, not_filtered
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
@@ -12,8 +13,6 @@ ID = "batch-length-wrong"
 _LENGTHS, _REQUESTS, _TOKENS = "seq_lens", "requests", 1
 COPIES = "swa-alloc-lengths"
 """The probe's rule of a length that differs from its copy: one of the two is wrong, whatever the requests say."""
-COPIED = ("host", "device")
-"""The columns of the tensor `lengths` of such a dump."""
 _AHEAD = 16
 """Tokens by which the two may differ in a step: what is drafted, and what a step adds before the request knows it."""
 
@@ -36,44 +35,36 @@ def _of_copies(incident: Incident, dump: Dump) -> Finding:
     kept, before = not_filtered(dump)
     lengths = ", ".join(map(str, readable_events(dump)[before].get("seq_lens", ()))) if kept else ""
     which = f" The copy on the {kept} has those of the step before, with the requests that have left the batch: "
+    which = f"{which}it was not filtered with them." if kept else ""
+    other, by, counted = ("", 0, 0) if kept else miscounted(dump)
+    if other:
+        before, lengths = counted, ", ".join(map(str, readable_events(dump)[counted]["seq_lens"]))
+        how = "it was not counted up" if by < 0 else "it was counted up twice"
+        which = f" Each request has a token more than in the decode before: the copy on the {other} is wrong, {how}."
+    told = bool(kept or other)
     return Finding(
         rule=ID,
         structure=Structure.BATCH_LENGTHS,
-        defect=Defect.STALE if kept else Defect.OFF_BY_ONE if near else None,
+        defect=Defect.STALE if kept or by < 0 else Defect.OFF_BY_ONE if near else None,
         cause=(
             "A batch has another length for a request on the host than on the device. Pages are counted by the one "
-            "and filled by the other, so that requests get each other's pages, or none."
-        )
-        + (f"{which}it was not filtered with them." if kept else ""),
+            f"and filled by the other, so that requests get each other's pages, or none.{which}"
+        ),
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "offences.0.value", "the host's copy"),
             said(dump, "offences.0.lower", "the device's"),
             said(dump, "offences.0.request_slot", "whose it is, by the page that it continues from"),
             said(dump, "site", "the call that was given both"),
-            *((event(dump, before, "step", f"the decode before, with lengths {lengths}"),) if kept else ()),
+            *((event(dump, before, "step", f"the decode before, with lengths {lengths}"),) if told else ()),
         ),
-        advice=("Look at what writes seq_lens and seq_lens_cpu, and at which of the two was left out or done twice.",),
+        advice=(
+            f"Look at what writes {COPIED[other]} there: prepare_for_decode counts both copies up."
+            if other
+            else "Look at what writes seq_lens and seq_lens_cpu, and at which of the two was left out or done twice.",
+        ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
-
-
-def not_filtered(dump: Dump) -> tuple[str, int]:
-    """Return which copy of the lengths kept requests that have left the batch, and the event of the decode before.
-
-    An empty name where that is not told: one copy goes on from that decode's first lengths, the other from some.
-    """
-    records, lengths = readable_events(dump), tensor_or_none(dump, "lengths")
-    decodes = [number for number, one in enumerate(records[:-1]) if one.get("call") == "alloc_decode"]
-    had = records[decodes[-1]].get("seq_lens") if decodes else None
-    if not isinstance(had, list) or lengths is None or lengths.ndim != 2 or lengths.shape[1] != len(COPIED):
-        return "", 0
-    grown, left = [int(one) + 1 for one in had], len(lengths)
-    copies = dict(zip(COPIED, lengths.T.tolist(), strict=True))
-    kept = [name for name, copy in copies.items() if left < len(grown) and copy == grown[:left]]
-    others = [copy for name, copy in copies.items() if name not in kept]
-    told = len(kept) == 1 and all(count in grown for copy in others for count in copy)
-    return (kept[0], decodes[-1]) if told else ("", 0)
 
 
 def _lengths(dump: Dump) -> tuple[list[int], list[int]] | None:

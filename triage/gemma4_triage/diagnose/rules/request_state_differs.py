@@ -4,7 +4,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import request_row_evidence
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, REQUEST_STATE, Incident
-from gemma4_triage.diagnose.relation import relation_of
+from gemma4_triage.diagnose.relation import places_early, relation_of
 from gemma4_triage.diagnose.request_accounts import (
     CHECKED,
     NONE,
@@ -67,14 +67,14 @@ def find(incident: Incident) -> Finding | None:
         should = f" where {expected} belongs" if is_known(dump) else ""
         again = slots_given_again(dump)
         # What is handed out and nobody's is not another request's.
-        defect = None if again is not None else defect
+        off_by_one = abs(places_early(dump) or 0) == 1
+        defect = None if again is not None else Defect.OFF_BY_ONE if off_by_one else defect
         way = "" if defect is None else f" ({defect.value})"
         owner = scalars.get("page_owner")
         of = "" if owner in (None, slot) else f", of a page of the request in slot {owner}"
         came = f"; {relation}" if (relation := again or relation_of(dump)) is not None else ""
-        cause = (
-            f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{of}{should}{way}{came}."
-        )
+        stands = f"{scalars.get('value')}{of}{should}{way}{came}"
+        cause = f"The request in slot {slot} has a wrong value in {named}: {stands}."
     if why == SHARED and scalars.get("owners") != CHECKED:
         unsure, structure, defect = True, None, None
         cause = (

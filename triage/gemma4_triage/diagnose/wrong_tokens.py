@@ -1,0 +1,88 @@
+"""What is said of each kind of token that is not its request's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect
+
+PARTS = "Look at what parts a verification's result by request, by its stride and accept_lens: _resolve_spec_v2_tokens."
+ACCEPTED, CHUNK = "agreed", "chunk"
+
+
+def _of_drafts(dump: Dump) -> str:
+    scalars = dump.manifest.scalars
+    took, agreed = scalars.get("value"), scalars.get("expected")
+    more = isinstance(took, int) and isinstance(agreed, int) and took > agreed
+    came = "drafts that it rejected are in the answer" if more else "tokens that it agreed to are missing"
+    return (
+        f"A verification took {took} tokens of the request in slot {scalars.get('request_slot')}, and the target "
+        f"agreed to {agreed}: {came}."
+    )
+
+
+def _of_chunk(dump: Dump) -> str:
+    scalars = dump.manifest.scalars
+    return (
+        f"The answer of the request in slot {scalars.get('request_slot')} has {scalars.get('value')} tokens, and had "
+        f"{scalars.get('expected')} before: its prompt is still read in chunks, {scalars.get('read')} tokens so far. "
+        "What was sampled behind a chunk in the middle was taken for a token of the answer."
+    )
+
+
+def _of_input(dump: Dump) -> str:
+    scalars = dump.manifest.scalars
+    if scalars.get("by_sample") == "input":
+        at, begins = scalars.get("answer_at"), scalars.get("answer_begins")
+        where = "" if at is None else f": they stand in its result from place {at} on, and its own from {begins} on"
+        return (
+            f"The answer of the request in slot {scalars.get('request_slot')} ends in other tokens than its "
+            f"verification took{where}. The step reads the one that was taken."
+        )
+    whose, defect = scalars.get("value"), scalars.get("defect")
+    of = "" if whose == -1 else f": the latest of the request in slot {whose}"
+    if defect == Defect.STALE:
+        of = ": the one before that"
+    return f"A step reads another token than the latest of the request in slot {scalars.get('request_slot')}{of}."
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is said of one kind of token that is wrong: the cause, what two numbers of the dump mean, and advice."""
+
+    words: Callable[[Dump], str]
+    value: str
+    expected: str
+    advice: str
+
+
+INPUT = Told(
+    _of_input,
+    "whose token it is; -1: not known",
+    "whose it has to be",
+    "Look at what hands the last step's tokens to the next: by request slot, and in the batch's order.",
+)
+TOLD = {
+    ACCEPTED: Told(
+        _of_drafts,
+        "tokens that were taken",
+        "tokens that the target agreed to",
+        "Look at how many drafts the verification counts.",
+    ),
+    CHUNK: Told(
+        _of_chunk,
+        "tokens of its answer",
+        "as many as it had when a chunk was launched",
+        "Look at what counts chunks in the middle: get_new_batch_prefill and process_batch_result_prefill, by "
+        "inflight_middle_chunks (is_chunked in older releases).",
+    ),
+}
+MORE = {
+    "rows_wrong": "requests of this batch of which that holds",
+    "by_logits": "whether the target's own logits were asked",
+    "by_sample": "which of the two is what its verification took",
+    "answer_at": "where its result has the tokens that the answer ends in",
+    "answer_begins": "where it has those of the request",
+    "read": "tokens of its prompt that have been read",
+    "prompt": "tokens of its prompt",
+}
