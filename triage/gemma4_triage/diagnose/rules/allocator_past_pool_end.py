@@ -19,13 +19,17 @@ _ASKED = "last_loc"
 _LISTS = (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST)
 _NOT_PROVEN = (*_LISTS, Structure.SWA_MAPPING, Structure.BATCH_LENGTHS, Structure.REQUEST_ROW)
 _SEEN = " An audit before the call had found it on the free list: whoever put it there is the cause."
-_WHENCE: dict[Structure | None, str] = {
+_WHENCE: dict[object, str] = {
     Structure.FULL_FREE_LIST: " The free list held it before the call.",
     Structure.SWA_FREE_LIST: " The free list held it before the call.",
     Structure.BATCH_LENGTHS: " It is the length: every other request has grown by one token since the last decode.",
     Structure.REQUEST_ROW: " It is the row: the decode before gave the request another slot.",
     Structure.SWA_MAPPING: " The mapping led there: what it has for the request's last slot is none.",
     Structure.FREE_CALL: " The SWA page in which the request continues had been given back: too early.",
+    (
+        Structure.ALLOCATION,
+        Defect.OTHER_SPACE,
+    ): " It goes on with the full pool's slots, which were not translated.",
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
 _GONE_ON = (
@@ -69,16 +73,14 @@ def find(incident: Incident) -> Finding | None:
         if gone_on
         else _WRITTEN
         if mapped
-        else _cause(asked, beyond) + (_SEEN if follows else _WHENCE.get(wrong.structure, "")),
+        else _cause(asked, beyond)
+        + (_SEEN if follows else _WHENCE.get((wrong.structure, wrong.defect)) or _WHENCE.get(wrong.structure, "")),
         # A page 0 that no account says is wrong may follow from what asked for it: a length, a row or a mapping.
         confidence=Confidence.POSSIBLE
         if follows or (wrong.structure is None and not asked and not beyond)
         else Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof, *follows),
-        advice=(
-            _AT_MAP if mapped else _AT_LISTS,
-            "Trust no output since the first such hand-out.",
-        ),
+        advice=(_AT_MAP if mapped else _AT_LISTS, "Trust no output since the first such hand-out."),
         next_commands=(
             commands.serve(incident, "--debug trap", "--probes swa-allocator,page-table"),
             commands.corpus("swa-alloc-oob"),
