@@ -65,16 +65,12 @@ def find(incident: Incident) -> Finding | None:
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
     follows = _seen_before(incident, dump) if wrong.structure in _LISTS else ()
     gone_on = wrong.structure is Structure.BATCH_LENGTHS and not asked
+    whence = _SEEN if follows else _WHENCE.get((wrong.structure, wrong.defect)) or _WHENCE.get(wrong.structure, "")
     return Finding(
         rule=ID,
         structure=None if follows else wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
-        cause=_GONE_ON
-        if gone_on
-        else _WRITTEN
-        if mapped
-        else _cause(asked, beyond)
-        + (_SEEN if follows else _WHENCE.get((wrong.structure, wrong.defect)) or _WHENCE.get(wrong.structure, "")),
+        cause=_GONE_ON if gone_on else _WRITTEN if mapped else _cause(asked, beyond) + whence,
         # A page 0 that no account says is wrong may follow from what asked for it: a length, a row or a mapping.
         confidence=Confidence.POSSIBLE
         if follows or (wrong.structure is None and not asked and not beyond)
