@@ -292,6 +292,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("window-lost-at-a-split", "a node lost its window where it was split (_split_node, "),
         ("lengths-taken-ahead-in-another-order", "were noted at other requests of the batch than it took them for"),
         ("evicted-while-locked", "what chooses the leaves to evict does not heed the request's lock"),
+        ("asked-with-an-untranslated-slot", "goes on with the full pool's slots, which were not translated"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

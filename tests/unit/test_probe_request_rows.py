@@ -13,12 +13,15 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime.checks.page_events import FULL
+from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.indices.included import peer_history
-from gemma4_runtime.leak.ledger import BY, ledger_of
+from gemma4_runtime.leak.ledger import BY, SITE, ledger_of
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.entries import check_row_entries
+from gemma4_runtime.rows.owner import given_up
 from gemma4_runtime.rows.report import INIT
 from gemma4_runtime.rows.seen import note_counts, seen_of
 from gemma4_triage.diagnose.conclude import conclude
@@ -97,6 +100,30 @@ def test_with_the_ledger_a_row_of_this_step_is_held_against_what_its_request_was
     said = trapped_by(server, server.next_batch)
     assert (said.scalars["why"], said.scalars["expected"], said.scalars["defect"]) == ("owner", was, "stale")
     assert (said.scalars["page_event"], said.scalars["page_was_own"]) == ("cleared", False)
+
+
+def test_a_page_of_a_prefix_that_the_cache_evicted_says_so(attach, monkeypatch):
+    server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
+    server.forward()
+    world = server.world
+    request, taker = world.start(range(200, 240)), world.requests[0]
+    slot, page, rows = held(request).req_pool_idx, world.page, world.rows.req_to_token
+    assert held(request).cache_protected_len >= page
+    server.next_batch()
+    first, ledger = int(rows[slot, 0]), ledger_of(world.allocator)
+    # What the cache gave back is handed out to another.
+    token = SITE.set(Site.EVICT_TREE)
+    ledger.freed(FULL, rows[slot, :page].to(torch.int64))
+    SITE.reset(token)
+    ledger.handed_out(FULL, rows[slot, :page].to(torch.int64))
+    ledger.owned(rows[slot, :page].to(torch.int64), [held(taker).req_pool_idx], [1], [page])
+    ledger.log.drain()
+    assert given_up(server.scheduler, first // page, nodes_are_gone=True) == {
+        "page_free_site": "evict_tree",
+        "page_free_step": ledger.step,
+        "nodes_are_gone": True,
+    }
+    assert given_up(server.scheduler, int(rows[held(taker).req_pool_idx, 0]) // page, nodes_are_gone=True) == {}
 
 
 def test_a_count_that_does_not_reach_the_nodes_is_told_and_not_the_row(attach, monkeypatch):

@@ -111,7 +111,8 @@ def _misplaced_slots(dump: Dump) -> Told | None:
             said(dump, "scalars.new_slots_belong", "the token from which on it should"),
         )
         return Told(cause, Defect.OFF_BY_ONE if abs(at - belong) == 1 else None, shown, sure)
-    if not isinstance(apart, int):
+    # What changed since it was looked at, or was exchanged, was not written so as the slots came.
+    if not isinstance(apart, int) or scalars.get("why") == "changed" or scalars.get("defect") == Defect.SWAPPED:
         return None
     cause = (
         f"{its} has other new slots of the step's list than its own: those that stand {abs(apart)} entries "

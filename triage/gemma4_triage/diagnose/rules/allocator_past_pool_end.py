@@ -19,13 +19,17 @@ _ASKED = "last_loc"
 _LISTS = (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST)
 _NOT_PROVEN = (*_LISTS, Structure.SWA_MAPPING, Structure.BATCH_LENGTHS, Structure.REQUEST_ROW)
 _SEEN = " An audit before the call had found it on the free list: whoever put it there is the cause."
-_WHENCE: dict[Structure | None, str] = {
+_WHENCE: dict[object, str] = {
     Structure.FULL_FREE_LIST: " The free list held it before the call.",
     Structure.SWA_FREE_LIST: " The free list held it before the call.",
     Structure.BATCH_LENGTHS: " It is the length: every other request has grown by one token since the last decode.",
     Structure.REQUEST_ROW: " It is the row: the decode before gave the request another slot.",
     Structure.SWA_MAPPING: " The mapping led there: what it has for the request's last slot is none.",
     Structure.FREE_CALL: " The SWA page in which the request continues had been given back: too early.",
+    (
+        Structure.ALLOCATION,
+        Defect.OTHER_SPACE,
+    ): " It goes on with the full pool's slots, which were not translated.",
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
 _GONE_ON = (
@@ -61,24 +65,18 @@ def find(incident: Incident) -> Finding | None:
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
     follows = _seen_before(incident, dump) if wrong.structure in _LISTS else ()
     gone_on = wrong.structure is Structure.BATCH_LENGTHS and not asked
+    whence = _SEEN if follows else _WHENCE.get((wrong.structure, wrong.defect)) or _WHENCE.get(wrong.structure, "")
     return Finding(
         rule=ID,
         structure=None if follows else wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
-        cause=_GONE_ON
-        if gone_on
-        else _WRITTEN
-        if mapped
-        else _cause(asked, beyond) + (_SEEN if follows else _WHENCE.get(wrong.structure, "")),
+        cause=_GONE_ON if gone_on else _WRITTEN if mapped else _cause(asked, beyond) + whence,
         # A page 0 that no account says is wrong may follow from what asked for it: a length, a row or a mapping.
         confidence=Confidence.POSSIBLE
         if follows or (wrong.structure is None and not asked and not beyond)
         else Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof, *follows),
-        advice=(
-            _AT_MAP if mapped else _AT_LISTS,
-            "Trust no output since the first such hand-out.",
-        ),
+        advice=(_AT_MAP if mapped else _AT_LISTS, "Trust no output since the first such hand-out."),
         next_commands=(
             commands.serve(incident, "--debug trap", "--probes swa-allocator,page-table"),
             commands.corpus("swa-alloc-oob"),

@@ -3,11 +3,12 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census, lost_pages
 from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import missing_for_one_in_use
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.lost_by_the_cache import evicted_without
 from gemma4_triage.diagnose.rule import Exclusion, Rule, calls_went_unseen, in_dump
 from gemma4_triage.diagnose.where_wrong import are_free
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -55,7 +56,7 @@ def find(incident: Incident) -> Finding | None:
     follows = (
         at_free is None
         and at_audit is not None
-        and (_of_its_owner_before(incident, at_audit) or calls_went_unseen(at_audit))
+        and (_of_its_owner_before(incident, at_audit) or calls_went_unseen(at_audit) or _evictions_left_pages(incident))
     )
     return Finding(
         rule=ID,
@@ -88,6 +89,12 @@ def _leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
     pages = {one.page for one in census.of("swa", NOWHERE)}
     pages |= {one.page for one in census.of("swa", FREE_AND_HELD) if one.never_asked_back}
     return any(one.leads_to in pages for one in census.holders or ())
+
+
+def _evictions_left_pages(incident: Incident) -> bool:
+    """Return whether an audit lost SWA pages that an eviction of the cache left out; their mapping is left as well."""
+    audits = incident.of(rule=LEAK, verdict="pool_leak")
+    return any(evicted_without(dump, one) is not None for dump in audits for one in lost_pages(dump))
 
 
 def _of_its_owner_before(incident: Incident, audit: Dump) -> bool:

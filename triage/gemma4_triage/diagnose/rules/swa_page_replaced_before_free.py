@@ -114,8 +114,6 @@ RULE = Rule(
         ),
     ),
     injected_by=("deferred-free-after-replacement",),
-    # Where an eviction of a window leaves pages out, their mapping is left as well.
-    explains=("mapping-outlives-page",),
     leads_to=LOSES_PAGES,
     follows_calls=True,
 )
