@@ -77,6 +77,7 @@ CASES = {
     "draft-by-an-earlier-ones-tables": ("request-state-differs", S.KERNEL_LENGTHS, D.STALE, C.CERTAIN),
     "node-of-untranslated-slots": ("cache-insert-wrong", S.TREE_NODE, D.OTHER_SPACE, C.CERTAIN),
     "mapping-cleared-to-minus-one": ("mapping-cleared-wrong", S.SWA_MAPPING, D.NEGATIVE, C.LIKELY),
+    "window-never-evicted-in-decode": ("window-not-evicted", S.WINDOW_EVICTION, D.LOST, C.CERTAIN),
     "new-page-not-counted": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.LIKELY),
     "window-freed-of-the-cache": ("evicted-page-counted", S.WINDOW_EVICTION, D.EARLY, C.CERTAIN),
     "allocators-emptied-alone": ("freed-while-held", None, D.STALE, C.LIKELY),
@@ -263,6 +264,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("draft-by-an-earlier-ones-tables", "made for an earlier one, in step 6: its own were not made"),
         ("node-of-untranslated-slots", "its slots of the full pool as those of the sliding window too"),
         ("mapping-cleared-to-minus-one", "what clears an entry writes another number"),
+        ("window-never-evicted-in-decode", "while it decodes nothing is given back of what its window leaves"),
         ("new-page-not-counted", "the call did not count the new page that the request needs"),
         ("window-freed-of-the-cache", "They were the cache's before: the eviction of a request's window"),
         ("allocators-emptied-alone", "The allocators were emptied (clear, as in a flush), and who held pages was not"),
@@ -330,3 +332,14 @@ def test_a_step_that_reads_what_no_verification_gave_leaves_open_which_is_wrong(
     first = named_of(altered(dump, scalars=scalars | more | {"by_sample": "answer"}))[0]
     assert (first.confidence, first.defect) == (C.CERTAIN, None)
     assert "reads another token" in first.cause
+
+
+def test_of_a_window_that_was_not_evicted_the_map_says_whether_it_was_given_back():
+    (dump,) = dumps_of("window-never-evicted-in-decode")
+    for kept, structure, confidence in (
+        (0, S.REQUEST_COUNTERS, C.CERTAIN),
+        (16, S.WINDOW_EVICTION, C.LIKELY),
+        (None, S.WINDOW_EVICTION, C.LIKELY),
+    ):
+        first = named_of(altered(dump, scalars=dump.manifest.scalars | {"own_kept": kept}))[0]
+        assert (first.structure, first.confidence) == (structure, confidence)

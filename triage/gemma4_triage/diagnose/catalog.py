@@ -65,6 +65,7 @@ from gemma4_triage.diagnose.rules import (
     unknown_verdict,
     unset_slot_freed,
     verify_input_left_on_batch,
+    window_not_evicted,
     window_one_too_wide,
     write_locations_left_over,
     write_past_buffer,
@@ -120,6 +121,7 @@ RULES: tuple[Rule, ...] = (
     request_state_differs.RULE,
     cache_insert_wrong.RULE,
     token_differs.RULE,
+    window_not_evicted.RULE,
     # How the server was put together.
     parts_disagree.RULE,
     pool_size_differs.RULE,
