@@ -81,6 +81,9 @@ CASES = {
     "page-tables-exchanged": ("tables-exchanged", S.SWA_TABLE, D.SWAPPED, C.CERTAIN),
     "query-bounds-turned": ("table-too-narrow", S.KERNEL_LENGTHS, None, C.CERTAIN),
     "pool-has-another-map": ("null-page-in-live-column", S.SWA_MAPPING, None, C.LIKELY),
+    "list-of-tokens-short-after-a-retraction": (
+        *("request-state-differs", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.LIKELY),
+    ),
     "new-page-not-counted": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.LIKELY),
     "window-freed-of-the-cache": ("evicted-page-counted", S.WINDOW_EVICTION, D.EARLY, C.CERTAIN),
     "allocators-emptied-alone": ("freed-while-held", None, D.STALE, C.LIKELY),
@@ -271,6 +274,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("page-tables-exchanged", "that of the sliding layers has the full-pool page ids of every request"),
         ("query-bounds-turned", "the 0 that belongs before them stands behind them"),
         ("pool-has-another-map", "the pool has another map than the one that the allocator writes"),
+        ("list-of-tokens-short-after-a-retraction", "has 116, and lacks 1 of its own"),
         ("new-page-not-counted", "the call did not count the new page that the request needs"),
         ("window-freed-of-the-cache", "They were the cache's before: the eviction of a request's window"),
         ("allocators-emptied-alone", "The allocators were emptied (clear, as in a flush), and who held pages was not"),
@@ -373,3 +377,10 @@ def test_a_map_that_has_something_for_a_page_is_no_other_map(tmp_path):
     table = dump.tensor("swa_page_table").copy()
     table[0, -1] = 6
     assert "another map" not in named_of(changed(tmp_path, dump, swa_page_table=table))[0].cause
+
+
+def test_a_list_of_tokens_is_blamed_only_where_a_retracted_request_was_read_by_it():
+    (dump,) = dumps_of("list-of-tokens-short-after-a-retraction")
+    for known in ({"again": 0}, {"listed": 117}, {"listed": None}):
+        first = named_of(altered(dump, scalars=dump.manifest.scalars | known))[0]
+        assert "some were lost, or came from no forward" in first.cause

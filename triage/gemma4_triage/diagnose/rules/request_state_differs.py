@@ -21,6 +21,7 @@ from gemma4_triage.diagnose.request_accounts import (
     may_be_the_request,
     may_be_the_reserved_count,
     missed_pages,
+    of_tokens,
     open_of,
     own_slot_changed,
     sentence_of,
@@ -88,8 +89,7 @@ def find(incident: Incident) -> Finding | None:
         cause = f"The request that was in slot {slot}, as its batch still has it, is in {expected} by its own record."
     account = scalars.get("account")
     if account == TOKENS:
-        had_tokens = f"The request in slot {slot} has {scalars.get('value')} tokens with keys and values"
-        cause = f"{had_tokens}, and {expected} by its batch and its own count: some were lost, or came from no forward."
+        cause = of_tokens(dump)
     if account == NONE:
         unsure, structure, defect = True, None, None
         cause = f"Batch, count and tokens of the request in slot {slot} give three lengths: which is wrong is unknown."
