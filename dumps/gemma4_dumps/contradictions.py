@@ -56,6 +56,7 @@ def other_defect(manifest: Manifest) -> str | None:
         return None
     why = scalars.get("why")
     of_places = defect is not Defect.OTHER_SPACE or manifest.verdict in _OF_PLACES or why == "window"
+    of_places &= why != "kept" or defect is Defect.LOST
     if manifest.verdict in _OF_VERDICT and not (of_places and why in _ONLY_IF.get(defect, (why,))):
         return f"the value is {defect.value} by the scalars, which {manifest.verdict} never is"
     # An entry of a row is wrong by pages. Of a row and its node either may be the one that is as it was.
