@@ -21,6 +21,7 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "write_misplaced": (_S.WRITE_LOCATIONS,),
     "table_entry": (_S.FULL_TABLE, _S.SWA_TABLE),
     "counter_wrong": (_S.REQUEST_COUNTERS,),
+    "window_kept": (_S.WINDOW_EVICTION,),
     "position_wrong": (_S.POSITIONS,),
     "insert_wrong": (_S.FREE_CALL, _S.TREE_NODE),
     # No structure of KV memory.
@@ -28,7 +29,7 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")
-_ONLY_IF: Mapping[Defect, str] = {_D.LOST: "reserved", _D.EARLY: "given back"}
+_ONLY_IF: Mapping[Defect, tuple[str, ...]] = {_D.LOST: ("reserved", "kept"), _D.EARLY: ("given back",)}
 """Why an entry is, where it is wrong in these ways; of locks, which have none of these verdicts, for any reason."""
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _ENOUGH = 4
@@ -55,7 +56,8 @@ def other_defect(manifest: Manifest) -> str | None:
         return None
     why = scalars.get("why")
     of_places = defect is not Defect.OTHER_SPACE or manifest.verdict in _OF_PLACES or why == "window"
-    if manifest.verdict in _OF_VERDICT and not (of_places and why == _ONLY_IF.get(defect, why)):
+    of_places &= why != "kept" or defect is Defect.LOST
+    if manifest.verdict in _OF_VERDICT and not (of_places and why in _ONLY_IF.get(defect, (why,))):
         return f"the value is {defect.value} by the scalars, which {manifest.verdict} never is"
     # An entry of a row is wrong by pages. Of a row and its node either may be the one that is as it was.
     of_row = manifest.verdict == "row_entry"

@@ -47,6 +47,7 @@ VERDICTS: Mapping[str, str] = {
     "write_misplaced": "a forward is about to write a token's keys elsewhere than its row, or the map of it, says",
     "table_entry": "an entry of a page table is not the page that its request's row leads to",
     "counter_wrong": "what a request counts of its tokens or slots does not agree with itself, its row or its past",
+    "window_kept": "a request keeps slots of the sliding-window pool that its window left long ago; no index is bad",
     "lock_missing": "requests hold more of the prefix cache than is locked, so that it may be evicted under them",
     "position_wrong": "a token of a forward stands at another place of its sequence than its request's length says",
     "insert_wrong": "the prefix cache has, for tokens just put into it, a page given back meanwhile, or a slot twice",

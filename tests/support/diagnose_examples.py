@@ -224,5 +224,7 @@ OTHERS: dict[str, Incident] = {
     "cache-insert-wrong": mutation("insert-frees-its-own-prefix"),
     "token-differs": mutation("draft-taken-without-the-target"),
     "pages-leaked": of(read_dump(ROOT / "dumps" / "samples" / LEAK_SAMPLE)),
+    "tables-exchanged": mutation("page-tables-exchanged"),
+    "window-not-evicted": mutation("window-never-evicted-in-decode"),
     "unknown-verdict": page_table("invented_later"),
 }

@@ -210,6 +210,7 @@ ELSEWHERE = {
 }
 """Made true on other dumps, in test_diagnose_premises.py, _contained.py, _mutations.py and _order_of_entries.py."""
 UNLESS_PROVEN = {
+    ("window-not-evicted", "its pages were given back"),
     ("request-state-differs", "the nodes have that order too"),
     ("allocator-past-pool-end", "a call before"),
     ("batch-length-wrong", "the lengths are right"),

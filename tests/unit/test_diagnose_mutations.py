@@ -77,6 +77,14 @@ CASES = {
     "draft-by-an-earlier-ones-tables": ("request-state-differs", S.KERNEL_LENGTHS, D.STALE, C.CERTAIN),
     "node-of-untranslated-slots": ("cache-insert-wrong", S.TREE_NODE, D.OTHER_SPACE, C.CERTAIN),
     "mapping-cleared-to-minus-one": ("mapping-cleared-wrong", S.SWA_MAPPING, D.NEGATIVE, C.LIKELY),
+    "window-never-evicted-in-decode": ("window-not-evicted", S.WINDOW_EVICTION, D.LOST, C.CERTAIN),
+    "page-tables-exchanged": ("tables-exchanged", S.SWA_TABLE, D.SWAPPED, C.CERTAIN),
+    "query-bounds-turned": ("table-too-narrow", S.KERNEL_LENGTHS, None, C.CERTAIN),
+    "pool-has-another-map": ("null-page-in-live-column", S.SWA_MAPPING, None, C.LIKELY),
+    "list-of-tokens-short-after-a-retraction": (
+        *("request-state-differs", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.LIKELY),
+    ),
+    "pages-cut-to-8-bits": ("page-freed-twice", S.FREE_CALL, D.DUPLICATE, C.CERTAIN),
     "new-page-not-counted": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.LIKELY),
     "window-freed-of-the-cache": ("evicted-page-counted", S.WINDOW_EVICTION, D.EARLY, C.CERTAIN),
     "allocators-emptied-alone": ("freed-while-held", None, D.STALE, C.LIKELY),
@@ -276,6 +284,12 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("draft-by-an-earlier-ones-tables", "made for an earlier one, in step 6: its own were not made"),
         ("node-of-untranslated-slots", "its slots of the full pool as those of the sliding window too"),
         ("mapping-cleared-to-minus-one", "what clears an entry writes another number"),
+        ("window-never-evicted-in-decode", "while it decodes nothing is given back of what its window leaves"),
+        ("page-tables-exchanged", "that of the sliding layers has the full-pool page ids of every request"),
+        ("query-bounds-turned", "the 0 that belongs before them stands behind them"),
+        ("pool-has-another-map", "the pool has another map than the one that the allocator writes"),
+        ("list-of-tokens-short-after-a-retraction", "has 116, and lacks 1 of its own"),
+        ("pages-cut-to-8-bits", "the slots of these, cut to 8 bits, are theirs (2 for 34 and 3 for 35)"),
         ("new-page-not-counted", "the call did not count the new page that the request needs"),
         ("window-freed-of-the-cache", "They were the cache's before: the eviction of a request's window"),
         ("allocators-emptied-alone", "The allocators were emptied (clear, as in a flush), and who held pages was not"),
@@ -357,3 +371,49 @@ def test_a_step_that_reads_what_no_verification_gave_leaves_open_which_is_wrong(
     first = named_of(altered(dump, scalars=scalars | more | {"by_sample": "answer"}))[0]
     assert (first.confidence, first.defect) == (C.CERTAIN, None)
     assert "reads another token" in first.cause
+
+
+def test_of_a_window_that_was_not_evicted_the_map_says_whether_it_was_given_back():
+    (dump,) = dumps_of("window-never-evicted-in-decode")
+    for kept, structure, confidence in (
+        (0, S.REQUEST_COUNTERS, C.CERTAIN),
+        (16, S.WINDOW_EVICTION, C.LIKELY),
+        (None, S.WINDOW_EVICTION, C.LIKELY),
+    ):
+        first = named_of(altered(dump, scalars=dump.manifest.scalars | {"own_kept": kept}))[0]
+        assert (first.structure, first.confidence) == (structure, confidence)
+
+
+def test_tables_are_not_exchanged_where_the_full_layers_have_what_is_not_the_sliding_layers(tmp_path):
+    (dump,) = dumps_of("page-tables-exchanged")
+    right, other = dump.tensor("request_rows"), dump.tensor("page_table").copy()
+    other[0, 2] += 1
+    for number, table in enumerate((right, other)):
+        rules = [one.rule for one in named_of(changed(tmp_path / str(number), dump, page_table=table))]
+        assert rules
+        assert "tables-exchanged" not in rules
+
+
+def test_bounds_that_are_other_sums_leave_open_what_is_wrong(tmp_path):
+    (dump,) = dumps_of("query-bounds-turned")
+    bounds = dump.tensor("out_cache_loc_indptr").copy()
+    bounds[0] -= 1
+    assert named_of(changed(tmp_path, dump, out_cache_loc_indptr=bounds))[0].confidence is C.POSSIBLE
+
+
+def test_a_map_that_has_something_for_a_page_is_no_other_map(tmp_path):
+    (dump,) = dumps_of("pool-has-another-map")
+    table = dump.tensor("swa_page_table").copy()
+    table[0, -1] = 6
+    assert "another map" not in named_of(changed(tmp_path, dump, swa_page_table=table))[0].cause
+
+
+def test_a_list_of_tokens_is_blamed_only_where_a_retracted_request_was_read_by_it():
+    (dump,) = dumps_of("list-of-tokens-short-after-a-retraction")
+    for known in ({"again": 0}, {"listed": 117}, {"listed": None}):
+        first = named_of(altered(dump, scalars=dump.manifest.scalars | known))[0]
+        assert "some were lost, or came from no forward" in first.cause
+
+
+def test_one_pair_of_pages_may_be_a_number_that_was_cut_by_chance():
+    assert "bits" not in named_of(*dumps_of("pages-cut-to-8-bits")[:2])[0].cause

@@ -13,7 +13,8 @@
 |                                     | all tokens that the forward writes; each slot that it will write against the   |
 |                                     | row's entry of that token, with and without MTP;                               |
 |                                     | positions against lengths; the token that a decode or a verification begins    |
-|                                     | with against the request's latest                                              |
+|                                     | with against the request's latest; that what has left its sliding window long  |
+|                                     | ago is given back, which is an event and stops nothing                         |
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
 | draft are set                       | which the draft's pages are looked up next; once more, that these were looked  |
 |                                     | up for this very draft                                                         |
@@ -81,6 +82,7 @@ from gemma4_runtime.rows.report import (
 )
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of, slot_before
 from gemma4_runtime.rows.tokens import check_accepted, check_chunk, check_input_tokens, note_chunk
+from gemma4_runtime.rows.windows import check_window
 
 _running: Seen | None = None
 
@@ -241,6 +243,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     note_counts(_running, requests, of_prefill, scheduler.enable_overlap, made.seq_lens.tolist())
     check_row_entries(scheduler, requests, INIT, made)
     check_reserved(scheduler, requests, made)
+    check_window(scheduler, requests, made)
     check_writes(scheduler, requests, made)
     check_locks(scheduler, requests, INIT, made)
     check_input_tokens(scheduler, requests, made)

@@ -234,6 +234,9 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         seen.evicted = {}
         slots = [held(request).req_pool_idx for request in live]
         had = {"as_before": None, "account": accounts.get(0)}
+        if had["account"] == TOKENS_OF:
+            listed = getattr(live[wrong[0].row], "full_untruncated_fill_ids", None)
+            had |= {"listed": None if listed is None else len(listed), "again": live[wrong[0].row].retraction_count}
         report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots, had=had)
     elif of_batch:
         slots = [held(request).req_pool_idx for request in live]

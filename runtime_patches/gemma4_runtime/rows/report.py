@@ -12,11 +12,12 @@ from gemma4_runtime import current
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.evidence import offences
+from gemma4_runtime.settings import Mode
 
 RULE = "request-rows"
 ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
 TABLE, COUNTER, POSITION, LOCK = "table_entry", "counter_wrong", "position_wrong", "lock_missing"
-INSERTED, TOKEN = "insert_wrong", "token_differs"
+INSERTED, TOKEN, WINDOW = "insert_wrong", "token_differs", "window_kept"
 NEXT = "Scheduler.get_next_batch_to_run"
 CHANGED = "ScheduleBatch.filter_batch or merge_batch"
 INIT = "ForwardBatch.init_new"
@@ -97,6 +98,7 @@ def report_wrong(
     had: Mapping[str, Any] | None = None,
     role: str | None = "target",
     summary: str | None = None,
+    act: Mode | None = None,
 ) -> None:
     """Report wrong entries of one structure, with a dump.
 
@@ -113,6 +115,7 @@ def report_wrong(
         had: What the first entry's place had at the check before.
         role: Whose forward it is.
         summary: What is wrong, in one clause; made of the first entry where it is left out.
+        act: LOG for an event that stops nothing, and of which the first is enough.
     """
     first, name = wrong[0], str(structure)
     kind = common_defect(kinds)
@@ -155,4 +158,4 @@ def report_wrong(
             tensors=dict(tensors or {}),
         )
 
-    current.guard().report(violation, RULE, site, draft, key=(name,))
+    current.guard().report(violation, RULE, site, draft, act=act, key=(name,), once=act is not None)

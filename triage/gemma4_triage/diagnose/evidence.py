@@ -18,6 +18,8 @@ _OF_REQUEST_ROWS = {
     "page_owner": "the request whose page stands there, by the ledger",
     "page_is_cached": "whether the prefix cache has that page since",
     "made_in_step": "in which step that was made which the draft follows",
+    "listed": "tokens of the list by which it was read last",
+    "again": "how often it was retracted before",
     "lengths_of": "with what the batch's lengths go",
     "pool": "whose slots they are: what sliding layers write goes by the map",
     "row_had": "what the row had there at the check before",

@@ -53,7 +53,9 @@ _OF_RULE = {
     "accept-length": Access.KERNEL,
 }
 _OF_VERDICT = {
-    **dict.fromkeys(("row_entry", "row_index", "counter_wrong", "lock_missing", "insert_wrong"), Access.ROW),
+    **dict.fromkeys(
+        ("row_entry", "row_index", "counter_wrong", "lock_missing", "insert_wrong", "window_kept"), Access.ROW
+    ),
     **dict.fromkeys(("row_overflow", "unusable_spec_info"), Access.ROW),
     **dict.fromkeys(("table_entry", "write_misplaced"), Access.TABLE),
     **dict.fromkeys(("length_differs", "position_wrong", "table_too_narrow", "stale_write_rows"), Access.LENGTHS),

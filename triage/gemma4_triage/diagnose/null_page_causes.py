@@ -69,8 +69,29 @@ _ROW_OF_ANOTHER = (
 )
 
 
+_EMPTY_MAP = (
+    "The full-to-SWA mapping by which the tables are made has nothing for any page of this batch, its newest included, "
+    "and the SWA page of this place was handed out and not given back: the pool has another map than the one that the "
+    "allocator writes, such as a copy (register_mapping), or it was not written, or emptied as a whole."
+)
+
+
+def _is_empty(dump: Dump) -> bool:
+    """Return whether the map has nothing for any page of several, nor for what is written, and one has its SWA page."""
+    scalars = dump.manifest.scalars
+    if not scalars.get("peer") or scalars.get("peer_given_back") is not False:
+        return False
+    tables = [tensor_or_none(dump, name) for name in ("page_table", "swa_page_table", "swa_out_cache_loc")]
+    if any(one is None or not one.size for one in tables):
+        return False
+    full, swa, writes = tables
+    return bool((full > 0).sum() > 1 and not (swa > 0).any() and not (writes > 0).any())
+
+
 def cause_of(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
     """Return the sentence of a null page whose free, if there was one, nothing more is known of."""
+    if wrong.structure is Structure.SWA_MAPPING and not (freed or given) and _is_empty(dump):
+        return _EMPTY_MAP
     if wrong.structure is Structure.KERNEL_LENGTHS and _told_of_fewer(dump):
         return _FEWER
     if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE):

@@ -69,6 +69,26 @@ def _of_other_order(dump: Dump) -> str | None:
     )
 
 
+def of_tokens(dump: Dump) -> str:
+    """Return what is said of a request whose batch and count agree, and its tokens do not; of another one nothing.
+
+    The list by which a prompt is read is as long as it was read last, until the next token is put there.
+    """
+    scalars = dump.manifest.scalars
+    if scalars.get("account") != TOKENS:
+        return ""
+    value, expected, listed = (scalars.get(name) for name in ("value", "expected", "listed"))
+    said = f"The request in slot {scalars.get('request_slot')} has {value} tokens with keys and values, and {expected} "
+    said += "by its batch and its own count: "
+    short = value - listed if isinstance(value, int) and isinstance(listed, int) else 0
+    if short > 0 and listed == expected and scalars.get("again"):
+        return (
+            f"{said}it was retracted, and the list of tokens that it was read again by (fill ids) has {listed}, and "
+            f"lacks {short} of its own, as if refresh_fill_ids left some out."
+        )
+    return f"{said}some were lost, or came from no forward."
+
+
 def missed_pages(incident: Incident) -> Iterator[Evidence]:
     """Yield what an audit took for lost because the request's wrong count does not reach it."""
     audit = lost_by_a_count(incident)

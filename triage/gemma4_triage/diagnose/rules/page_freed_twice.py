@@ -5,6 +5,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TWICE_FREE, Listed, first_census, lost_pages, single
+from gemma4_triage.diagnose.cut_pages import cut_to
 from gemma4_triage.diagnose.evidence import by_eviction, cell, said
 from gemma4_triage.diagnose.freed_pages import of_request_slots
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -34,7 +35,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=None if of_slots or unseen else freed_by,
         defect=Defect.DUPLICATE if meant is None else Defect.OFF_BY_ONE,
-        cause=_REQUEST_SLOT if of_slots else _PAGE if meant is None else _NEIGHBOUR,
+        cause=_REQUEST_SLOT if of_slots else cut_to(incident) or _PAGE if meant is None else _NEIGHBOUR,
         confidence=Confidence.POSSIBLE if unseen else Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the second free, or the audit that saw it"),

@@ -20,6 +20,7 @@ from gemma4_triage.diagnose.request_accounts import (
     may_be_the_request,
     may_be_the_reserved_count,
     missed_pages,
+    of_tokens,
     own_slot_changed,
     sentence_of,
     slots_given_again,
@@ -85,6 +86,7 @@ def find(incident: Incident) -> Finding | None:
     if own_slot_changed(dump):
         unsure, structure, defect = True, None, None
         cause = f"The request that was in slot {slot}, as its batch still has it, is in {expected} by its own record."
+    cause = of_tokens(dump) or cause
     if scalars.get("account") == NONE:
         unsure, structure, defect = True, None, None
         cause = f"Batch, count and tokens of the request in slot {slot} give three lengths: which is wrong is unknown."

@@ -3,7 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import BELIEVED, index_list, where_wrong
@@ -50,6 +50,22 @@ def _of_query_bounds(incident: Incident, dump: Dump) -> Finding | None:
     bad = dump.manifest.offences[0] if dump.manifest.offences else None
     if bad is None or not bad.table.endswith("out_cache_loc"):
         return None
+    if _bounds_turned(dump):
+        return Finding(
+            rule=ID,
+            structure=Structure.KERNEL_LENGTHS,
+            cause="The bounds of a prefill's queries (cu_seqlens_q) begin where its first request ends, and end with "
+            "0: the sums are those of its lengths, and the 0 that belongs before them stands behind them.",
+            confidence=Confidence.CERTAIN,
+            evidence=(
+                cell(dump, f"{bad.table}_indptr", (0,), "where the first request's queries begin"),
+                cell(dump, f"{bad.table}_indptr", (dump.tensor("cache_seqlens").shape[0],), "where the last one's end"),
+                cell(dump, "cache_seqlens", (0,), "keys of the first request, which has no prefix"),
+                said(dump, "offences.0.request_slot", "the request"),
+            ),
+            advice=("Look at what pads the running sums of the lengths: with a 0 in front, F.pad(..., (1, 0)).",),
+            next_commands=(commands.show(dump), commands.serve(incident, "--debug trap", "--probes page-table")),
+        )
     return Finding(
         rule=ID,
         cause="A request's new tokens end behind the batch's: the bounds of its queries (cu_seqlens_q) are not those "
@@ -65,6 +81,16 @@ def _of_query_bounds(incident: Incident, dump: Dump) -> Finding | None:
     )
 
 
+def _bounds_turned(dump: Dump) -> bool:
+    """Return whether the bounds of the queries are the running sums of the lengths, and then 0."""
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    lengths = tensor_or_none(dump, "cache_seqlens")
+    bounds = None if bad is None else tensor_or_none(dump, f"{bad.table}_indptr")
+    if bounds is None or lengths is None or bounds.shape != (len(lengths) + 1,) or not len(lengths):
+        return False
+    return lengths[0] > 0 and bounds.tolist() == [*lengths.cumsum().tolist(), 0]
+
+
 def _of_lengths(dump: Dump) -> Structure | None:
     """Return which length is too long: the kernel's, or the batch's, where the kernel was told what the batch has."""
     bad = dump.manifest.offences[0] if dump.manifest.offences else None
@@ -78,6 +104,8 @@ def _of_lengths(dump: Dump) -> Structure | None:
 def _is_other(dump: Dump) -> bool | None:
     """Return False where the batch's length fits the table."""
     bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    if _bounds_turned(dump):
+        return False
     believed, page = tensor_or_none(dump, BELIEVED), dump.manifest.page_size or 1
     if bad is None or believed is None or believed.ndim != 1 or not 0 <= bad.row < believed.shape[0]:
         return None
