@@ -98,7 +98,7 @@ more than {most_requests} requests both arms have the same graph today, because 
 | model, batch | apart, ms | one launch, ms | apart / one launch |
 |---|---|---|---|
 {many}
-What is in force today:
+What is in force today, but for the experts of 26B, which are faster since ([experts](products.md#experts)):
 
 | model, batch, context | as shipped, ms | apart, ms | ours, ms | apart / ours | as shipped / ours | kernels |
 |---|---|---|---|---|---|---|

@@ -24,6 +24,8 @@ STREAMED_STEPS = [
 ]
 TAIL = ROOT / "kernels" / "bench" / "rows" / "layer_tail_h200_2026-11-28.json"
 TAIL_STEPS = [ROOT / "docs" / "bench" / f"step_tail_h200_2026-11-28_{model}.json" for model in ("e4b", "e2b")]
+EXPERTS = ROOT / "kernels" / "bench" / "rows" / "routed_experts_h200_2026-11-29.json"
+EXPERTS_STEP = ROOT / "docs" / "bench" / "step_experts_h200_2026-11-29_26b.json"
 PEERS = ROOT / "kernels" / "bench" / "rows" / "product_peers_h200_2026-11-26.json"
 SHOWN = (1, 8, 16)
 STREAMED_AT_ONE_ROW = ("e4b", "e2b")
@@ -71,7 +73,8 @@ as well (arm `all`); above 16 rows it is not taken. Logits were compared before 
 
 STEP_END = """
 {unequal}
-The experts of 26b are not products of this kind: SGLang's grouped kernel reads them.
+The experts of 26b are not products of this kind: in these rows SGLang's grouped kernels read them
+([experts](#experts)).
 
 ## With the gates in the same launch
 
@@ -266,6 +269,60 @@ FlashInfer's kernel took it needs in the sum {flashinfer} times ours, by rows. N
 """
 
 
+EXPERTS_HEAD = """## Experts
+
+`routed-experts` takes the experts of a few rows in two launches: a program of the first has a tile of one expert's gate
+and up for all rows that chose this expert, which it finds in the ids; one of the second has a tile of columns through
+all experts that were chosen. Experts are read once, gates and sums are part of the products, and a sum's order is that
+of the experts' ids: the same bits each time, and with any other rows under the same plan.
+
+```
+{command}
+```
+
+Microseconds of the experts of a 26B layer, medians of one run, with experts drawn evenly; *SGLang's* is its
+`fused_experts`, *limit* is the size of the experts that were drawn over {rate:.2f} TB/s:
+
+| rows | experts drawn | SGLang's | ours | limit | of limit |
+|---|---|---|---|---|---|
+"""
+EXPERTS_STEP_HEAD = """
+Whole steps, all defaults with and without it, 768 tokens of context. The table names no plan for {none} rows, where
+ours was not faster by 3%:
+
+```
+{command}
+```
+
+| model, batch | as shipped, ms | SGLang's experts, ms | ours, ms | SGLang's / ours | as shipped / ours | kernels |
+|---|---|---|---|---|---|---|
+"""
+
+
+def experts(document: dict[str, Any], step: dict[str, Any]) -> str:
+    """Return the section on experts."""
+    text = EXPERTS_HEAD.format(command=document["command"], rate=document["limit_bytes_per_us"] / 1e6)
+    for row in document["rows"]:
+        theirs, ours = (row["us"][arm]["median"] for arm in ("sglang", "ours"))
+        times = f"{theirs:.1f} | {ours:.1f} | {row['limit_us']:.1f} | {row['limit_us'] / ours:.0%}"
+        text += f"| {row['rows']} | {row['experts_drawn']:.1f} | {times} |\n"
+    none = [
+        str(row["rows"])
+        for row in document["rows"]
+        if row["us"]["ours"]["median"] > document["gain"] * row["us"]["sglang"]["median"]
+    ]
+    command = todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds")
+    text += EXPERTS_STEP_HEAD.format(none=" and ".join(none), command=command)
+    rows = {(row["batch"], row["arm"]): row for row in step["rows"]}
+    (model,) = step["models"]
+    for batch in (batch for batch, arm in rows if arm == "all"):
+        cells = [rows[batch, arm] for arm in ("shipped", "all-sglang-experts", "all")]
+        shipped, theirs, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
+        ratios = f"x{theirs / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
+        text += f"| {model}, {batch} | {shipped:.2f} | {theirs:.2f} | {ours:.2f} | {ratios} |\n"
+    return text + "\n"
+
+
 def peer_lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield a line per model and number of rows of which all products were measured."""
     for model in ("e4b", "e2b", "26b"):
@@ -382,6 +439,8 @@ def markdown(
     tail_steps: list[dict[str, Any]],
     streams: dict[str, Any],
     streamed_runs: list[dict[str, Any]],
+    routed: dict[str, Any],
+    routed_step: dict[str, Any],
 ) -> str:
     """Return the page."""
     rows = document["rows"]
@@ -407,7 +466,7 @@ def markdown(
             todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in gates
         ),
         gates="\n".join(line for step in gates for line in gate_lines(step)),
-        peers=tail(tails, tail_steps, document["read_bytes_per_s"]) + peers(others),
+        peers=tail(tails, tail_steps, document["read_bytes_per_s"]) + experts(routed, routed_step) + peers(others),
         streamed=streamed(streams, streamed_runs),
     )
     for row in (row for row in rows if row["rows"] in SHOWN):
@@ -425,7 +484,8 @@ def read_documents() -> tuple[Any, ...]:
     tails = json.loads(TAIL.read_text())
     streams = [json.loads(path.read_text()) for path in STREAMED_STEPS]
     products, others, streamed_rows = (json.loads(path.read_text()) for path in (ROWS, PEERS, STREAMED))
-    return products, steps, gates, others, tails, tail_steps, streamed_rows, streams
+    routed, routed_step = (json.loads(path.read_text()) for path in (EXPERTS, EXPERTS_STEP))
+    return products, steps, gates, others, tails, tail_steps, streamed_rows, streams, routed, routed_step
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ OPS_OF_E4B = {
 }
 IN_THE_TAIL = dict.fromkeys(("post-attention-norms", "rmsnorm-add", "gelu-tanh-mul", "cross-layer-norm"), 0)
 OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope"), LAYERS)
-OPS_OF_26B |= dict.fromkeys(("small-m-linear", "streamed-products", "decode-attention", "attention-front"), 0)
+OPS_OF_26B |= dict.fromkeys(
+    ("small-m-linear", "streamed-products", "routed-experts", "decode-attention", "attention-front"), 0
+)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,8 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     assert dull < 1e-6 < 0.3 < drawn < 5
     # Before the plugin's optimisations are attached, and after, with none in force.
     assert found["shipped"]["bit_equal"]
-    several = ["all-cublas", "all-unstreamed", "all-separate", "all-sglang-attention", "all-apart", "all"]
+    several = ["all-cublas", "all-unstreamed", "all-separate", "all-sglang-experts", "all-sglang-attention"]
+    several += ["all-apart", "all"]
     assert list(found["arms"]) == ["none", *several, *calls]
     assert found["arms"]["none"]["bit_equal"]
     assert all(answer["right"] for answer in found["arms"].values()), found["arms"]

@@ -246,6 +246,13 @@ def test_each_op_can_be_traced_whole():
     without = {"cross-layer-norm", "yoco", "vision-batching", "owner-only-kv", "swa-ratio-policy"}
     without |= {"piecewise-multimodal", "mtp-v2", "draft-policy", "spec-v2-whole-pages", "swa-window-lists"}
     # In a trace a product is SGLang's own, and no decode step is traced.
-    without |= {"small-m-linear", "streamed-products", "layer-tail", "decode-attention", "attention-front"}
+    without |= {
+        "small-m-linear",
+        "streamed-products",
+        "layer-tail",
+        "routed-experts",
+        "decode-attention",
+        "attention-front",
+    }
     assert set(traced) == {patch.id.replace("-", "_") for patch in OPS if patch.id not in without}
     assert all(hasattr(ops, name) for name in traced)

@@ -48,12 +48,13 @@ def test_other_numbers_of_layers_are_refused_with_those_that_there_are(layers):
 
 
 def test_a_model_has_the_arms_of_its_ops():
-    ops = {model: plan().arms_of(model)[8:] for model in SIZES}
-    everywhere = ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "streamed-products", "decode-attention")
-    front = "attention-front"
-    assert ops["26b"] == ("routing", "triple-rmsnorm", *everywhere, front)
-    assert ops["31b"] == ("post-attention-norms", "rmsnorm-residual-scalar", *everywhere, front)
-    assert ops["e4b"] == ops["e2b"] == tuple(op for op in OPS if op not in ("routing", "triple-rmsnorm"))
+    ops = {model: plan().arms_of(model)[9:] for model in SIZES}
+    everywhere = ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "streamed-products")
+    of_experts = ("routing", "triple-rmsnorm", "routed-experts")
+    attention, front = "decode-attention", "attention-front"
+    assert ops["26b"] == (*of_experts[:2], *everywhere, of_experts[2], attention, front)
+    assert ops["31b"] == ("post-attention-norms", "rmsnorm-residual-scalar", *everywhere, attention, front)
+    assert ops["e4b"] == ops["e2b"] == tuple(op for op in OPS if op not in of_experts)
     assert "q-only-projection" in plan(layers=12).arms_of("e4b")
     assert "q-only-projection" not in plan(layers=6).ops_of("all", "e4b")  # none of whose keys are shared
     assert plan(arms=("all",)).arms_of("26b") == (NONE, "all")
@@ -63,6 +64,7 @@ def test_a_model_has_the_arms_of_its_ops():
     assert "streamed-products" not in plan().ops_of("all-unstreamed", "26b")
     assert set(plan().ops_of("all", "e4b")) - set(plan().ops_of("all-separate", "e4b")) == {"layer-tail"}
     assert plan().ops_of("all-sglang-attention", "26b") == (*ops["26b"][:-2], front)
+    assert set(ops["26b"]) - set(plan().ops_of("all-sglang-experts", "26b")) == {"routed-experts"}
     assert plan().ops_of("shipped", "26b") == plan().ops_of(NONE, "26b") == ()
     assert plan().ops_of("routing", "26b") == ("routing",)
 

@@ -20,8 +20,8 @@ from gemma4_runtime import current, plugin
 from gemma4_runtime.errors import RuntimePatchError
 from gemma4_runtime.fusion.layer_plan import forget_plan
 from gemma4_runtime.fusion.paths import FUSED, PATHS, REFERENCE
+from gemma4_runtime.optimisations import moe_routing, routed_experts
 from gemma4_runtime.optimisations.decode_attention import after_init as after_triton_init
-from gemma4_runtime.optimisations.moe_routing import after_moe_init
 from gemma4_runtime.optimisations.next_norms import after_text_model_init
 
 _OURS = (FUSED, REFERENCE)
@@ -44,8 +44,11 @@ def attach(ops: Sequence[str], model: torch.nn.Module, backend: Any = None) -> N
     if {"decode-attention", "attention-front"} & set(ops) and isinstance(backend, TritonAttnBackend):
         after_triton_init(None, backend)
     for module in list(model.modules()):
-        if isinstance(module, Gemma4MoE) and "routing" in ops:
-            after_moe_init(None, module)
+        if isinstance(module, Gemma4MoE):
+            if "routing" in ops:
+                moe_routing.after_moe_init(None, module)
+            if "routed-experts" in ops:
+                routed_experts.after_moe_init(None, module)
         elif isinstance(module, Gemma4TextModel) and "cross-layer-norm" in ops:
             after_text_model_init(None, module)
 

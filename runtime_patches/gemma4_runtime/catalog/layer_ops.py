@@ -274,6 +274,31 @@ LAYER_OPS: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="routed-experts",
+        kind=Kind.OPTIMISATION,
+        title="the experts of 1 to 8 rows in two launches, each expert read once, where a table has them faster",
+        origin="a kernel of this project; the release sorts rows by expert, and has five launches",
+        upstream="open up to 0.5.23",
+        default=True,
+        attachments=(Hook("gemma4.moe_init", How.AFTER, f"{_AT}.routed_experts:after_moe_init"), PATHS),
+        own_paths=("fused",),
+        about=About(
+            why="The experts of a decode step are most of what 26B reads. SGLang sorts its rows by expert first, cuts "
+            "tiles that are mostly padding, and activates and adds up in launches of their own. Here a program finds "
+            "in the ids whether its expert is wanted and by which rows; gates and sums are part of the products.",
+            eligibility="Unquantised bf16 experts gated by gelu on one rank, with SGLang's Triton runner, of 1 to 8 "
+            "rows, and of a size and GPU that the table has, eager or captured; not traced by torch.compile, with "
+            "deterministic inference, with rl_on_policy_target or on ROCm.",
+            fallback=OWN_LINES + " Experts of more rows are not counted.",
+            proof=(
+                "tests/kernels/test_routed_experts.py",
+                "tests/unit/test_routed_experts_patch.py",
+                "kernels/bench/rows/routed_experts_h200_2026-11-29.json::routed_experts",
+                "docs/bench/step_experts_h200_2026-11-29_26b.json::all-sglang-experts",
+            ),
+        ),
+    ),
+    Patch(
         id="decode-attention",
         kind=Kind.OPTIMISATION,
         title="attention of a decode step on Triton in one launch, the keys shared among all multiprocessors",
