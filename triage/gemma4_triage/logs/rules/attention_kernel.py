@@ -46,7 +46,13 @@ _FA3 = (
 )
 
 
+_COMPILES = pattern(r"FlashInfer requires GPUs with sm75")
+
+
 def _explains(death: Death) -> bool:
+    # That tells of the compiler as often as of the GPU, of kernels of any kind.
+    if says(_COMPILES)(death):
+        return False
     return any(says(words)(death) for words in (_REFUSED, _HEADS, _GPU)) or (
         says(_DTYPE)(death) and any("attention" in frame or "backend" in frame for frame in death.frames)
     )
