@@ -63,7 +63,8 @@ _HANDSHAKE = pattern(r"[Hh]andshake (?:failed|timed out)")
 _ROOMS = (
     "if it was the prefill server, and grew while it computed little: decode servers announce rooms to it for which no "
     "request came, as their time-outs here show, and it keeps an entry of each for ever. Let nobody but "
-    "the router reach the servers' own ports (a network policy, a private --host), restart the prefill server, then a later release; more memory only makes it last longer"
+    "the router reach the servers' own ports (a network policy, a private --host), restart the prefill server, then a "
+    "later release; more memory only makes it last longer"
 )
 
 
