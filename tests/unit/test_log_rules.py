@@ -88,6 +88,7 @@ def test_every_rule_fires_somewhere_and_has_a_file_that_is_listed():
         "rule",
         "_of_failures",
         "_of_starts",
+        "_of_weights",
     }
 
 

@@ -79,6 +79,12 @@ class TestKindsOfFaults:
         ("json.JSONDecodeError: Extra data", "function_call/base_detector.py", "parse", "--tool-call-parser"),
         ("json.JSONDecodeError: Extra data", "managers/a.py", "read", "no_proxy"),
         (
+            "RuntimeError: shape '[512, 64, 576]' is invalid for input of size 21495808",
+            "worker/a.py",
+            "_reshape_attention_kv_cache",
+            "once with --kv-cache-dtype auto, then",
+        ),
+        (
             "RuntimeError: The size of tensor a (96) must match the size of tensor b (90)",
             "managers/a.py",
             "step",

@@ -4,7 +4,7 @@ import pytest
 
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.suspects import suspects
-from made_logs import TRACEBACK, death, decode, found_in, only, prefill, stamp, started, told
+from made_logs import TRACEBACK, death, decode, died, found_in, only, prefill, stamp, started, told
 
 STORE = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
 STORE += "port: {}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
@@ -106,3 +106,27 @@ def test_load_lines_show_why_a_server_may_be_slow(settings, lines, suspect):
     assert suspect in shown(started(**settings), *lines)
     assert suspect not in shown(started(model_path="m"), *lines)
     assert suspect not in shown(started(**settings), decode(3))
+
+
+class TestRoomsFeaturesAndGraphs:
+    GONE = "FileNotFoundError: [Errno 2] No such file or directory: '/psm_9c2e41fa'"
+    BUS = (
+        'Fatal Python error: Bus error\n\nCurrent thread 0x1 (most recent call first):\n  File "/a/{}", line 7 in {}\n'
+    )
+    CAPTURED = f"{stamp(1)} Capture prefill cuda graph begin. backend=tc_piecewise\n"
+    EAGER = f"{stamp(2)} Disable prefill CUDA graph because cuda_graph_config resolved\n"
+
+    def test_features_that_a_rank_unpacks_are_not_gone_for_want_of_room(self):
+        told_of = told(only([died(self.GONE, ("managers/mm_utils.py", "__setstate__", "x = f(y)"))]))
+        assert ("another rank had opened" in told_of, "--shm-size" in told_of) == (True, False)
+
+    @pytest.mark.parametrize(("file", "function", "room"), [("mm_utils.py", "wrap_shm_features", True),
+                                                            ("reader.py", "read_table", False)])  # fmt: skip
+    def test_a_bus_error_is_of_shared_memory_where_its_frame_is(self, file, function, room):
+        finding = only([decode(1), self.BUS.format(file, function)])
+        assert finding.rule == "bus-error"
+        assert (finding.confidence.value == "likely", "--shm-size" in told(finding)) == (room, room)
+
+    def test_a_graph_of_prefills_is_suspected_where_one_of_two_starts_has_it(self):
+        assert "graph-of-prefills" in shown(self.EAGER, self.CAPTURED, decode(3))
+        assert "graph-of-prefills" not in shown(self.CAPTURED, decode(3))

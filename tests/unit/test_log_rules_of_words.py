@@ -68,6 +68,7 @@ class TestToldByWords:
             ("ValueError: Unknown CUDA arch (12.1a) or GPU not supported", "a.py", "TORCH_CUDA_ARCH_LIST"),
             ("RuntimeError: No supported CUDA architectures found for major versions [10, 11].", "a.py", "10, 11"),
             ("RuntimeError: FlashInfer requires GPUs with sm75 or higher", "core.py", "--sampling-backend pytorch"),
+            ("RuntimeError: FlashInfer requires GPUs with sm75 or higher", "core.py", "CUDA 12.9 or later"),
             (
                 "ValueError: Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)",
                 "jit.py",

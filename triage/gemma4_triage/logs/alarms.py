@@ -96,7 +96,7 @@ _HARD = {
     rb"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
     rb"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"
-    rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed",
+    rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed|Request \S+ waiting_timeout",
     # Of SGLang's router, which is another program.
     "router": rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|request failed: hyper::Error|gRPC health RPC error|"

@@ -395,7 +395,7 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
             if (
                 all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
                 and ("model" not in said or re.search(said["model"], start.model))
-                and ("seen" not in said or said["seen"] in facts.remarks)
+                and all(name in facts.remarks for name in said.get("seen", "").split())
             ):
                 change, why = (said[name].format_map(known) for name in ("change", "why"))
                 yield Suspect(said["id"], change, why, tuple(said.get("threads", ())), said["of"], "sign" in said)
@@ -529,7 +529,10 @@ _FEATURES = {
     "enable_dp_attention": (r"dp_|data_parallel", ""),
     "attn_cp_size": (r"context_parallel|_cp\b|\bcp_", "with --attn-cp-size 1"),
     "dcp_size": (r"\bdcp\b|dcp_|_dcp|/dcp/", "with --dcp-size 1"),
-    "kv_cache_dtype": (r"store_dtype|kv_cache_dtype|fp8_kv|k_scale", "with --kv-cache-dtype auto"),
+    "kv_cache_dtype": (
+        r"store_dtype|kv_cache_dtype|fp8_kv|kv_\w*fp[48]|fp[48]\w*_kv|dequant_\w*(?:extend|kv)|k_scale",
+        "with --kv-cache-dtype auto",
+    ),
     "pp_size": (r"_pp\b|\bpp_|pipeline", "with --pp-size 1 (--tp for the other GPUs)"),
     "disaggregation_mode": (
         r"disagg|prealloc|bootstrap|transfer|DecodeRequest",

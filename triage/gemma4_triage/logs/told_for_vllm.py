@@ -43,6 +43,7 @@ _INSTEAD = (
     (r"--ep-size 1 \(--tensor-parallel-size alone\)", "no --enable-expert-parallel"),
     (r"--moe-runner-backend\b", "--moe-backend"),
     (r"--lora-paths\b", "--lora-modules"),
+    (r" ?--sampling-backend pytorch\b", " and VLLM_USE_FLASHINFER_SAMPLER=0"),
     (r"--attention-backend triton\b", "--attention-backend TRITON_ATTN"),
     (r"\(triton, (?:flashinfer|fa3)(?:, (?:fa3|flashinfer))?\)", "(TRITON_ATTN, FLASH_ATTN, FLASHINFER)"),
     (r"SGLANG_FLASHINFER_WORKSPACE_SIZE", "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE"),

@@ -46,19 +46,41 @@ _FA3 = (
 )
 
 
+_COMPILES = pattern(r"FlashInfer requires GPUs with sm75")
+
+
 def _explains(death: Death) -> bool:
+    # That tells of the compiler as often as of the GPU, of kernels of any kind.
+    if says(_COMPILES)(death):
+        return False
     return any(says(words)(death) for words in (_REFUSED, _HEADS, _GPU)) or (
         says(_DTYPE)(death) and any("attention" in frame or "backend" in frame for frame in death.frames)
     )
 
 
+_MIXED = (
+    "--kv-cache-dtype auto with this backend, or this type of KV with another --attention-backend (flashinfer, "
+    "triton); a later release gives the queries the type of the KV",
+)
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
+    quantised = facts.settings.get("kv_cache_dtype", "auto") not in ("auto", "None", "bfloat16", "bf16", "float16")
+    mixed = quantised and "Missing TRTLLM-GEN kernel" in death.message
     if says(_REFUSED)(death):
         what = "The attention backend that was asked for is none that SGLang serves this model with"
         confidence = Confidence.CERTAIN
     else:
         what = "The attention backend has no kernel for this "
-        what += "head dimension" if says(_HEADS)(death) else "GPU" if says(_GPU)(death) else "dtype"
+        what += (
+            "type of KV beside queries of another"
+            if mixed
+            else "head dimension"
+            if says(_HEADS)(death)
+            else "GPU"
+            if says(_GPU)(death)
+            else "dtype"
+        )
         confidence = Confidence.LIKELY
     encoder = any(_TOWER.match(frame) for frame in death.frames)
     of_part = (_ENCODER if encoder else ()) + (_FA3 if re.search(r"(?i)fa3.*blackwell", death.message) else ())
@@ -70,7 +92,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=confidence,
         evidence=(*of_failure(facts, death), *of_settings(facts, *names)),
         ruled_out_if=("the same server dies alike with --attention-backend triton",),
-        advice=(*of_part, *_SERVED),
+        advice=(*of_part, *(_MIXED if mixed else ()), *_SERVED),
         next_commands=("gemma4-triage doctor",),
     )
 

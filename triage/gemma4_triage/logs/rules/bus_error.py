@@ -20,7 +20,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     loading = any(_LOADS.match(frame) for frame in frames) or (
         "before_weights" in facts.remarks and "after_weights" not in facts.remarks
     )
-    if loading:
+    shared = not loading and any(map(_SHARED.match, frames[:_INNER]))
+    if shared:
+        cause = (
+            "/dev/shm was full: what one process leaves for another there, such as features of images, is written to "
+            "memory that the system could not give, and that ends the process by a signal and without an exception."
+        )
+    elif loading:
         cause = (
             "A bus error while weights were read: a weight file is shorter than its header says, or its disk failed."
         )
@@ -30,14 +36,27 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=RULE.id,
         cause=cause,
-        confidence=Confidence.LIKELY if loading else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if loading or shared else Confidence.POSSIBLE,
         evidence=(*of_failure(facts, death), *shown, *remarked(facts, "before_weights", "weights were being loaded")),
-        ruled_out_if=("sizes and SHA-256 of all weight files are those of the repository, and df shows room",),
-        advice=(
+        ruled_out_if=("df -h /dev/shm shows room while it happens",)
+        if shared
+        else ("sizes and SHA-256 of all weight files are those of the repository, and df shows room",),
+        advice=_ROOM
+        if shared
+        else (
             "compare sizes and SHA-256 of the weight files with the repository, and fetch anew what differs",
             "df -h of that disk and of /dev/shm, dmesg -T for errors of the disk; a local disk instead of a network's",
         ),
     )
 
+
+_SHARED = pattern(r"(?:mm_utils|shared_memory|shm_\w+|\w*shm\w*)\.py:|.* \w*shm\w*$")
+_INNER = 3  # frames
+_ROOM = (
+    "more shared memory for the container: docker --shm-size 32g or --ipc=host (Kubernetes: an emptyDir of medium "
+    "Memory at /dev/shm, with a larger sizeLimit); df -h /dev/shm while it serves",
+    "until then fewer or smaller images at once; ls /dev/shm/psm_* shows what the dead left there",
+    "a later release, which asks for the room first and hands features over otherwise where there is none",
+)
 
 RULE = of_death("bus-error", "a mapped file could not be read", _explains, _tell, alarms=("signalled", "child"))

@@ -100,6 +100,10 @@ def _noticed(facts: LogFacts, death: Death) -> str:
     """Say where it was noticed: a library that launches kernels itself asks for errors as it does."""
     if kernel := _named(facts, death):
         return kernel
+    if (dumped := facts.remarks.get("dumped_kernel")) and (found := _DUMPED.search(dumped.text)):
+        return f"Line {dumped.place.line} names the kernel: {found[1]}."
+    if death.frame.startswith("_ops.py:") and (caller := " ".join(death.frames[-2:-1])):
+        return f"It was noticed as {caller} called a compiled kernel: that one, or one before it."
     if death.package not in _LAUNCHERS:
         return "The log does not say which: such an error is noticed after the kernel."
     function = death.frames[-1].partition(" ")[2]
@@ -109,6 +113,18 @@ def _noticed(facts: LogFacts, death: Death) -> str:
     )
 
 
+_DUMPED = pattern(r"coredump: kernel ([\w:]+)")
+_SPARSE = (
+    "another --dsa-decode-backend (flashmla_sparse, tilelang) and --dsa-topk-backend (--nsa-... in earlier releases): "
+    "attention reads the places that the sparse index picked, of which some releases leave some unset; then a later "
+    "release"
+)
+_MARLIN = pattern(r".*(?:marlin|wna16)\w*")
+_QUANTISED_EXPERTS = (
+    "a later release of SGLang with the sgl-kernel that it pins: kernels of quantised experts (Marlin) have left "
+    "buffers at large batches; until then a smaller --chunked-prefill-size (4096) and --max-running-requests; "
+    "CUDA_LAUNCH_BLOCKING=1 says whether it is that kernel"
+)
 _SOURCE = pattern(r"([\w.-]+\.(?:cuh?|hip)):\d+")
 
 
@@ -204,6 +220,10 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
             "attention, convolutions of states) pass what 32 bits hold in a long prefill; a later release counts in 64 "
             "(SGLang 4856, SGLang 20389)",
         )
+    if asked.get("attention_backend") in ("dsa", "nsa"):
+        found.insert(0, _SPARSE)
+    if any(map(_MARLIN.match, death.frames[-_INNER:])):
+        found.insert(0, _QUANTISED_EXPERTS)
     if wide := _wide_pool(facts):
         found.insert(0, wide)
     backend = asked.get("attention_backend", "None")

@@ -48,6 +48,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=() if for_memory else ("dmesg and the container's state name no OOM at that time",),
         advice=(
             *_of_the_host_cache(facts),
+            *((_ROOMS,) if for_memory and _waits_for_rooms(facts) else ()),
             *((_LOADS,) if loading else ()),
             *((_GROWS,) if not starting and facts.settings.get("hicache_storage_backend", "None") != "None" else ()),
             "dmesg -T | grep -i oom on the host; docker inspect, kubectl describe pod: OOMKilled; free -g meanwhile",
@@ -56,6 +57,21 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ),
         next_commands=(COLLECT,),
     )
+
+
+_HANDSHAKE = pattern(r"[Hh]andshake (?:failed|timed out)")
+_ROOMS = (
+    "if it was the prefill server, and grew while it computed little: decode servers announce rooms to it for which no "
+    "request came, as their time-outs here show, and it keeps an entry of each for ever. Let nobody but "
+    "the router reach the servers' own ports (a network policy, a private --host), restart the prefill server, then a "
+    "later release; more memory only makes it last longer"
+)
+
+
+def _waits_for_rooms(facts: LogFacts) -> bool:
+    """Say whether a decode server's requests were never met by the prefill server."""
+    transfers = [alarm for alarm in facts.alarms if alarm.kind == "transfer"]
+    return any(_HANDSHAKE.search(alarm.text) and "timed out" in alarm.text for alarm in transfers)
 
 
 _LOADS = (

@@ -33,7 +33,8 @@ _WORDS = pattern(
     r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
     r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
     r"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
-    r"Failed to register memory\b|(?i:mooncake (?:\w+ ){1,3}(?:registration|initialization) failed)"
+    r"Request \S+ waiting_timeout|Failed to register memory\b|"
+    r"(?i:mooncake (?:\w+ ){1,3}(?:registration|initialization) failed)"
 )
 _STATES = {
     "Bootstrapping": (
@@ -53,8 +54,19 @@ _STATES = {
         ),
     ),
 }
+_LATE = {"Bootstrapping": "bootstrap_timeout", "WaitingForInput": "waiting_timeout"}
 _NIXL = "transport_nixl"
 _TRANSPORTS = (
+    (
+        "transport_outside",
+        "a transfer went beyond the memory that is registered: addresses or lengths of one side's KV pool were used "
+        "for the other's, whose pages, types or layout are not alike, or one side was started anew",
+        (
+            "hold both start lines against each other: kind of device, --page-size, --kv-cache-dtype, --tp, --pp, "
+            "attention backend, quantisation and release; a pair of one kind of device with the same of each",
+            "where they are alike: restart both sides together; a later SGLang on both, then a later transport",
+        ),
+    ),
     (
         "transport_protection",
         "the RDMA card refused the memory: the KV buffers are not registered with it in a way that it can use",
@@ -197,7 +209,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     mooncake = facts.settings.get("disaggregation_transfer_backend", "mooncake") == "mooncake"
     many = [over(facts, "such lines", alarm.count, "transfers that failed")] if alarm and alarm.count > 1 else []
     said = " ".join((death.message, *(alarm.more if alarm else ())))
-    state = next((state for state in _STATES if f"KVPoll.{state}" in said), None)
+    state = next((state for state in _STATES if f"KVPoll.{state}" in said or _LATE[state] in said), None)
     transport = next(
         (
             (name, what, advice)
@@ -244,6 +256,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if state == "WaitingForInput" and (idle := _idle_before(facts, death, said)) is not None:
         why += f"; the server had been idle for {idle / 60:.0f} minutes before, and connections may be cut meanwhile"
         advice = (_IDLE, *advice)
+    several = facts.remarks.get("samples")
+    if state == "WaitingForInput" and several is not None and _SEVERAL.search(several.text):
+        shown = [*shown, *remarked(facts, "samples", "a request for several answers")]
+        advice = (_ONE_ROOM, *advice)
     if "split_differs" in facts.remarks:
         shown = [*shown, *remarked(facts, "split_differs", "what both servers are")]
         advice = (_SAME_SPLIT, *advice)
@@ -263,6 +279,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
+_SEVERAL = pattern(r'"n": (?:[2-9]|\d{2,})\b')
+_ONE_ROOM = (
+    "requests with n above 1 as n requests of one answer each: a split pair gives all answers of a request one "
+    "bootstrap_room, and the first that takes its KV leaves the others waiting; then a later release. The network and "
+    "longer time-outs change nothing"
+)
 _WAITED = pattern(r"timed out after (\d+(?:\.\d+)?) ?s")
 _PAUSE_S = 120.0
 _IDLE = (

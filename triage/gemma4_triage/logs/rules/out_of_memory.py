@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
@@ -153,6 +154,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
     elif (scores := of_scores(facts, death)) is not None and not too_small:
         cause, advice = scores[0], (*scores[1], *advice[:1])
+    elif (fused := of_fused_sums(facts, death)) is not None and not too_small:
+        cause, advice = fused
     if "req_to_token" in death.statement and not too_small:
         cause = (
             "The device's memory ran out where the table of requests and their tokens is laid out: a row of the whole "

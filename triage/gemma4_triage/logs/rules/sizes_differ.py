@@ -33,7 +33,7 @@ _TRIAL = pattern(
     r".* (?:determine_available_memory|profile_run|_dummy_run|profile_\w+|warmup\w*|capture\w*|"
     r"init_memory_pool|load_model)$"
 )
-_SPLIT = pattern(r"dimension -?\d+ \((\d+)\), but got split_sizes=\[([\d, ]+)\]")
+_SPLIT = pattern(r"(?:dimension -?\d+ \(|sum exactly to )(\d+)\b.{0,50}\), but got split_sizes=\[([\d, ]+)\]")
 
 
 def _of_its_class(facts: LogFacts, death: Death) -> Finding | None:
@@ -62,9 +62,16 @@ def _of_its_class(facts: LogFacts, death: Death) -> Finding | None:
         advice=(
             "a later release or nightly of the server, whose class of this model has those layers; or the one before, "
             "if it started there",
+            *((_QUANTISED,) if facts.settings.get("quantization", "None") != "None" else ()),
             "until then a smaller or other checkpoint of the family; the same files and another --tp change nothing",
         ),
     )
+
+
+_QUANTISED = (
+    "the same model not quantised, or quantised by another method: loaders of one method (bitsandbytes) have left out "
+    "the part that a checkpoint does not have, where others serve it"
+)
 
 
 def _explains(death: Death) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rendezvous_port import by_its_start
-from gemma4_triage.logs.rule import of_wordings
+from gemma4_triage.logs.rule import of_wordings, pattern
 
 _OF_FAILURES = of_wordings(
     "told-by-words",
@@ -77,7 +77,7 @@ def _find_starts(facts: LogFacts) -> Iterator[Finding]:
 
 
 START_REFUSED = replace(_OF_STARTS, find=_find_starts)
-WEIGHTS_MISSING = of_wordings(
+_OF_WEIGHTS = of_wordings(
     "weights-missing",
     "the checkpoint cannot be read",
     "weights_missing.toml",
@@ -85,3 +85,30 @@ WEIGHTS_MISSING = of_wordings(
     ruled_out_if=("another process of the same user reads the same path",),
     alarms=("no-start", "panic"),
 )
+_NO_TYPE = pattern(r"Unrecognized model in (\S+?)\.? Should have")
+
+
+def _find_weights(facts: LogFacts) -> Iterator[Finding]:
+    """Yield what the words say, and of a folder that is the draft's that it is the draft, in another's format."""
+    draft = facts.settings.get("speculative_draft_model_path", "None")
+    for finding in _OF_WEIGHTS.find(facts):
+        named = next((found[1] for death in facts.failures if (found := _NO_TYPE.search(death.message))), "")
+        if named.rstrip("/") != draft.rstrip("/"):
+            yield finding
+            continue
+        form = "speculators" in facts.remarks or "peculator" in named
+        yield finding.model_copy(
+            update={
+                "cause": "The config.json of the draft names no type of model that transformers knows"
+                f"{': it is in the format of speculators, which vLLM reads' if form else ''}.",
+                "advice": (
+                    "a draft that was made for this target in SGLang's own format (EAGLE3 of SpecForge: "
+                    "LlamaForCausalLMEagle3 among its architectures), or this one converted: a flat config.json with "
+                    "model_type, and weights named so; without --speculative-algorithm meanwhile",
+                    *finding.advice[:1],
+                ),
+            }
+        )
+
+
+WEIGHTS_MISSING = replace(_OF_WEIGHTS, find=_find_weights)

@@ -295,6 +295,13 @@ _NATIVE = (
         "it was reading weights: compare the files with the repository, and look at the volume (dmesg -T: I/O errors)",
     ),
     (
+        pattern(r"\w*hicache\.py:\d+ \w*transfer\w*"),
+        "a copy of the hierarchical cache between GPU and host failed there: --hicache-io-backend direct in place of "
+        "kernel (with --hicache-mem-layout page_first_direct, layer_first), then without --enable-hierarchical-cache; "
+        "a later release. That kernel is compiled on this machine: nvcc --version has to be of torch.version.cuda "
+        "(the same first number), then rm -r ~/.cache/tvm-ffi ~/.cache/sglang",
+    ),
+    (
         pattern(r"(?:hicache|jit_\w+|\w+_jit|pybind|ffi|function)\.(?:py|pxi):"),
         "a kernel that is compiled on this machine was called there: nvcc --version has to be of torch.version.cuda "
         "(the same first number), then rm -r ~/.cache/tvm-ffi ~/.cache/flashinfer ~/.cache/sglang; of HiCache's "
