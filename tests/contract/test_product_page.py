@@ -55,7 +55,7 @@ def test_what_the_manual_says_of_it_is_in_the_rows(page):
 
 
 def test_what_the_manual_says_of_layers_of_one_launch_is_in_the_rows(page):
-    *_, steps, _, _ = page.read_documents()
+    *_, steps, _, _, _, _ = page.read_documents()
     us = {
         (row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in reversed(steps) for row in d["rows"]
     }
@@ -69,7 +69,7 @@ def test_what_the_manual_says_of_layers_of_one_launch_is_in_the_rows(page):
 
 
 def test_what_the_manual_says_of_streamed_products_is_in_the_rows(page):
-    *_, steps = page.read_documents()
+    *_, steps, _, _ = page.read_documents()
     us = {(row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in steps for row in d["rows"]}
     gain = {key[:2]: us[(*key[:2], "all-unstreamed")] / us[(*key[:2], "all")] for key in us if key[2] == "all"}
     said = (ROOT / "docs" / "patches.md").read_text()
@@ -80,7 +80,7 @@ def test_what_the_manual_says_of_streamed_products_is_in_the_rows(page):
 
 
 def test_a_step_of_streamed_products_is_never_slower_than_without(page):
-    *_, steps = page.read_documents()
+    *_, steps, _, _ = page.read_documents()
     for document in steps:
         (model,) = document["models"]
         us = {(row["batch"], row["arm"]): row["step_us"] for row in document["rows"]}

@@ -62,6 +62,8 @@ PRODUCT = {"BLOCK_N": 16, "BLOCK_K": 128, "STAGES": 4, "AHEAD": True, "WHOLE_BLO
 ATTENTION = {"GROUP": 4, "ROWS": 16, "BLOCK": 32, "STAGES": 5, "LEAST": 32, "MAX_PARTS": 64, "FRONT": False,
              "OWN_KEYS": False}
 FRONT = ATTENTION | {"FRONT": True, "OWN_KEYS": True}
+EXPERTS = {"TOP_K": 8, "PLACES": 8, "PAIRS": 64, "BLOCK_K": 128, "STAGES": 4, "WHOLE_BLOCKS": True}
+DOWN = {"TOP_K": 8, "PAIRS": 64, "BLOCK_N": 32, "BLOCK_K": 64, "STAGES": 6, "WHOLE_BLOCKS": True}
 HEADS = {"Q_HEADS": 8, "KV_HEADS": 2, "HALF": 128}
 KERNELS = [
     ("rmsnorm_add", ROW),
@@ -83,13 +85,18 @@ KERNELS = [
     ("decode_attention", FRONT | {"HEAD_DIM": 256}),
     ("decode_attention", FRONT | {"HEAD_DIM": 512, "OWN_KEYS": False}),
     ("decode_attention", FRONT | {"HEAD_DIM": 512}),
+    ("routed_experts", EXPERTS | {"BLOCK_M": 8, "BLOCK_N": 32}),
+    ("routed_experts", EXPERTS | {"BLOCK_M": 1, "BLOCK_N": 16}),
+    ("routed_experts.down", DOWN | {"BLOCK_M": 8, "SPLIT": True}),
+    ("routed_experts.down", DOWN | {"BLOCK_M": 1, "SPLIT": False}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
 ]
 TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
          "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32", "positions": "*i64",
          "cos_sin_cache": "*fp32", "partial": "*fp32", "counters": "*i32", "columns": "i32", "depth": "i32",
          "splits": "i32", "kv_heads": "i32", "scaling": "fp32", "extremes": "*fp32", "starts": "*i32",
-         "slots": "*i64", "angles": "*fp32", "places": "*i64"}
+         "slots": "*i64", "angles": "*fp32", "places": "*i64", "shares": "*fp32", "order": "*i32",
+         "order_shares": "*fp32", "experts": "i32"}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]
@@ -97,8 +104,10 @@ def before_the_wait(ptx):
 
 for op, constants in KERNELS:
     constants = constants | {"EARLY_LAUNCH": True}
-    kernel = getattr(importlib.import_module(f"gemma4_kernels.{op}.kernel"), f"{op}_kernel")
-    types = TYPES | ({"factor": "*bf16"} if op == "small_m_linear" else {})
+    folder, _, part = op.partition(".")
+    name = "experts_down_kernel" if part else f"{op}_kernel"
+    kernel = getattr(importlib.import_module(f"gemma4_kernels.{folder}.{part + '_' * bool(part)}kernel"), name)
+    types = TYPES | {"small_m_linear": {"factor": "*bf16"}}.get(op, {})
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i64" if name.endswith("_stride") else "*bf16")
         for name in kernel.arg_names
@@ -113,7 +122,9 @@ for op, constants in KERNELS:
         compiled = triton.compile(source, target=target, options={"num_warps": 1 if constants.get("TILE") == 1 else 4})
         ptx = compiled.asm["ptx"]
         vectors = re.findall(r"ld[.]global[.a-zA-Z0-9_:]*[.]v[248][.]b(?:32|64)", ptx)
-        print(op, capability, len(vectors) > 0, ".local" in ptx, "redux.sync" in ptx, compiled.metadata.shared > 0,
+        # A copy to shared memory past L1 is of 16 bytes.
+        wide = len(vectors) > 0 or "cp.async.cg" in ptx
+        print(op, capability, wide, ".local" in ptx, "redux.sync" in ptx, compiled.metadata.shared > 0,
               before_the_wait(ptx))
 """
 
@@ -122,14 +133,14 @@ for op, constants in KERNELS:
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 40
+    assert len(lines) == 48
     for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
-        # Weights and lists only, of which gelu_tanh_mul has none.
+        # Weights and lists only, of which gelu_tanh_mul has none, and experts are not known yet.
         assert stores == 0, op
-        assert (loads > 0) == (op != "gelu_tanh_mul"), (op, loads)
+        assert (loads > 0) == (op not in ("gelu_tanh_mul", "routed_experts", "routed_experts.down")), (op, loads)
         assert (op, capability, vectors, local) == (op, capability, "True", "False")
-        # A round of routing is one instruction per warp.
-        assert redux == str(op == "routing"), op
+        # A round of routing is one instruction per warp; experts are looked for in the same way.
+        assert redux == str(op == "routing") or op == "routed_experts", op
         # And nothing of it goes through shared memory, behind a barrier.
         assert op != "routing" or shared == "False"

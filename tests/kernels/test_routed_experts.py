@@ -99,7 +99,7 @@ def test_a_row_has_the_same_bits_each_time_and_whatever_the_other_rows_are(plan)
 @pytest.mark.sampled(3)
 @by_path
 def test_ids_that_are_none_take_no_part(path):
-    x, gate_up, down, shares, ids = inputs(4, 3, 8, 32, 16)
+    x, gate_up, down, shares, ids = inputs(4, 3, 8, 32, 32)
     gate_up[0], down[0] = torch.inf, torch.nan
     ids[:] = torch.tensor([[1, -1, 2], [-1, 8, 2**31 - 1], [3, 4, 5], [7, 1, -1]])
     for plan in (None,) if path == "torch" else PLANS:
@@ -111,7 +111,7 @@ def test_ids_that_are_none_take_no_part(path):
 @needs_kernel
 @by_plan
 def test_what_is_no_number_stays_with_the_rows_that_chose_it(plan):
-    x, gate_up, down, shares, ids = inputs(4, 2, 8, 32, 16)
+    x, gate_up, down, shares, ids = inputs(4, 2, 8, 32, 32)
     ids[:] = torch.tensor([[0, 1], [2, 3], [3, 4], [1, 5]])
     plain = routed_experts(x, gate_up, down, shares, ids, plan, path="kernel")
     x[0, 5], gate_up[4, 7, 3], down[4, 9, 2] = torch.nan, torch.inf, torch.nan
