@@ -201,6 +201,9 @@ CASES = {
     "window-lost-at-a-split": ("pages-leaked", S.TREE_NODE, D.LOST, C.LIKELY),
     "lengths-taken-ahead-in-another-order": ("request-state-differs", S.REQUEST_COUNTERS, D.SWAPPED, C.CERTAIN),
     "evicted-while-locked": ("request-state-differs", S.TREE_LOCK, D.EARLY, C.LIKELY),
+    "one-tokens-swa-write-untranslated": ("slot-beyond-the-map", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.LIKELY),
+    "retraction-leaves-full-pages": ("pages-leaked", S.FREE_CALL, D.LOST, C.LIKELY),
+    "duplicates-freed-on-the-full-side": ("swa-page-replaced-before-free", S.FREE_CALL, D.LOST, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -292,6 +295,12 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("window-lost-at-a-split", "a node lost its window where it was split (_split_node, "),
         ("lengths-taken-ahead-in-another-order", "were noted at other requests of the batch than it took them for"),
         ("evicted-while-locked", "what chooses the leaves to evict does not heed the request's lock"),
+        ("one-tokens-swa-write-untranslated", "which was not translated: the sliding-window pool is shorter"),
+        (
+            "retraction-leaves-full-pages",
+            "released without giving anything to the prefix cache, as where it is retracted",
+        ),
+        ("duplicates-freed-on-the-full-side", "as their request was put into the prefix cache, which has those tokens"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
