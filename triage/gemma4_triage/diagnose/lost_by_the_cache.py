@@ -128,8 +128,8 @@ def freed_without(dump: Dump, lost: Suspect, *sites: str) -> int | None:
     # What freed the full page first since then is what left the other behind.
     begin = max((n for n, one in enumerate(events) if _is_of(one, "swa", lost.page)), default=-1)
     of_full = (n for n, one in enumerate(events) if n > begin and _is_of(one, "full", lost.peer))
-    freed = (n for n in of_full if events[n].get("kind") == "freed" and int(events[n].get("step") or 0) >= since)
-    first = next(freed, None)
+    back = (n for n in of_full if events[n].get("kind") in ("freed", "free_asked"))
+    first = next((n for n in back if int(events[n].get("step") or 0) >= since), None)
     return first if first is not None and events[first].get("site") in sites else None
 
 

@@ -30,7 +30,7 @@ def find(incident: Incident) -> Finding | None:
     exchange = exchange_of(dump, lost[0])
     at = None if exchange or calls_went_unseen(dump) else _left(dump, lost[0])
     if at is not None:
-        return _left_behind(dump, at, all(freed_without(dump, one, *_INSERTS) is not None for one in lost))
+        return _left_behind(dump, at, freed_without(dump, lost[0], *_INSERTS) is not None)
     # Where no other page was handed out and given back in its place, a free that left the SWA side out does the same.
     unseen = calls_went_unseen(dump) or not exchange
     return Finding(
@@ -82,7 +82,8 @@ def _left_behind(dump: Dump, number: int, inserted: bool) -> Finding:
             "without a window (tombstone), which did not take it."
             if inserted
             else "SWA pages are lost whose full pages the prefix cache's eviction gave back: of an evicted node's "
-            "window it gave back fewer pages than the node has, or none, then or as the window alone was evicted before."
+            "window it gave back fewer pages than the node has, or none, then or as the window alone was evicted "
+            "before."
         ),
         confidence=Confidence.CERTAIN,
         evidence=(
