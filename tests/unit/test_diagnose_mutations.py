@@ -204,6 +204,8 @@ CASES = {
     "one-tokens-swa-write-untranslated": ("slot-beyond-the-map", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.LIKELY),
     "retraction-leaves-full-pages": ("pages-leaked", S.FREE_CALL, D.LOST, C.LIKELY),
     "duplicates-freed-on-the-full-side": ("swa-page-replaced-before-free", S.FREE_CALL, D.LOST, C.LIKELY),
+    "hand-out-left-on-the-list": ("freed-while-held", S.FULL_FREE_LIST, None, C.LIKELY),
+    "last-slots-read-at-the-new-end": ("allocator-past-pool-end", None, None, C.CERTAIN),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -301,6 +303,8 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
             "released without giving anything to the prefix cache, as where it is retracted",
         ),
         ("duplicates-freed-on-the-full-side", "as their request was put into the prefix cache, which has those tokens"),
+        ("hand-out-left-on-the-list", "it took fewer pages off its lists than it gave"),
+        ("last-slots-read-at-the-new-end", "as at the new length in place of the one before"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
