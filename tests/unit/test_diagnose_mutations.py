@@ -206,6 +206,7 @@ CASES = {
     "duplicates-freed-on-the-full-side": ("swa-page-replaced-before-free", S.FREE_CALL, D.LOST, C.LIKELY),
     "hand-out-left-on-the-list": ("freed-while-held", S.FULL_FREE_LIST, None, C.LIKELY),
     "last-slots-read-at-the-new-end": ("allocator-past-pool-end", None, None, C.CERTAIN),
+    "prefix-not-written": ("request-state-differs", S.REQUEST_ROW, None, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -305,6 +306,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("duplicates-freed-on-the-full-side", "as their request was put into the prefix cache, which has those tokens"),
         ("hand-out-left-on-the-list", "it took fewer pages off its lists than it gave"),
         ("last-slots-read-at-the-new-end", "as at the new length in place of the one before"),
+        ("prefix-not-written", "its row was not written with the cached prefix, and has there what an earlier request"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
