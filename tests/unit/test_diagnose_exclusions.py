@@ -240,6 +240,7 @@ UNLESS_PROVEN = {
     ("request-state-differs", "the two accounts"),
     ("row-not-translated", "the pools have"),
     ("swa-page-replaced-before-free", "the events show"),
+    ("slot-beyond-the-map", "the mapping leads"),
     ("slot-beyond-the-map", "the row was right"),
     ("swa-page-shared", "the lists before"),
     ("table-too-narrow", "the other of"),

@@ -209,6 +209,12 @@ CASES = {
     "window-lost-at-a-split": ("pages-leaked", S.TREE_NODE, D.LOST, C.LIKELY),
     "lengths-taken-ahead-in-another-order": ("request-state-differs", S.REQUEST_COUNTERS, D.SWAPPED, C.CERTAIN),
     "evicted-while-locked": ("request-state-differs", S.TREE_LOCK, D.EARLY, C.LIKELY),
+    "one-tokens-swa-write-untranslated": ("slot-beyond-the-map", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.LIKELY),
+    "retraction-leaves-full-pages": ("pages-leaked", S.FREE_CALL, D.LOST, C.LIKELY),
+    "duplicates-freed-on-the-full-side": ("swa-page-replaced-before-free", S.FREE_CALL, D.LOST, C.LIKELY),
+    "hand-out-left-on-the-list": ("freed-while-held", S.FULL_FREE_LIST, None, C.LIKELY),
+    "last-slots-read-at-the-new-end": ("allocator-past-pool-end", None, None, C.CERTAIN),
+    "prefix-not-written": ("request-state-differs", S.REQUEST_ROW, None, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -307,6 +313,15 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("lengths-taken-ahead-in-another-order", "were noted at other requests of the batch than it took them for"),
         ("evicted-while-locked", "what chooses the leaves to evict does not heed the request's lock"),
         ("asked-with-an-untranslated-slot", "goes on with the full pool's slots, which were not translated"),
+        ("one-tokens-swa-write-untranslated", "which was not translated: the sliding-window pool is shorter"),
+        (
+            "retraction-leaves-full-pages",
+            "released without giving anything to the prefix cache, as where it is retracted",
+        ),
+        ("duplicates-freed-on-the-full-side", "as their request was put into the prefix cache, which has those tokens"),
+        ("hand-out-left-on-the-list", "it took fewer pages off its lists than it gave"),
+        ("last-slots-read-at-the-new-end", "as at the new length in place of the one before"),
+        ("prefix-not-written", "its row was not written with the cached prefix, and has there what an earlier request"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_triage.diagnose.census import invalid_defect, lost_pages
-from gemma4_triage.diagnose.evidence import event, readable_events, tensor_or_none
+from gemma4_triage.diagnose.census import OUT_OF_RANGE, first_census, invalid_defect, lost_pages
+from gemma4_triage.diagnose.evidence import cell, event, readable_events, tensor_or_none
 from gemma4_triage.diagnose.hand_out import POOLS, hand_out_wrong
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.recorded_calls import gives_back, is_release, request_at, slots_of, swa_peer
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Evidence
+
+ALL_AT_ONCE = (
+    " All of its requests were, which have tokens: their rows were read where nothing is written yet, as at the new "
+    "length in place of the one before, or they are other rows."
+)
 
 
 def mapping_since(dump: Dump) -> Wrong:
@@ -207,3 +213,25 @@ def _defect_of_length(length: int, right: int, others: set[int]) -> Defect | Non
 
 def _invalid_slot(slot: int) -> Defect:
     return Defect.ZERO if slot == 0 else Defect.NEGATIVE if slot < 0 else Defect.PAST_END
+
+
+def all_were_asked(dump: Dump) -> bool:
+    """Return whether every request of several, all of which have tokens, was to go on from page 0."""
+    call = (readable_events(dump) or [{}])[-1]
+    begins, asked = call.get("prefix_lens"), call.get("last_loc")
+    if not (isinstance(begins, list) and isinstance(asked, list) and len(begins) == len(asked) > 1):
+        return False
+    return all(begin > 0 for begin in begins) and not any(asked)
+
+
+def seen_before(incident: Incident, dump: Dump) -> tuple[Evidence, ...]:
+    """Return the page on the free list in an audit ahead of the call, if there is one: who put it there is the cause.
+
+    Both write their dumps at once, so the older one looked first.
+    """
+    census = first_census(incident)
+    if census is None or census.dumps[0].manifest.created_utc >= dump.manifest.created_utc:
+        return ()
+    pages = {offence.value // (dump.manifest.page_size or 1) for offence in dump.manifest.offences}
+    listed = (one for one in census.of(dump.manifest.pool_kind or "full", OUT_OF_RANGE) if one.page in pages)
+    return tuple(cell(one.dump, TABLE, (one.row, 0), "the free list had it at the audit before") for one in listed)[:1]

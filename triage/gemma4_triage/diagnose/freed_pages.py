@@ -477,3 +477,16 @@ def stands_twice(dump: Dump) -> bool:
         return False
     held = [tuple(one[:2]) for one in holders.tolist()]
     return len(set(held)) < len(held)
+
+
+def was_given_now(incident: Incident, page: Suspect) -> bool:
+    """Return whether the page may have been handed out in another's place since the audit before.
+
+    That one was free, and is nowhere: the list named another page, or the hand-out did.
+    """
+    census = first_census(incident)
+    missing = () if census is None else [one for one in census.of(page.pool, NOWHERE) if one.was_free]
+    if census is None or not missing:
+        return False
+    held = [one for one in census.of(page.pool, FREE_AND_HELD) if one.page == page.page]
+    return any(census.given_instead(one, other) for one in held for other in missing)

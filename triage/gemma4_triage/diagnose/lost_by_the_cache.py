@@ -31,6 +31,10 @@ PROMPTS = (
     "all of them are of prompts, which the prefix cache takes over, and what their owners were given for their answers "
     "was freed, so it is the cache that has lost them"
 )
+RELEASED = (
+    "their last owner was released without giving anything to the prefix cache, as where it is retracted. That gave "
+    "back others of its pages in both pools, and left out these, whose SWA pages were gone before"
+)
 DUPLICATES = (
     "their last owner runs on without them. The prefix cache had tokens of it already, in pages of its own: what was "
     "put into it gave back other pages of that owner (duplicates), and left these out"
@@ -55,6 +59,25 @@ def were_given(dump: Dump) -> bool:
 def an_eviction_was_near(dump: Dump) -> bool:
     """Return whether the last events before the audit have an eviction of the cache."""
     return any(record.get("site") == "evict_tree" for record in readable_events(dump))
+
+
+def left_by_a_release(dump: Dump) -> bool:
+    """Return whether a release gave back several full pages of the lost ones' owner, and the cache got none then.
+
+    What ends in the cache leaves a release its last page alone. Only full pages are lost, whose SWA pages are not.
+    """
+    lost, events = [one for one in lost_pages(dump) if one.fault == "nowhere"], readable_events(dump)
+    cached = {one.get("step") for one in events if one.get("kind") == GIVEN}
+    slots = {
+        one.get("by_request_slot")
+        for one in events
+        if one.get("kind") in ("freed", "free_asked") and int(one.get("pages") or 0) > 1
+        if (one.get("pool"), one.get("site")) == ("full", "release_kv_cache") and one.get("step") not in cached
+        if all(int(one.get("step") or 0) >= (page.alloc_step or 0) for page in lost)
+    }
+    return bool(lost) and all(
+        one.pool == "full" and one.peer is not None and one.owner is not None and one.owner[0] in slots for one in lost
+    )
 
 
 def left_of_duplicates(dump: Dump) -> bool:
@@ -94,19 +117,20 @@ def windows_taken_again(dump: Dump) -> bool:
     return bool(elsewhere) and all(one in elsewhere or one.peer in back for one in lost)
 
 
-def evicted_without(dump: Dump, lost: Suspect) -> int | None:
-    """Return the number of the event by which the cache's eviction freed the full page of a lost SWA page; or None.
+def freed_without(dump: Dump, lost: Suspect, *sites: str) -> int | None:
+    """Return the number of the event by which one of these sites freed the full page of a lost SWA page; or None.
 
     None as well where that SWA page was handed out since, or given back.
     """
-    events = readable_events(dump)
-    of_full = (number for number, one in enumerate(events) if _is_of(one, "full", lost.peer))
-    freed = [n for n in of_full if events[n].get("kind") == "freed" and events[n].get("site") == "evict_tree"]
-    if not freed or lost.pool != "swa" or lost.last_event not in ("owned", "handed_out"):
+    events, since = readable_events(dump), lost.alloc_step or 0
+    if lost.pool != "swa" or lost.last_event not in ("owned", "handed_out"):
         return None
-    since = int(events[freed[-1]].get("step") or 0)
-    later = any(_is_of(one, "swa", lost.page) for one in events[freed[-1] :])
-    return None if later or since < (lost.alloc_step or 0) else freed[-1]
+    # What freed the full page first since then is what left the other behind.
+    begin = max((n for n, one in enumerate(events) if _is_of(one, "swa", lost.page)), default=-1)
+    of_full = (n for n, one in enumerate(events) if n > begin and _is_of(one, "full", lost.peer))
+    back = (n for n in of_full if events[n].get("kind") in ("freed", "free_asked"))
+    first = next((n for n in back if int(events[n].get("step") or 0) >= since), None)
+    return first if first is not None and events[first].get("site") in sites else None
 
 
 def _is_of(event: Mapping[str, Any], pool: str, page: int | None) -> bool:
@@ -146,3 +170,12 @@ def were_the_caches_before(dump: Dump) -> bool:
     given = (past["full", page][-1].given_step if ("full", page) in past else None for page in found)
     freed = (places[0].get(page, (0, -1))[1] for page in found)
     return all(step is not None and at > step for at, step in zip(freed, given, strict=True))
+
+
+def why_lost(known: bool, ended: bool | None) -> str:
+    """Return what is said of lost pages by their last owner alone."""
+    if known:
+        return "their last owner ended without giving them back"
+    if ended is False:
+        return "their last owner still runs, and neither its row nor what it counts as its own has them"
+    return "whose they were, or what became of them, is not known"

@@ -12,6 +12,11 @@ _FEWEST = 3
 """Of entries that are wrong by the same amount, before that is said."""
 _LARGEST = 1 << 60
 
+_UNWRITTEN = (
+    "its row was not written with the cached prefix, and has there what an earlier request left, or was written with "
+    "other slots"
+)
+
 
 def relation_of(dump: Dump) -> str | None:
     """Return as a clause what all listed entries have in common with what should stand there; None if nothing.
@@ -30,7 +35,10 @@ def relation_of(dump: Dump) -> str | None:
         return _of_places(dump, places)
     if not pairs or any(value == expected for value, expected in pairs):
         return None
-    return next(_relations(pairs, dump.manifest.page_size or 1, **numbers), None)
+    found = next(_relations(pairs, dump.manifest.page_size or 1, **numbers), None)
+    return (
+        _UNWRITTEN if found is None and (scalars.get("why"), scalars.get("first_look")) == ("prefix", True) else found
+    )
 
 
 def places_early(dump: Dump) -> int | None:

@@ -1,12 +1,10 @@
 """An allocator hands out a slot that its pool does not have; writes and reads outside the buffer follow from it."""
 
-from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import OUT_OF_RANGE, first_census
-from gemma4_triage.diagnose.earlier_calls import asked_wrong
-from gemma4_triage.diagnose.evidence import cell, lies_inside, said
+from gemma4_triage.diagnose.earlier_calls import ALL_AT_ONCE, all_were_asked, asked_wrong, seen_before
+from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.hand_out import hand_out_wrong, is_what_the_pool_gave
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
@@ -42,6 +40,9 @@ _WRITTEN = (
 )
 
 _AT_LISTS = "Look at what changed the free list (free_pages_full, free_pages_swa): a foreign free, a restore_state."
+_AT_ROWS = (
+    "Look at where the row's last slot is read (get_last_loc, last_loc): at the length before this call, less one."
+)
 _AT_MAP = "Look at what writes the mapping after a hand-out: which entries it writes, and in which type."
 
 
@@ -63,20 +64,23 @@ def find(incident: Incident) -> Finding | None:
     asked = _was_asked(dump)
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
-    follows = _seen_before(incident, dump) if wrong.structure in _LISTS else ()
+    follows = seen_before(incident, dump) if wrong.structure in _LISTS else ()
     gone_on = wrong.structure is Structure.BATCH_LENGTHS and not asked
     whence = _SEEN if follows else _WHENCE.get((wrong.structure, wrong.defect)) or _WHENCE.get(wrong.structure, "")
     return Finding(
         rule=ID,
         structure=None if follows else wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
-        cause=_GONE_ON if gone_on else _WRITTEN if mapped else _cause(asked, beyond) + whence,
+        cause=_GONE_ON if gone_on else _WRITTEN if mapped else _cause(asked, beyond, all_were_asked(dump)) + whence,
         # A page 0 that no account says is wrong may follow from what asked for it: a length, a row or a mapping.
         confidence=Confidence.POSSIBLE
         if follows or (wrong.structure is None and not asked and not beyond)
         else Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof, *follows),
-        advice=(_AT_MAP if mapped else _AT_LISTS, "Trust no output since the first such hand-out."),
+        advice=(
+            _AT_MAP if mapped else _AT_ROWS if asked else _AT_LISTS,
+            "Trust no output since the first such hand-out.",
+        ),
         next_commands=(
             commands.serve(incident, "--debug trap", "--probes swa-allocator,page-table"),
             commands.corpus("swa-alloc-oob"),
@@ -85,12 +89,12 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _cause(asked: bool, beyond: bool) -> str:
+def _cause(asked: bool, beyond: bool, all_at_once: bool = False) -> str:
     if asked:
         return (
             "The allocator was asked to continue from a slot that no request has: the row or the length that named it "
             "is wrong, and not what the allocator handed out."
-        )
+        ) + (ALL_AT_ONCE if all_at_once else "")
     if beyond:
         return "The allocator handed out a slot beyond its pool; what lies there is another tensor's."
     return "The allocator handed out a slot below the first of its pool: page 0, which is for padding, or none at all."
@@ -113,19 +117,6 @@ def _is_from_before(dump: Dump) -> bool | None:
     # Without what the pool itself gave, the mapping may have been written wrong after it.
     unproven = structure is Structure.ALLOCATION and of_swa and gave is None
     return None if unproven or structure in _NOT_PROVEN else False
-
-
-def _seen_before(incident: Incident, dump: Dump) -> tuple[Evidence, ...]:
-    """Return the page on the free list in an audit ahead of the call, if there is one: who put it there is the cause.
-
-    Both write their dumps at once, so the older one looked first.
-    """
-    census = first_census(incident)
-    if census is None or census.dumps[0].manifest.created_utc >= dump.manifest.created_utc:
-        return ()
-    pages = {offence.value // (dump.manifest.page_size or 1) for offence in dump.manifest.offences}
-    listed = (one for one in census.of(dump.manifest.pool_kind or "full", OUT_OF_RANGE) if one.page in pages)
-    return tuple(cell(one.dump, TABLE, (one.row, 0), "the free list had it at the audit before") for one in listed)[:1]
 
 
 RULE = Rule(

@@ -1,10 +1,12 @@
 """A page on the free list that a request or the prefix cache still holds: freed too early, or never freed at all."""
 
+from collections.abc import Sequence
+
 from gemma4_dumps.audit_findings import TABLE, Suspect
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
+from gemma4_triage.diagnose.census import FREE_AND_HELD
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import (
     entry_names_another,
@@ -17,6 +19,7 @@ from gemma4_triage.diagnose.freed_pages import (
     of_request_slots,
     others_are_lost,
     was_freed,
+    was_given_now,
     was_handed_out_before,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -41,6 +44,10 @@ _SLOTS = (
     "A request slot is on the list of free ones although its request runs, so that the next request may get the same "
     "row of req_to_token: it was given back too early or twice, or something else wrote the list."
 )
+_KEPT = (
+    " One call handed all of them out, in both pools: it took fewer pages off its lists than it gave (alloc_extend, "
+    "alloc_decode: num_new_pages), or somebody put them back on both."
+)
 _CLEARED = (
     "The allocators were emptied (clear, as in a flush), and who held pages was not: the prefix cache, a session or a "
     "request has them still, and they are handed out to others."
@@ -53,7 +60,7 @@ def find(incident: Incident) -> Finding | None:
         return freed_beside_eviction(incident, ID) or handed_out_since(incident, ID)
     held = free_and_held(dump)
     if held and not any(was_freed(page) for page in held):
-        return _never_freed(incident, dump, held[0])
+        return _never_freed(incident, dump, held)
     if (again := handed_out_in_use(dump, held)) is not None:
         return given_in_use(incident, dump, again, ID)
     of_slots = of_request_slots(dump, FREE_AND_HELD)
@@ -78,8 +85,11 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _never_freed(incident: Incident, dump: Dump, first: Suspect) -> Finding:
-    now = _was_given_now(incident, first)
+def _never_freed(incident: Incident, dump: Dump, held: Sequence[Suspect]) -> Finding:
+    first = held[0]
+    now = was_given_now(incident, first)
+    # Whatever else writes a list does not choose, in both pools, pages of one call.
+    one_call = len({(one.alloc_site, one.alloc_step) for one in held}) == 1 and len({one.pool for one in held}) > 1
     return Finding(
         rule=ID,
         structure=None if now else free_list_of_pool(first.pool),
@@ -87,25 +97,13 @@ def _never_freed(incident: Incident, dump: Dump, first: Suspect) -> Finding:
             f"The free list of the {first.pool} pool holds pages that a request or the prefix cache still reads, and "
             "nobody gave them back since they were handed out: what is wrong is the list, "
             + ("or a hand-out that nobody saw." if now else "not a free.")
+            + (_KEPT if one_call and not now else "")
         ),
         confidence=Confidence.POSSIBLE if now else Confidence.CERTAIN,
         evidence=_evidence(dump),
         advice=("Look at what writes free_pages beside free and alloc: restore_state, clear, a resized pool.",),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
-
-
-def _was_given_now(incident: Incident, page: Suspect) -> bool:
-    """Return whether the page may have been handed out in another's place since the audit before.
-
-    That one was free, and is nowhere: the list named another page, or the hand-out did.
-    """
-    census = first_census(incident)
-    missing = () if census is None else [one for one in census.of(page.pool, NOWHERE) if one.was_free]
-    if census is None or not missing:
-        return False
-    held = [one for one in census.of(page.pool, FREE_AND_HELD) if one.page == page.page]
-    return any(census.given_instead(one, other) for one in held for other in missing)
 
 
 def _evidence(dump: Dump, what: str = "pages", names_owner: bool = True) -> tuple[Evidence, ...]:

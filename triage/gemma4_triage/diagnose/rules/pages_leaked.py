@@ -22,13 +22,16 @@ from gemma4_triage.diagnose.lost_by_the_cache import (
     LOST,
     PROMPTS,
     RECOVERED,
+    RELEASED,
     SWA_SIDE,
     an_eviction_was_near,
     are_of_prompts,
     is_empty,
+    left_by_a_release,
     left_of_duplicates,
     may_be_an_eviction,
     were_given,
+    why_lost,
     windows_taken_again,
 )
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, calls_went_unseen, in_dump
@@ -67,13 +70,15 @@ def find(incident: Incident) -> Finding | None:
     evicted = given and an_eviction_was_near(dump)
     of_cache = given or (keeps_prefixes(dump) and known and ended is True and are_of_prompts(dump))
     emptied = given and is_empty(dump)
+    if left := known and not given and left_by_a_release(dump):
+        of_cache = False
     if beside := cache_has_the_full_page(dump):
         given = evicted = of_cache = known = emptied = False
     twice = ended is False and left_of_duplicates(dump)
     if again := windows_taken_again(dump):
         known = False
     windows, gone = ((beside, SWA_SIDE), (again, RECOVERED)), ((emptied, EMPTIED), (evicted, EVICTED))
-    told = (*windows, (twice, DUPLICATES), *gone, (given, LOST), (of_cache, PROMPTS))
+    told = (*windows, (twice, DUPLICATES), (left, RELEASED), *gone, (given, LOST), (of_cache, PROMPTS))
     why = next((words for holds, words in told if holds), "")
     return Finding(
         rule=ID,
@@ -85,9 +90,9 @@ def find(incident: Incident) -> Finding | None:
         if known or twice
         else None,
         defect=Defect.LOST,
-        cause=f"Pages belong to nobody and are not free{where}: {why or _why(known, ended)}.",
+        cause=f"Pages belong to nobody and are not free{where}: {why or why_lost(known, ended)}.",
         confidence=Confidence.LIKELY
-        if emptied or again or twice
+        if emptied or again or twice or left
         else Confidence.CERTAIN
         if known or (given and not evicted)
         else Confidence.POSSIBLE,
@@ -101,14 +106,6 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump),),
         upstream=("SGLang 11970", "SGLang 7130"),
     )
-
-
-def _why(known: bool, ended: bool | None) -> str:
-    if known:
-        return "their last owner ended without giving them back"
-    if ended is False:
-        return "their last owner still runs, and neither its row nor what it counts as its own has them"
-    return "whose they were, or what became of them, is not known"
 
 
 def _may_be_held(dump: Dump) -> bool | None:

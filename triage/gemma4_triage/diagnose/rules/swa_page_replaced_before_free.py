@@ -7,11 +7,12 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import exchange_of, lost_pages
 from gemma4_triage.diagnose.evidence import cell, event, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, LOST_PAGES, Incident
-from gemma4_triage.diagnose.lost_by_the_cache import evicted_without
+from gemma4_triage.diagnose.lost_by_the_cache import freed_without, windows_taken_again
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, calls_went_unseen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "swa-page-replaced-before-free"
+_EVICTS, _INSERTS = ("evict_tree",), ("cache_unfinished_req", "cache_finished_req")
 
 
 def find(incident: Incident) -> Finding | None:
@@ -20,17 +21,16 @@ def find(incident: Incident) -> Finding | None:
         # A page that was free when it got lost was lost by the free list.
         # The full page may be in use again by then, where the events have shown what became of it before.
         if lost and all(
-            _stayed_behind(one)
-            and (not _is_held(dump, one) or exchange_of(dump, one) or evicted_without(dump, one) is not None)
+            _stayed_behind(one) and (not _is_held(dump, one) or exchange_of(dump, one) or _left(dump, one) is not None)
             for one in lost
         ):
             break
     else:
         return None
     exchange = exchange_of(dump, lost[0])
-    at = None if exchange or calls_went_unseen(dump) else evicted_without(dump, lost[0])
+    at = None if exchange or calls_went_unseen(dump) else _left(dump, lost[0])
     if at is not None:
-        return _left_by_eviction(dump, at)
+        return _left_behind(dump, at, freed_without(dump, lost[0], *_INSERTS) is not None)
     # Where no other page was handed out and given back in its place, a free that left the SWA side out does the same.
     unseen = calls_went_unseen(dump) or not exchange
     return Finding(
@@ -65,14 +65,25 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _left_by_eviction(dump: Dump, number: int) -> Finding:
+def _left(dump: Dump, lost: Suspect) -> int | None:
+    """Return the event by which an eviction, or else what was put into the cache, gave back the full page alone."""
+    at = freed_without(dump, lost, *_EVICTS)
+    return freed_without(dump, lost, *_INSERTS) if at is None and not windows_taken_again(dump) else at
+
+
+def _left_behind(dump: Dump, number: int, inserted: bool) -> Finding:
     return Finding(
         rule=ID,
         structure=Structure.FREE_CALL,
         defect=Defect.LOST,
         cause=(
-            "SWA pages are lost whose full pages the prefix cache's eviction gave back: of an evicted node's window it "
-            "gave back fewer pages than the node has, or none, then or as the window alone was evicted before."
+            "SWA pages are lost whose full pages were given back as their request was put into the prefix cache, which "
+            "has those tokens already (duplicates): of duplicates the SWA side was left out, or was to go to a node "
+            "without a window (tombstone), which did not take it."
+            if inserted
+            else "SWA pages are lost whose full pages the prefix cache's eviction gave back: of an evicted node's "
+            "window it gave back fewer pages than the node has, or none, then or as the window alone was evicted "
+            "before."
         ),
         confidence=Confidence.CERTAIN,
         evidence=(
@@ -82,8 +93,11 @@ def _left_by_eviction(dump: Dump, number: int) -> Finding:
             event(dump, number, "step", "when that was"),
         ),
         advice=(
-            "Look at what an eviction hands to free_swa_segment (evict_component of the cache's sliding-window part): "
-            "which of a node's slots, and how many.",
+            "Look at what an insert hands to free_segment, which gives back both sides, and to free_full_segment, "
+            "which leaves the SWA page (_apply_insert_action, recover of the cache's sliding-window part)."
+            if inserted
+            else "Look at what an eviction hands to free_swa_segment (evict_component of the cache's sliding-window "
+            "part): which of a node's slots, and how many.",
             "The pool stays smaller until a flush_cache or a restart.",
         ),
         next_commands=(commands.audit(dump),),
