@@ -145,9 +145,18 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
             # What waits to be looked at says of the count and of the tokens how far they will go.
             agreed = id(batch.reqs[first]) in seen_of(scheduler).agreed and not ahead[first].lag if alone else True
             had = {"as_before": None, "account": of, "agreed_before": agreed}
+            had |= _launched(scheduler, batch.reqs, wrong) if alone else {}
             site, role = (DRAFT_POSITIONS, "draft") if in_draft else (INIT, "target")
             kinds = or_swapped(wrong, kinds)
             report_wrong(scheduler, wrong, LENGTH, site, structure, kinds, made, rows, had=had, role=role)
+
+
+def _launched(scheduler: Any, requests: Sequence[Any], wrong: Sequence[WrongEntry]) -> dict[str, Any]:
+    """Return, for a dump, the lengths with which the latest forwards of these requests were launched."""
+    seen = seen_of(scheduler)
+    lengths = [launched_at(seen, requests[one.row]) for one in wrong]
+    known = {} if None in lengths else {"launched": ",".join(map(str, lengths))}
+    return known | {"relayed": bool(scheduler.enable_overlap)}
 
 
 def _outvoted(row: int, account: tuple[int, int, int | None], of: str) -> WrongEntry | None:
