@@ -89,6 +89,7 @@ CASES = {
     "prefill-lengths-not-published": ("request-state-differs", S.BATCH_LENGTHS, None, C.CERTAIN),
     "tokens-not-filtered": ("token-differs", None, D.FOREIGN, C.CERTAIN),
     "query-bounds-of-prefixes": ("table-too-narrow", None, None, C.LIKELY),
+    "hosts-lengths-behind": ("request-state-differs", S.BATCH_LENGTHS, None, C.CERTAIN),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -313,6 +314,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("prefill-lengths-not-published", "with which their prefill was launched, did not reach the step behind it"),
         ("tokens-not-filtered", "they were not filtered with these (filter_batch, bonus_tokens)"),
         ("query-bounds-of-prefixes", "(cu_seqlens_q) are sums of the requests' prefixes, 96, 0"),
+        ("hosts-lengths-behind", "The host's copy of a batch's lengths (seq_lens_cpu) has"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

@@ -11,6 +11,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.counts import check_lengths
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -202,3 +203,20 @@ def test_the_one_that_left_a_batch_with_its_row_is_told(server):
     first, *rest = server.world.requests
     assert request_rows._left_with_row(server.scheduler, rest) == {"left_with_row": held(first).req_pool_idx}
     assert request_rows._left_with_row(server.scheduler, server.world.requests) == {}
+
+
+@pytest.mark.parametrize("behind", [0, 2])
+def test_a_hosts_length_that_is_not_the_devices(server, behind):
+    server.forward()
+    requests = server.world.requests
+    for request in requests:
+        request.output_ids.append(7)
+    server.next_batch()
+    lengths = torch.tensor([held(request).kv_committed_len for request in requests])
+    made = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY, seq_lens=lengths)
+    batch = SimpleNamespace(reqs=requests, seq_lens_cpu=lengths - behind)
+    if not behind:
+        check_lengths(server.scheduler, batch, made)
+        return
+    said = trapped_by(server, lambda: check_lengths(server.scheduler, batch, made)).scalars
+    assert (said["why"], said["expected"] - said["value"]) == ("host", behind)
