@@ -120,7 +120,7 @@ def sglang_experts(count: int) -> Callable[..., torch.Tensor] | None:
     except ImportError as error:
         print(f"SGLang's experts are left out: {error}", file=sys.stderr)
         return None
-    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
+    set_global_server_args_for_scheduler(ServerArgs(**{"model_path": "dummy"}))
     config = MoeRunnerConfig(num_experts=count, num_local_experts=count, activation="gelu", inplace=False)
 
     def call(

@@ -1,5 +1,8 @@
 """The page-table probe on SGLang's own trtllm_mha backend: eager builds, and where they write."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMMHAMetadata
@@ -7,6 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_runtime import steps
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices import owner, watch
 from gemma4_runtime.probes import page_table
@@ -58,6 +62,26 @@ class TestEager:
         backend.kept_runner.server_args.disable_overlap_schedule = False
         build(backend, batch([100]))
         assert len(DumpStore(dumps).list()) == 1
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_with_overlap_it_is_one_where_all_requests_of_the_step_go_on(self, attach, backend, swa_allocator, ended):
+        dumps = attach("trap", "page-table", *STAND_INS)
+        backend.kept_runner.server_args.disable_overlap_schedule = False
+        fill(backend, swa_allocator, [100])
+        swa_allocator.full_to_swa_index_mapping[backend.req_to_token[1, :80].to(torch.int64)] = 0
+        counted = SimpleNamespace(req_pool_idx=1)
+        request = SimpleNamespace(kv=counted, req_pool_idx=1, finished=lambda: ended)
+        with steps.Running(steps.Step(3, (request,))), nullcontext() if ended else pytest.raises(TrappedViolation):
+            build(backend, batch([100]))
+        assert len(DumpStore(dumps).list()) == (not ended)
+
+    def test_rows_that_are_a_copy_are_named(self, attach, backend, swa_allocator):
+        dumps = attach("trap", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [33])
+        backend.req_to_token = backend.req_to_token.clone().zero_()
+        with pytest.raises(TrappedViolation):
+            build(backend, batch([33]))
+        assert read_dump(next(dumps.glob("*page-table*"))).manifest.scalars["rows_are_copied"] is True
 
     def test_padded_rows_carry_request_0_and_are_legal(self, attach, backend, swa_allocator):
         """DP padding and SGLang's own warm-up batches: request slot 0, length 1, the null page."""

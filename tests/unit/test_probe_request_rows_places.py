@@ -11,6 +11,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.counts import check_lengths
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -172,3 +173,50 @@ def test_new_slots_of_another_request_in_a_row_are_told_with_whose_they_are(serv
     said = trapped(server, change, ForwardMode.EXTEND).scalars
     assert (said["request_slot"], said["new_slots_of"]) == (slot, held(first).req_pool_idx)
     assert said["new_slots_apart"] == -apart
+
+
+def test_slots_that_are_read_from_other_rows_say_from_which(server):
+    def change(made):
+        made.out_cache_loc = made.out_cache_loc.view(len(made.seq_lens), -1).flip(0).flatten()
+
+    said = trapped(server, change, ForwardMode.TARGET_VERIFY)
+    slots = [held(request).req_pool_idx for request in server.world.requests]
+    assert said.scalars["rows_in_order"] == ",".join(map(str, slots))
+    assert said.scalars["rows_read"] == ",".join(map(str, reversed(slots)))
+
+
+def test_the_lengths_of_the_forwards_before_stand_beside_a_drafts(server):
+    server.forward(mode=ForwardMode.TARGET_VERIFY)
+    launched = [known[1] for known in seen_of(server.scheduler).launched.values()]
+
+    def change(made):
+        made.seq_lens = made.seq_lens + 5
+        made.positions = made.positions + 5
+
+    said = trapped_by(server, lambda: server.draft(change))
+    assert said.scalars["launched"] == ",".join(map(str, launched))
+    assert said.scalars["relayed"] is False
+
+
+def test_the_one_that_left_a_batch_with_its_row_is_told(server):
+    server.forward()
+    first, *rest = server.world.requests
+    assert request_rows._left_with_row(server.scheduler, rest) == {"left_with_row": held(first).req_pool_idx}
+    assert request_rows._left_with_row(server.scheduler, server.world.requests) == {}
+
+
+@pytest.mark.parametrize("behind", [0, 2])
+def test_a_hosts_length_that_is_not_the_devices(server, behind):
+    server.forward()
+    requests = server.world.requests
+    for request in requests:
+        request.output_ids.append(7)
+    server.next_batch()
+    lengths = torch.tensor([held(request).kv_committed_len for request in requests])
+    made = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY, seq_lens=lengths)
+    batch = SimpleNamespace(reqs=requests, seq_lens_cpu=lengths - behind)
+    if not behind:
+        check_lengths(server.scheduler, batch, made)
+        return
+    said = trapped_by(server, lambda: check_lengths(server.scheduler, batch, made)).scalars
+    assert (said["why"], said["expected"] - said["value"]) == ("host", behind)

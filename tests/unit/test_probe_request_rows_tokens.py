@@ -16,6 +16,7 @@ from gemma4_runtime.checks.request_rows import check_path
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import tokens
+from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
@@ -116,6 +117,18 @@ class TestWhichIsWrong:
         assert (said.scalars["by_sample"], said.scalars["answer_at"], said.scalars["answer_begins"]) == ("input", 1, 4)
         finding = named(server)
         assert (finding.defect, finding.confidence) == (Defect.FOREIGN, Confidence.CERTAIN)
+
+    @pytest.mark.parametrize("read", [5, 4])
+    def test_the_first_tokens_of_a_batch_that_had_more_requests(self, server, read):
+        server.forward()
+        requests = server.world.requests[:2]
+        latest(server, 5, 6)
+        stays = [(one.rid, one.retraction_count) for one in requests]
+        given = (torch.tensor([5, 6]), torch.tensor([1, 1]), torch.tensor([[0], [1]]))
+        seen_of(server.scheduler).sampled = (stays, given)
+        made = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY, input_ids=torch.tensor([read]))
+        said = trapped_by(server, lambda: request_rows.check_input_tokens(server.scheduler, requests[1:], made))
+        assert said.scalars.get("left_before") == (1 if read == 5 else None)
 
     def test_what_the_step_reads(self, server):
         self.verified(server, [6, 7, 9], [9])

@@ -5,7 +5,7 @@ is multiplied, and a row's sum stays with its program.
 """
 
 # The annotations are Triton's, which reads them as the types of the compiled kernel's parameters.
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 import triton
 import triton.language as tl

@@ -124,8 +124,16 @@ def _draft(
             "window_left": use.window_left,
             **_layer_scalars(build, use),
             **peer_history(build, use, verdict, listed),
+            **_rows_are_copied(build),
         },
     )
+
+
+def _rows_are_copied(build: Build) -> dict[str, bool]:
+    """Say whether the rows that the backend reads are others than the pool's; nothing where it keeps none."""
+    rows, pool = getattr(build.backend, "req_to_token", None), getattr(build.backend, "req_to_token_pool", None)
+    own = getattr(pool, "req_to_token", None)
+    return {} if rows is None or own is None else {"rows_are_copied": rows.data_ptr() != own.data_ptr()}
 
 
 def _layer_scalars(build: Build, use: Use) -> dict[str, Any]:

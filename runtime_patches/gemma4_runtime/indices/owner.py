@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from gemma4_runtime import steps
 from gemma4_runtime.release.arguments import settled
 from gemma4_runtime.steps import step_number
 
@@ -58,13 +59,26 @@ def writes_kv(backend: Any) -> bool:
     return not (runner is not None and runner.is_draft_worker and runner.spec_algorithm.is_frozen_kv_mtp())
 
 
-def window_is_strict(backend: Any) -> bool:
+def window_is_strict(backend: Any, at_once: bool = False) -> bool:
     """Say whether a null page in a live window is wrong.
 
-    With overlap, a request may end while its next step is built; a null page in its window then means nothing.
+    With overlap, a request may end while its next step is built; a null page in its window then means nothing. It does
+    where the table is read before anything else is done, and all requests of the step run.
+
+    Args:
+        backend: Whose table it is.
+        at_once: Whether the check is read where it is launched.
     """
     runner = runner_of(backend)
-    return runner is not None and bool(settled(runner.server_args).disable_overlap_schedule)
+    if runner is None or settled(runner.server_args).disable_overlap_schedule:
+        return runner is not None
+    return at_once and steps.running is not None and all(map(_goes_on, steps.running.requests))
+
+
+def _goes_on(request: Any) -> bool:
+    from gemma4_runtime.release.requests import held
+
+    return held(request).req_pool_idx is not None and not request.finished()
 
 
 def rows_per_request(backend: Any, mode: Any) -> int:

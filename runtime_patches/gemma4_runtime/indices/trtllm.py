@@ -60,7 +60,7 @@ def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, ne
         cache_seqlens=metadata.cache_seqlens_int32[:rows],
         request_slots=forward_batch.req_pool_indices[:rows],
         query_tokens=int(metadata.max_seq_len_q),
-        window_keys=_window_keys(backend, uses, forward_batch),
+        window_keys=_window_keys(backend, uses, forward_batch, not in_graph and act_at(in_graph) is Mode.TRAP),
         # Read later than now they would be the next step's.
         believed_lengths=believed_lengths(backend, forward_batch) if act_at(in_graph) is Mode.TRAP else None,
     )
@@ -91,14 +91,14 @@ def _table_of(backend: Any, layer: Any, forward_batch: Any) -> str:
     return "swa_page_table" if swa_table is not None and table is swa_table else "page_table"
 
 
-def _window_keys(backend: Any, uses: tuple[Use, ...], forward_batch: Any) -> int:
+def _window_keys(backend: Any, uses: tuple[Use, ...], forward_batch: Any, at_once: bool) -> int:
     """Keys that a sliding row still needs: its window before its first query, and its queries.
 
     The release shows its kernels one key more than the window holds (see swa-window-width), and may have let go of that
     one: it does not count. Of rows with different numbers of queries the least demanding one stands for all.
     """
     windows = [use.window_left for use in uses if use.array == "swa_page_table" and use.window_left >= 0]
-    if not windows or not window_is_strict(backend):
+    if not windows or not window_is_strict(backend, at_once):
         return -1
     queries = backend.forward_metadata.max_seq_len_q
     lengths = getattr(forward_batch, "extend_seq_lens_cpu", None)

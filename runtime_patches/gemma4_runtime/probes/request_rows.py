@@ -115,7 +115,7 @@ def _check_row_numbers(scheduler: Any, batch: Any) -> None:
     if released:
         wrong = [WrongEntry("released", number, 0, slots[number]) for number in released]
         kinds = [Defect.STALE] * len(wrong)
-        had = _is_free(scheduler, wrong[0].value)
+        had = _is_free(scheduler, wrong[0].value) | _left_with_row(scheduler, batch.reqs)
         report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots, had=had)
     _check_row_indices(scheduler, slots, batch.reqs, NEXT, lengths=getattr(batch, "seq_lens", None))
 
@@ -158,13 +158,23 @@ def _check_retracted(
     ]
     if wrong:
         kinds = [Defect.STALE] * len(wrong)
-        had = _is_free(scheduler, wrong[0].value)
+        had = _is_free(scheduler, wrong[0].value) | _left_with_row(scheduler, requests)
         report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, rows, had=had, role=role)
 
 
 def _is_free(scheduler: Any, row: int) -> dict[str, Any]:
     """Return whether the row that a batch has for a request without one was given back, or is another request's."""
     return {"as_before": None, "row_is_free": row in scheduler.req_to_token_pool.free_slots}
+
+
+def _left_with_row(scheduler: Any, requests: Sequence[Any]) -> dict[str, int]:
+    """Return the row of the one request that left a batch unfinished since the forward before, and has it still."""
+    stay = {id(request) for request in requests}
+    ran = seen_of(scheduler).ran
+    if not stay <= set(map(id, ran)):
+        return {}
+    left = [held(one).req_pool_idx for one in ran if id(one) not in stay and not one.finished()]
+    return {"left_with_row": left[0]} if len(left) == 1 and left[0] is not None else {}
 
 
 def _check_row_indices(
@@ -214,7 +224,7 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
     """Remember, before `Scheduler.run_batch`, whose batch it is, for the forwards inside."""
     global _running
     seen = _running = seen_of(scheduler)
-    seen.scheduler, seen.batch = scheduler, batch
+    seen.scheduler, seen.batch, seen.ran = scheduler, batch, tuple(batch.reqs or ())
 
 
 def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:

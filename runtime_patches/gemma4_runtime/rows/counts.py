@@ -136,6 +136,24 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
         account if more.is_known and runs(request) else (0, 0, 0)
         for request, more, account in zip(batch.reqs, ahead, zip(lengths, committed, tokens, strict=True), strict=True)
     ]
+    host = getattr(batch, "seq_lens_cpu", None)
+    if (
+        host is not None
+        and len(host) == len(accounts)
+        and not overlap
+        and not in_draft
+        and (of_drafts or mode.is_decode())
+    ):
+        # With overlap the host does not know yet what was accepted.
+        behind = [
+            WrongEntry("host", row, 0, own, account[0])
+            for row, (own, account) in enumerate(zip(host.tolist(), accounts, strict=True))
+            if len(set(account)) == 1 and 0 < account[0] != own
+        ]
+        if behind:
+            kinds = [defect_of(w.value, w.expected, width + 1, foreign=set(tokens)) for w in behind]
+            kinds, had = or_swapped(behind, kinds), {"as_before": None, "account": LENGTH_OF}
+            report_wrong(scheduler, behind, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, rows, had=had)
     for of, structure in _OF_ACCOUNTS:
         wrong = [entry for row, account in enumerate(accounts) if (entry := _outvoted(row, account, of)) is not None]
         if wrong:
@@ -145,9 +163,18 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
             # What waits to be looked at says of the count and of the tokens how far they will go.
             agreed = id(batch.reqs[first]) in seen_of(scheduler).agreed and not ahead[first].lag if alone else True
             had = {"as_before": None, "account": of, "agreed_before": agreed}
+            had |= _launched(scheduler, batch.reqs, wrong) if alone else {}
             site, role = (DRAFT_POSITIONS, "draft") if in_draft else (INIT, "target")
             kinds = or_swapped(wrong, kinds)
             report_wrong(scheduler, wrong, LENGTH, site, structure, kinds, made, rows, had=had, role=role)
+
+
+def _launched(scheduler: Any, requests: Sequence[Any], wrong: Sequence[WrongEntry]) -> dict[str, Any]:
+    """Return, for a dump, the lengths with which the latest forwards of these requests were launched."""
+    seen = seen_of(scheduler)
+    lengths = [launched_at(seen, requests[one.row]) for one in wrong]
+    known = {} if None in lengths else {"launched": ",".join(map(str, lengths))}
+    return known | {"relayed": bool(scheduler.enable_overlap)}
 
 
 def _outvoted(row: int, account: tuple[int, int, int | None], of: str) -> WrongEntry | None:

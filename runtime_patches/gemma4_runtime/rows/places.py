@@ -246,7 +246,28 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         kinds.append(_of_repeated(kind, found.size) if repeated else kind)
     kinds = or_swapped(wrong, kinds)
     had = {"as_before": None, **owner_of(scheduler, wrong[0].value // allocator.page_size)}
+    had |= _rows_read(table, slots, spans, found, ends)
     report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots, had=had)
+
+
+def _rows_read(
+    table: Any, slots: Sequence[int | None], spans: Sequence[tuple[int, int]], found: np.ndarray, ends: np.ndarray
+) -> dict[str, str]:
+    """Return, for a dump, whose row of the batch has at each request's tokens what it is to write; nothing if not all.
+
+    Where two rows have nothing there, as another order would have it is told: that of the rows' numbers.
+    """
+    whole = [slot for slot in slots if slot is not None]
+    if len(whole) < max(len(slots), 2) or len(set(whole)) < len(whole):
+        return {}
+    entries, read = table[whole].cpu().numpy(), []
+    for (start, stop), end, ordered in zip(spans, ends.tolist(), sorted(whole), strict=True):
+        alike = (entries[:, start:stop] == found[end - (stop - start) : end]).all(1)
+        fits = [slot for slot, fit in zip(whole, alike, strict=True) if fit]
+        if not fits or (len(fits) > 1 and ordered not in fits):
+            return {}
+        read.append(fits[0] if len(fits) == 1 else ordered)
+    return {"rows_read": ",".join(map(str, read)), "rows_in_order": ",".join(map(str, whole))}
 
 
 def check_reserved(scheduler: Any, requests: Sequence[Any], made: Any) -> None:

@@ -29,6 +29,7 @@ class Seen:
         prefilled: The request slots of the forward before, if it was a prefill.
         agreed: By `id`, the requests whose batch had the length that they have themselves, at the check between steps.
         batch: The batch that runs.
+        ran: The requests of the forward before.
         draft: The forward batch of the draft that was looked at last.
         draft_lengths: Its lengths, by request slot, as they were then.
         drafted: The same of the draft before.
@@ -52,6 +53,7 @@ class Seen:
         self.prefilled: set[int] = set()
         self.agreed: set[int] = set()
         self.batch: Any = None
+        self.ran: tuple[Any, ...] = ()
         self.draft: Any = None
         self.draft_lengths: dict[int, int] = {}
         self.drafted: dict[int, int] = {}

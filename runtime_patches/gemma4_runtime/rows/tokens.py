@@ -59,6 +59,7 @@ def check_input_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> No
     of = "no other request of its batch" if whose == NOBODYS else f"the request in slot {whose}"
     summary = f"the forward reads, of the request in slot {slots[bad[0]]}, another token than its latest: that of {of}"
     had = {"as_before": None, "rows_wrong": len(wrong), **_by_sample(scheduler, requests[bad[0]], found[bad[0]])}
+    had |= _as_unfiltered(scheduler, requests, found)
     report_wrong(scheduler, wrong, TOKEN, INIT, _INPUTS, kinds, made, slots, had=had, summary=summary)
 
 
@@ -83,6 +84,22 @@ def _by_sample(scheduler: Any, request: Any, read: int) -> dict[str, Any]:
     places = [at for at in range(len(flat) - count + 1) if flat[at : at + count] == answer]
     known = {"answer_at": places[0], "answer_begins": begins} if len(places) == 1 and places != [begins] else {}
     return {"by_sample": "input", **known}
+
+
+def _as_unfiltered(scheduler: Any, requests: Sequence[Any], found: Sequence[int]) -> dict[str, int]:
+    """Return how many requests have left since the verification before, where its first tokens are what is read.
+
+    Nothing where none has left, or the tokens of those that go on are as well what is read.
+    """
+    stays, given = seen_of(scheduler).sampled or ([], ())
+    now = [(one.rid, one.retraction_count) for one in requests]
+    if not len(now) < len(stays) or not set(now) <= set(stays):
+        return {}
+    predicted, lengths, taken = (one.cpu() for one in given)
+    lasts = [int(predicted[taken[row, int(count) - 1]]) for row, count in enumerate(lengths) if int(count)]
+    if len(lasts) != len(stays) or [lasts[stays.index(stay)] for stay in now] == list(found):
+        return {}
+    return {"left_before": len(stays) - len(now)} if lasts[: len(found)] == list(found) else {}
 
 
 def note_chunk(scheduler: Any, requests: Sequence[Any]) -> None:

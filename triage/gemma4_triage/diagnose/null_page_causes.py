@@ -4,7 +4,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.guards import Guards
-from gemma4_triage.diagnose.where_wrong import BELIEVED, Wrong
+from gemma4_triage.diagnose.where_wrong import BELIEVED, FULL, ROWS, Wrong
 from gemma4_triage.finding import Evidence
 
 _UNKNOWN = (
@@ -88,6 +88,18 @@ def _is_empty(dump: Dump) -> bool:
     return bool((full > 0).sum() > 1 and not (swa > 0).any() and not (writes > 0).any())
 
 
+_NOTHING_OF_ROWS = "The full layers' table has no page at any place at which the requests' own rows have one:"
+_COPIED = (
+    "the backend reads a copy of req_to_token (its own attribute is not the pool's), which nobody keeps up to date."
+)
+_ELSEWHERE = "it was read from the pool's rows at other places than theirs, as with a wrong stride or base."
+_EITHER = "it was read from a copy of req_to_token, or at other places, as with a wrong stride."
+_ROUNDED_UP = (
+    "In each such request it is the page in which the window begins, and no other: what has left it is rounded up to "
+    "whole pages, or reaches a token too far; down is right (_evict_swa)."
+)
+
+
 def cause_of(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
     """Return the sentence of a null page whose free, if there was one, nothing more is known of."""
     if wrong.structure is Structure.SWA_MAPPING and not (freed or given) and _is_empty(dump):
@@ -98,6 +110,11 @@ def cause_of(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
         return _TWICE
     if wrong.structure is Structure.FULL_TABLE and wrong.defect in (Defect.SWAPPED, Defect.FOREIGN):
         return _ROW_OF_ANOTHER
+    if wrong.structure is Structure.FULL_TABLE and _has_nothing_of_rows(dump):
+        copied = dump.manifest.scalars.get("rows_are_copied")
+        return f"{_NOTHING_OF_ROWS} {_COPIED if copied else _ELSEWHERE if copied is False else _EITHER}"
+    if freed and begins_its_window(dump):
+        return f"{FREED} {_ROUNDED_UP}"
     said = FREED if freed else _GIVEN if given else _CAUSES.get(wrong.structure, _UNKNOWN)
     return f"{said} {_LAST_COLUMNS}" if wrong.structure is Structure.FULL_TABLE and _last_columns(dump) else said
 
@@ -122,14 +139,39 @@ def _told_of_fewer(dump: Dump) -> bool:
 
 def freed_by(dump: Dump) -> Structure:
     """Return what gave the page back: the eviction of a window gives back nothing of the full pool."""
-    evicted = dump.manifest.scalars.get("peer_free_site") == "evict_swa"
+    site = dump.manifest.scalars.get("peer_free_site")
+    # An insert gives back what the request counts as gone from its window.
+    evicted = site == "evict_swa" or (site == "cache_unfinished_req" and begins_its_window(dump))
     return Structure.WINDOW_EVICTION if evicted else Structure.FREE_CALL
+
+
+def _has_nothing_of_rows(dump: Dump) -> bool:
+    """Return whether no live entry of the table is a page, and each row has one there."""
+    table, rows = tensor_or_none(dump, FULL), tensor_or_none(dump, ROWS)
+    lengths, page = tensor_or_none(dump, "cache_seqlens"), dump.manifest.page_size or 1
+    if table is None or rows is None or lengths is None or table.shape != rows.shape or table.ndim != 2:
+        return False
+    spans = [slice(0, min(-(-int(length) // page), table.shape[1])) for length in lengths]
+    live = [(table[row, span], rows[row, span]) for row, span in enumerate(spans[: len(table)])]
+    # One place alone may have been emptied.
+    return sum(made.size for made, _ in live) > 1 and not any(made.any() or not own.all() for made, own in live)
+
+
+def begins_its_window(dump: Dump) -> bool:
+    """Return whether each listed place is the one in which a decode's window begins."""
+    manifest, lengths = dump.manifest, tensor_or_none(dump, "cache_seqlens")
+    window, page = manifest.scalars.get("window_left"), manifest.page_size
+    if lengths is None or not isinstance(window, int) or not page or manifest.scalars.get("max_seq_len_q") != 1:
+        return False
+    places = [(int(lengths[bad.row]) - window) // page for bad in manifest.offences if bad.row < len(lengths)]
+    return [bad.column for bad in manifest.offences] == places and min(places, default=0) > 0
 
 
 def is_anothers(dump: Dump) -> bool:
     """Return whether the eviction of another request's window gave the page back."""
     by, of = dump.manifest.scalars.get("peer_freed_by"), dump.manifest.offences[0].request_slot
-    return freed_by(dump) is Structure.WINDOW_EVICTION and None not in (by, of) and by != of
+    evicted = dump.manifest.scalars.get("peer_free_site") == "evict_swa"
+    return evicted and None not in (by, of) and by != of
 
 
 def may_be_the_row(dump: Dump) -> bool:

@@ -9,7 +9,7 @@ from gemma4_triage.diagnose.freed_pages import lost_by_a_count
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Evidence
 
-BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved")
+BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host")
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
@@ -28,6 +28,12 @@ def sentence_of(dump: Dump) -> str | None:
         return (
             f"The request in slot {slot} has {value} tokens with keys and values, and {expected} by its batch and its "
             "own count: some were lost, or came from no forward."
+        )
+    if why == "host":
+        return (
+            f"The host's copy of a batch's lengths (seq_lens_cpu) has {value} for the request in slot {slot}, and the "
+            f"device's, its own count and its tokens {expected}: what goes by the host's, as new slots do, is given a "
+            "wrong length."
         )
     if why == RELEASED and scalars.get("row_is_free") is False:
         return (

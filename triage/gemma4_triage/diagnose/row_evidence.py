@@ -35,7 +35,80 @@ class Told:
 
 def told_by(dump: Dump) -> Told | None:
     """Return what a dump of `request-rows` tells by more than its first entry; None where it does not."""
-    return _misplaced_slots(dump) or _evicted_nodes(dump) or _counts_of_others(dump)
+    kinds = (_misplaced_slots, _evicted_nodes, _counts_of_others, _rows_of_others, _released_another, _not_counted)
+    return next((told for kind in kinds if (told := kind(dump)) is not None), None)
+
+
+def _rows_of_others(dump: Dump) -> Told | None:
+    """Return that a step's slots were read from other requests' rows; None where they were not, or it is not told."""
+    scalars = dump.manifest.scalars
+    read, own = (_numbers(scalars.get(name)) for name in ("rows_read", "rows_in_order"))
+    slot = scalars.get("request_slot")
+    # Of one request alone its list may be wrong, and not what is read.
+    if (
+        not isinstance(slot, int)
+        or slot not in own
+        or len(read) != len(own)
+        or sum(map(int.__ne__, read, own)) < _FEWEST
+    ):
+        return None
+    order = ", as their numbers go up and not in the batch's order" if read == sorted(own) else ""
+    cause = (
+        f"The slots that a step writes were read from the rows of other requests of the batch{order}: those of the "
+        f"request in slot {slot} from row {read[own.index(slot)]}, at its own tokens' places."
+    )
+    shown = (
+        said(dump, "scalars.rows_in_order", "the rows of the batch's requests"),
+        said(dump, "scalars.rows_read", "those that have, at each one's new tokens, what it is to write"),
+    )
+    return Told(
+        cause, Defect.SWAPPED if sorted(read) == sorted(own) else Defect.FOREIGN, shown, True, Structure.WRITE_LOCATIONS
+    )
+
+
+def _released_another(dump: Dump) -> Told | None:
+    """Return that one request was released and another left the batch; None where that is not seen."""
+    scalars = dump.manifest.scalars
+    left, slot = scalars.get("left_with_row"), scalars.get("request_slot")
+    if scalars.get("why") != "released" or scalars.get("row_is_free") is not True or left in (None, slot):
+        return None
+    cause = (
+        f"Row and pages of the request in slot {slot} were given back, and it stays in the batch; the one that left it "
+        f"unfinished, in slot {left}, has its own still: as where a retraction (retract_decode, release_req) releases "
+        "another request than it takes off."
+    )
+    shown = (said(dump, "scalars.left_with_row", "the row of the request that left the batch unfinished"),)
+    return Told(cause, Defect.FOREIGN, shown, False, Structure.FREE_CALL)
+
+
+def _not_counted(dump: Dump) -> Told | None:
+    """Return what wrong lengths have to do with those of the forwards before; None where it is nothing."""
+    scalars, listed = dump.manifest.scalars, dump.manifest.offences
+    launched, relayed = _numbers(scalars.get("launched"))[: len(listed)], scalars.get("relayed")
+    if scalars.get("structure") != Structure.BATCH_LENGTHS or not len(launched) == len(listed) > 1:
+        return None
+    by = [bad.value - had for bad, had in zip(listed, launched, strict=True)]
+    right = [bad.lower - had for bad, had in zip(listed, launched, strict=True)]
+    relay = "FutureMap.publish, new_seq_lens_buf" if relayed else "new_seq_lens"
+    if set(by) <= {0, 1} and len(set(by)) == 1 and min(right) > by[0]:
+        counts = "one token is counted" if by[0] else "nothing is counted"
+        cause = (
+            f"A batch's lengths do not have what a verification accepted: of each of {len(listed)} requests {counts}, "
+            f"whatever that was, {right[0]} of the one in slot {scalars.get('request_slot')}. Look at what hands on "
+            f"the lengths behind it ({relay})."
+        )
+        defect = None if by[0] else Defect.STALE
+    elif not any(right):
+        cause = (
+            f"The lengths of {len(listed)} requests, with which their prefill was launched, did not reach the step "
+            f"behind it: what hands them on ({relay}) still has an earlier user's of the row, or nothing. That in slot "
+            f"{scalars.get('request_slot')} has {scalars.get('value')} where {scalars.get('expected')} belongs."
+        )
+        defect = None
+    else:
+        return None
+    shown = (said(dump, "scalars.launched", "the lengths with which their forwards before were launched"),)
+    return Told(cause, defect, shown, True, Structure.BATCH_LENGTHS)
 
 
 def _evicted_nodes(dump: Dump) -> Told | None:

@@ -163,11 +163,18 @@ class _Source:
         slots where this one had them, when a dump is written.
         """
         table, rows = tensor_or_none(self._dump, FULL), tensor_or_none(self._dump, ROWS)
-        if table is None or rows is None or table.ndim != 2 or table.shape != rows.shape:
+        if table is None or rows is None or table.ndim != 2 or table.shape != rows.shape or self._is_of_now():
             return False
         telling = self._telling(table, rows, [row]) or self._telling(table, rows, range(table.shape[0]))
         # Behind its end a row has what an earlier request left there, and may agree by chance.
         return bool(telling) and not any(telling[:_ENOUGH])
+
+    def _is_of_now(self) -> bool:
+        """Return whether the row was read at once, and has all pages in which this forward stores its keys."""
+        rows, stored = tensor_or_none(self._dump, ROWS), self._written_pages()
+        if self._dump.manifest.action != "trapped" or rows is None or not 0 <= self._bad.row < len(rows):
+            return False
+        return len(stored) > 1 and min(stored) > 0 and stored <= set(rows[self._bad.row].tolist())
 
     def _stores_elsewhere(self) -> bool:
         """Return whether this forward stores the row's keys in several pages of which the row has none."""

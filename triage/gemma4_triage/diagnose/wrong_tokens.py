@@ -41,7 +41,10 @@ def _of_input(dump: Dump) -> str:
         )
     whose, defect = scalars.get("value"), scalars.get("defect")
     of = "" if whose == -1 else f": the latest of the request in slot {whose}"
-    if defect == Defect.STALE:
+    if (left := scalars.get("left_before")) is not None:
+        of = f": it reads the first tokens of the verification before, whose batch had {left} more requests; they were "
+        of += "not filtered with these (filter_batch, bonus_tokens)"
+    elif defect == Defect.STALE:
         of = ": the one before that"
     return f"A step reads another token than the latest of the request in slot {scalars.get('request_slot')}{of}."
 
@@ -83,6 +86,7 @@ MORE = {
     "by_sample": "which of the two is what its verification took",
     "answer_at": "where its result has the tokens that the answer ends in",
     "answer_begins": "where it has those of the request",
+    "left_before": "requests that have left since the verification whose first tokens are read",
     "read": "tokens of its prompt that have been read",
     "prompt": "tokens of its prompt",
 }

@@ -8,7 +8,7 @@ from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_
 from gemma4_triage.diagnose.freed_pages import missing_for_one_in_use
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.lost_by_the_cache import evicted_without
+from gemma4_triage.diagnose.lost_by_the_cache import freed_without
 from gemma4_triage.diagnose.rule import Exclusion, Rule, calls_went_unseen, in_dump
 from gemma4_triage.diagnose.where_wrong import are_free
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -94,7 +94,7 @@ def _leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
 def _evictions_left_pages(incident: Incident) -> bool:
     """Return whether an audit lost SWA pages that an eviction of the cache left out; their mapping is left as well."""
     audits = incident.of(rule=LEAK, verdict="pool_leak")
-    return any(evicted_without(dump, one) is not None for dump in audits for one in lost_pages(dump))
+    return any(freed_without(dump, one, "evict_tree") is not None for dump in audits for one in lost_pages(dump))
 
 
 def _of_its_owner_before(incident: Incident, audit: Dump) -> bool:

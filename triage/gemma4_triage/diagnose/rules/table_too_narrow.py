@@ -66,11 +66,15 @@ def _of_query_bounds(incident: Incident, dump: Dump) -> Finding | None:
             advice=("Look at what pads the running sums of the lengths: with a 0 in front, F.pad(..., (1, 0)).",),
             next_commands=(commands.show(dump), commands.serve(incident, "--debug trap", "--probes page-table")),
         )
+    prefixes = _prefixes(dump)
     return Finding(
         rule=ID,
-        cause="A request's new tokens end behind the batch's: the bounds of its queries (cu_seqlens_q) are not those "
+        cause="The bounds of the queries (cu_seqlens_q) are sums of the requests' prefixes, "
+        f"{', '.join(map(str, prefixes))}, and not of the tokens that are new: lengths less these are the batch's."
+        if prefixes
+        else "A request's new tokens end behind the batch's: the bounds of its queries (cu_seqlens_q) are not those "
         "of what is computed, or the list of slots to write is too short.",
-        confidence=Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if prefixes else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.value", "where the tokens of the row end"),
             said(dump, "offences.0.column", "slots that the batch has to write"),
@@ -89,6 +93,16 @@ def _bounds_turned(dump: Dump) -> bool:
     if bounds is None or lengths is None or bounds.shape != (len(lengths) + 1,) or not len(lengths):
         return False
     return lengths[0] > 0 and bounds.tolist() == [*lengths.cumsum().tolist(), 0]
+
+
+def _prefixes(dump: Dump) -> list[int]:
+    """Return the tokens between the bounds where lengths less these are what the batch writes; empty where not."""
+    begins, lengths = tensor_or_none(dump, "out_cache_loc_indptr"), tensor_or_none(dump, BELIEVED)
+    if begins is None or lengths is None or len(begins) != len(lengths) + 1:
+        return []
+    counts, new = begins[1:] - begins[:-1], lengths - (begins[1:] - begins[:-1])
+    fits = (counts >= 0).all() and (new > 0).all() and int(new.sum()) == dump.manifest.offences[0].column
+    return counts.tolist() if fits and counts.any() else []
 
 
 def _of_lengths(dump: Dump) -> Structure | None:

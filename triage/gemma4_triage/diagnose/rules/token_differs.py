@@ -21,9 +21,10 @@ def find(incident: Incident) -> Finding | None:
     told = TOLD.get(str(why), INPUT)
     # What the request that is named has; of several that are wrong in one way the dump has the word for that.
     defect = next((word for word in Defect if word == scalars.get("defect")), None)
+    anothers = sampled == "input" and scalars.get("answer_at") is not None
     return Finding(
         rule=ID,
-        defect=Defect.FOREIGN if sampled == "input" and scalars.get("answer_at") is not None else defect,
+        defect=Defect.FOREIGN if anothers or scalars.get("left_before") is not None else defect,
         cause=told.words(dump),
         confidence=Confidence.CERTAIN if why in TOLD or sampled is not None else Confidence.LIKELY,
         evidence=(
