@@ -25,7 +25,7 @@ STREAMED_STEPS = [
 TAIL = ROOT / "kernels" / "bench" / "rows" / "layer_tail_h200_2026-11-28.json"
 TAIL_STEPS = [ROOT / "docs" / "bench" / f"step_tail_h200_2026-11-28_{model}.json" for model in ("e4b", "e2b")]
 EXPERTS = ROOT / "kernels" / "bench" / "rows" / "routed_experts_h200_2026-11-29.json"
-EXPERTS_STEP = ROOT / "docs" / "bench" / "step_experts_h200_2026-11-29_26b.json"
+EXPERTS_STEPS = [ROOT / "docs" / "bench" / f"step_experts_h200_2026-11-29_{name}.json" for name in ("26b", "26b_8192")]
 PEERS = ROOT / "kernels" / "bench" / "rows" / "product_peers_h200_2026-11-26.json"
 SHOWN = (1, 8, 16)
 STREAMED_AT_ONE_ROW = ("e4b", "e2b")
@@ -287,19 +287,18 @@ Microseconds of the experts of a 26B layer, medians of one run, with experts dra
 |---|---|---|---|---|---|
 """
 EXPERTS_STEP_HEAD = """
-Whole steps, all defaults with and without it, 768 tokens of context. The table names no plan for {none} rows, where
-ours was not faster by 3%:
+Whole steps, all defaults with and without it. The table names no plan for {none} rows, where ours was not faster by 3%:
 
 ```
-{command}
+{commands}
 ```
 
-| model, batch | as shipped, ms | SGLang's experts, ms | ours, ms | SGLang's / ours | as shipped / ours | kernels |
+| model, batch, context | as shipped, ms | SGLang's, ms | ours, ms | SGLang's / ours | as shipped / ours | kernels |
 |---|---|---|---|---|---|---|
 """
 
 
-def experts(document: dict[str, Any], step: dict[str, Any]) -> str:
+def experts(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     """Return the section on experts."""
     text = EXPERTS_HEAD.format(command=document["command"], rate=document["limit_bytes_per_us"] / 1e6)
     for row in document["rows"]:
@@ -311,15 +310,16 @@ def experts(document: dict[str, Any], step: dict[str, Any]) -> str:
         for row in document["rows"]
         if row["us"]["ours"]["median"] > document["gain"] * row["us"]["sglang"]["median"]
     ]
-    command = todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds")
-    text += EXPERTS_STEP_HEAD.format(none=" and ".join(none), command=command)
-    rows = {(row["batch"], row["arm"]): row for row in step["rows"]}
-    (model,) = step["models"]
-    for batch in (batch for batch, arm in rows if arm == "all"):
-        cells = [rows[batch, arm] for arm in ("shipped", "all-sglang-experts", "all")]
-        shipped, theirs, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
-        ratios = f"x{theirs / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
-        text += f"| {model}, {batch} | {shipped:.2f} | {theirs:.2f} | {ours:.2f} | {ratios} |\n"
+    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
+    text += EXPERTS_STEP_HEAD.format(none=" and ".join(none), commands="\n".join(commands))
+    for step in steps:
+        rows = {(row["batch"], row["arm"]): row for row in step["rows"]}
+        (model,), context = step["models"], step["method"]["context_tokens"]
+        for batch in (batch for batch, arm in rows if arm == "all"):
+            cells = [rows[batch, arm] for arm in ("shipped", "all-sglang-experts", "all")]
+            shipped, theirs, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
+            ratios = f"x{theirs / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
+            text += f"| {model}, {batch}, {context} | {shipped:.2f} | {theirs:.2f} | {ours:.2f} | {ratios} |\n"
     return text + "\n"
 
 
@@ -440,7 +440,7 @@ def markdown(
     streams: dict[str, Any],
     streamed_runs: list[dict[str, Any]],
     routed: dict[str, Any],
-    routed_step: dict[str, Any],
+    routed_steps: list[dict[str, Any]],
 ) -> str:
     """Return the page."""
     rows = document["rows"]
@@ -466,7 +466,7 @@ def markdown(
             todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in gates
         ),
         gates="\n".join(line for step in gates for line in gate_lines(step)),
-        peers=tail(tails, tail_steps, document["read_bytes_per_s"]) + experts(routed, routed_step) + peers(others),
+        peers=tail(tails, tail_steps, document["read_bytes_per_s"]) + experts(routed, routed_steps) + peers(others),
         streamed=streamed(streams, streamed_runs),
     )
     for row in (row for row in rows if row["rows"] in SHOWN):
@@ -484,8 +484,8 @@ def read_documents() -> tuple[Any, ...]:
     tails = json.loads(TAIL.read_text())
     streams = [json.loads(path.read_text()) for path in STREAMED_STEPS]
     products, others, streamed_rows = (json.loads(path.read_text()) for path in (ROWS, PEERS, STREAMED))
-    routed, routed_step = (json.loads(path.read_text()) for path in (EXPERTS, EXPERTS_STEP))
-    return products, steps, gates, others, tails, tail_steps, streamed_rows, streams, routed, routed_step
+    routed, *routed_steps = (json.loads(path.read_text()) for path in (EXPERTS, *EXPERTS_STEPS))
+    return products, steps, gates, others, tails, tail_steps, streamed_rows, streams, routed, routed_steps
 
 
 if __name__ == "__main__":

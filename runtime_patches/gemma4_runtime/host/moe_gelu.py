@@ -1,6 +1,6 @@
 """Experts with gelu on a CPU: SGLang asserts silu there, though the torch form that it calls takes both.
 
-That form has the tanh approximation of gelu, as the CUDA kernels and transformers' `gelu_pytorch_tanh` have.
+That form has the tanh approximation of gelu, as transformers' `gelu_pytorch_tanh` has; the CUDA kernels have erf.
 """
 
 from __future__ import annotations

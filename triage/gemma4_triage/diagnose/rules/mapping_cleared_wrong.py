@@ -3,7 +3,7 @@
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
@@ -31,7 +31,7 @@ def find(incident: Incident) -> Finding | None:
                 "offence_count",
                 "full pages with such an entry that are nobody's, or of which nothing else is wrong",
             ),
-            cell(dump, TABLE, (0, 0), "the first of them"),
+            *([cell(dump, TABLE, (0, 0), "the first of them")] if tensor_or_none(dump, TABLE) is not None else []),
             said(dump, "step", "when it was seen"),
         ),
         advice=(
