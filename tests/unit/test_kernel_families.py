@@ -79,15 +79,17 @@ def test_our_kernels_are_those_that_there_are(request):
     """Every kernel that a launch.py of ours launches, by the name that a trace shows."""
     folder = request.config.rootpath / "kernels" / "gemma4_kernels"
     found = {}
-    for path in [*folder.glob("*/kernel.py"), *folder.glob("*/*.cu")]:
+    for path in [*folder.glob("*/*kernel.py"), *folder.glob("*/*.cu")]:
         for name in re.findall(r"(?:^|^def |\) )(\w+_kernel)\(", path.read_text(), re.MULTILINE):
             found[name] = path.parent.name
     assert found == OUR_KERNELS
 
 
 def test_every_op_of_the_model_says_what_it_replaces():
-    # One kernel for another is no launch less, and the parts of layer_tail are ops that say it themselves.
+    # One kernel for another is no launch less, and the parts of layer_tail are ops that say it themselves. How many
+    # launches SGLang's experts are depends on rows and plans.
     saves_no_launch = {"page_guard", "window_lists", "small_m_linear", "decode_attention", "layer_tail"}
+    saves_no_launch.add("routed_experts")
     assert {op.op for op in REPLACEABLE} == set(OUR_KERNELS.values()) - saves_no_launch
     order = [op.op for op in REPLACEABLE]
     assert all(order.index(op.includes) < order.index(op.op) for op in REPLACEABLE if op.includes)

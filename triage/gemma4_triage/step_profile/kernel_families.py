@@ -24,6 +24,8 @@ OUR_KERNELS = {
     "qk_norm_rope_kernel": "qk_norm_rope",
     "small_m_linear_kernel": "small_m_linear",
     "streamed_product_kernel": "small_m_linear",
+    "routed_experts_kernel": "routed_experts",
+    "experts_down_kernel": "routed_experts",
     "layer_tail_kernel": "layer_tail",
     "decode_attention_kernel": "decode_attention",
     "clustered_attention_kernel": "decode_attention",
