@@ -72,7 +72,7 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     for arm, fused in found["fused"].items():
         # A layer's end and the norm after it take the place of its end alone.
         everything = calls | ({"rmsnorm-residual-scalar": 0} if arm in SEVERAL else {})
-        if "layer-tail" in calls and arm in (ATTENTION, APART, ALL):
+        if "layer-tail" in calls and arm in ("all-sglang-experts", ATTENTION, APART, ALL):
             everything |= IN_THE_TAIL | {"layer-tail": LAYERS}
         wanted = everything if arm in SEVERAL else {op: count for op, count in calls.items() if op == arm}
         assert {op: count for op, count in fused.items() if count} == {op: c for op, c in wanted.items() if c}

@@ -7,13 +7,13 @@ from gemma4_dumps.structures import Structure
 WRITTEN_BY: dict[Structure, tuple[str, ...]] = {
     Structure.REQUEST_ROW: (
         *("alloc_for_extend", "alloc_for_decode", "write_cache_indices", "init_next_round_input"),
-        *("alloc_for_spec_decode", "assign_req_to_token_pool_func"),
+        "assign_req_to_token_pool_func",
     ),
     Structure.FULL_TABLE: ("init_forward_metadata",),
     Structure.SWA_TABLE: ("init_forward_metadata", "translate_loc_from_full_to_swa"),
     Structure.WRITE_LOCATIONS: (
         *("alloc_for_extend", "alloc_for_decode", "translate_loc_from_full_to_swa"),
-        "eagle_prepare_for_verify",
+        "prepare_for_verify",
     ),
     Structure.KERNEL_LENGTHS: ("init_forward_metadata", "_init_frozen_kv_metadata"),
     Structure.BATCH_LENGTHS: ("prepare_for_decode", "filter_batch", "merge_batch", "resolve_forward_inputs"),
