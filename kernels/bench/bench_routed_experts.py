@@ -7,7 +7,7 @@ An arm is a CUDA graph of LAYERS layers' experts one behind the other, each with
 own, the same for every arm; their weights are far more than an L2 cache holds. A first pass times every way to cut the
 first launch, and with the fastest of them every way to cut the second; the best is timed again beside SGLang's
 `fused_experts`, in rotating order. Every answer is compared with fp32. The limit is the size of the experts that were
-drawn over the rate of --limit-tbs. Exit codes: 0 measured, 1 an answer was wrong, 2 usage, 3 no CUDA.
+drawn over LIMIT_BYTES_PER_US. Exit codes: 0 measured, 1 an answer was wrong, 2 usage, 3 no CUDA.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from bench_page_guard import origin, write
 from bench_small_m_linear import WrongAnswer, make_table, read_options, table_name
+from triton.runtime.errors import OutOfResources
 
 from gemma4_kernels.routed_experts.launch import routed_experts
 from gemma4_kernels.routed_experts.reference import routed_experts as in_torch
@@ -44,8 +46,6 @@ DOWNS = (
     (64, 64, 11, 5, 4), (16, 64, 11, 8, 1), (32, 64, 6, 6, 4),
 )  # fmt: skip
 """down_n, down_k, down_splits, down_stages, down_warps."""
-ANY_MODEL = {"model_path": "dummy"}
-"""Of which SGLang reads nothing. Today's SGLang has no such argument, and is not measured here."""
 _SIZE_LIMIT_S = 10.0
 _MOST_ERROR = 1e-2
 """Relative to the norm of the experts in fp32 with bf16 between them."""
@@ -122,7 +122,9 @@ def sglang_experts(count: int) -> Callable[..., torch.Tensor] | None:
     except ImportError as error:
         print(f"SGLang's experts are left out: {error}", file=sys.stderr)
         return None
-    set_global_server_args_for_scheduler(ServerArgs(**ANY_MODEL))
+    # The kernels ask for the server's arguments; of a model of this name SGLang reads no configuration.
+    arguments = ServerArgs(model_path="dummy")  # pyright: ignore[reportCallIssue]
+    set_global_server_args_for_scheduler(arguments)
     config = MoeRunnerConfig(num_experts=count, num_local_experts=count, activation="gelu", inplace=False)
 
     def call(
@@ -169,9 +171,8 @@ def measure(experts: Experts, rows: int, rounds: int) -> Iterator[dict[str, Any]
         for plan in plans:
             try:
                 one = recorded(str(plan), call_of(plan))
-            except (RuntimeError, ValueError) as error:
-                # More shared memory than a multiprocessor has.
-                print(f"{plan}: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
+            except OutOfResources as error:
+                print(f"{rows} rows, {list(plan)}: {error}", file=sys.stderr)
                 continue
             samples = interleaved({"": one.graph}, 5, 1.0, 2)[""]
             taken[plan] = statistics.median(samples)
@@ -211,7 +212,7 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['rows']} rows: {medians}, limit {row['limit_us']:.2f} us; {row['plan']}"
 
 
-def table_text(document: dict[str, Any], rows_file: Any) -> str:
+def table_text(document: dict[str, Any], rows_file: Path) -> str:
     """Return the table: by number of rows, the plan where it gains, else null for SGLang's own kernels."""
     kept = ("gpu", "versions", "dtype", "date", "command")
     entries: dict[tuple[int, ...], dict[str, list[int] | None]] = {}

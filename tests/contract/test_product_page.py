@@ -87,3 +87,16 @@ def test_a_step_of_streamed_products_is_never_slower_than_without(page):
         for batch in {batch for batch, arm in us if arm == "all"}:
             if batch > 1 or model not in page.STREAMED_AT_ONE_ROW:
                 assert us[batch, "all"]["median"] <= us[batch, "all-unstreamed"]["median"]
+
+
+def test_what_the_manual_says_of_experts_is_in_the_rows(page):
+    *_, (step, longer) = page.read_documents()
+    us = {(row["batch"], row["arm"]): row["step_us"]["median"] for row in step["rows"]}
+    gain = {batch: us[batch, "all-sglang-experts"] / us[batch, "all"] for batch in (1, 2, 4)}
+    said = (ROOT / "docs" / "patches.md").read_text()
+    (paragraph,) = [part for part in said.split("\n\n") if part.startswith("`routed-experts`")]
+    assert re.findall(r"x\d\.\d\d", paragraph) == sorted({f"x{one:.2f}" for one in gain.values()})
+    times = [f"{us[batch, 'all'] / 1000:.2f}" for batch in (1, 2, 4)]
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert f"a step of 26B takes {times[0]}, {times[1]} and {times[2]} ms" in " ".join(changes.split())
+    assert all(document["wrong"] == document["lost"] == [] for document in (step, longer))

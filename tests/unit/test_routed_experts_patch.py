@@ -8,9 +8,8 @@ from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 
-from gemma4_kernels.routed_experts.launch import routed_experts
 from gemma4_kernels.routed_experts.reference import routed_experts as reference
-from gemma4_kernels.routed_experts.spec import ANY_PLAN, FOLDER, MAX_ROWS, Plan
+from gemma4_kernels.routed_experts.spec import ANY_PLAN, MAX_ROWS, Plan
 from gemma4_kernels.routed_experts.tuned import tables, tuned_plans
 from gemma4_runtime.fusion import eligible
 from gemma4_runtime.fusion.paths import FUSED, PATHS
@@ -154,14 +153,9 @@ def test_choices_and_rows_that_are_sglangs(taken):
     assert "no plan was measured" in taken(Experts(), topk_ids=one, topk_weights=torch.ones(3, 1))[3][0]
 
 
-def test_the_committed_plans_are_of_the_sizes_and_can_be_launched():
-    (table,) = FOLDER.glob("tuned_*.json")
-    assert table.name == "tuned_h200.json"
+def test_the_committed_plans_are_of_26b_on_one_gpu():
     plans = tuned_plans("NVIDIA H200", 2816, 704, 128, 8)
-    assert plans[0] is None
     assert all(isinstance(plan, Plan) for plan in plans[1:5])
-    assert plans[8] is None
+    assert plans[0] is plans[8] is None
     assert tuned_plans("NVIDIA H200", 2816, 705, 128, 8) is None
     assert list(tables()) == [("NVIDIA H200", "bfloat16")]
-    given = torch.randn(1, 64), torch.randn(2, 64, 64), torch.randn(2, 64, 32), torch.ones(1, 1)
-    assert routed_experts(*given, torch.zeros(1, 1, dtype=torch.int32)).shape == (1, 64)

@@ -38,7 +38,7 @@ def cut_to(incident: Incident) -> str:
         if all(cut) and all(lost[place].isdisjoint(freed[place]) for place in steps):
             pages = " and ".join(f"{min(freed[place])} for {min(lost[place])}" for place in steps[:_FEWEST])
             return (
-                "Pages were freed, free ones among them, in place of others that are lost since: the slots of these, "
+                "Pages were freed, free ones among them, and others were lost in the same steps: the slots of these, "
                 f"cut to {bits} bits, are theirs ({pages})."
             )
     return ""

@@ -27,7 +27,7 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="double_free")
     if dump is None:
         return None
-    meant, of_slots = _meant(incident, dump), of_request_slots(dump, TWICE_FREE)
+    meant, of_slots, cut = _meant(incident, dump), of_request_slots(dump, TWICE_FREE), cut_to(incident)
     # An audit has the page alone: an eviction, a row or the mapping may have led either free to it.
     unseen = dump.manifest.rule == LEAK and calls_went_unseen(dump)
     freed_by = Structure.WINDOW_EVICTION if by_eviction(dump) else Structure.FREE_CALL
@@ -35,7 +35,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=None if of_slots or unseen else freed_by,
         defect=Defect.DUPLICATE if meant is None else Defect.OFF_BY_ONE,
-        cause=_REQUEST_SLOT if of_slots else cut_to(incident) or _PAGE if meant is None else _NEIGHBOUR,
+        cause=_REQUEST_SLOT if of_slots else cut or _PAGE if meant is None else _NEIGHBOUR,
         confidence=Confidence.POSSIBLE if unseen else Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the second free, or the audit that saw it"),
