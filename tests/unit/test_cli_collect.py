@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from collected import diagnosed, opened, own_store  # noqa: F401 - every test's fixture
 from diagnose_examples import CORPUS, ROOT
 from gemma4_triage.collect import processes
 from small_server import closing_port
-from zips import opened
 
 LOGS = ROOT / "tests" / "data" / "logs"
 INFO = {
@@ -82,12 +82,6 @@ def serve():
         server.close()
 
 
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    """Keep dumps of this machine's user out of a test's zip."""
-    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "store"))
-
-
 def without_logs(path: Path) -> Path:
     """Leave out logs: the process that serves here is this one, whose children are engines of other tests."""
     kept = path.with_name(f"kept_{path.name}")
@@ -96,11 +90,6 @@ def without_logs(path: Path) -> Path:
             if not name.startswith("logs/"):
                 written.writestr(name, archive.read(name))
     return kept
-
-
-def diagnosed(cli, path) -> tuple[int, list[str]]:
-    code, out, _ = cli("diagnose", path, "--json")
-    return code, [one["rule"] for each in json.loads(out).get("incidents", []) for one in each["findings"]]
 
 
 class TestServers:

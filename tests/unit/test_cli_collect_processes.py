@@ -11,23 +11,12 @@ import time
 
 import pytest
 
+from collected import diagnosed, opened, own_store  # noqa: F401 - every test's fixture
 from diagnose_examples import CORPUS, ROOT
 from gemma4_triage.collect import gather_bundle, processes
 from gemma4_triage.collect.gather_bundle import output_of
-from zips import opened
 
 LOGS = ROOT / "tests" / "data" / "logs"
-
-
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    """Keep dumps of this machine's user out of a test's zip."""
-    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "store"))
-
-
-def diagnosed(cli, path) -> tuple[int, list[str]]:
-    code, out, _ = cli("diagnose", path, "--json")
-    return code, [one["rule"] for each in json.loads(out).get("incidents", []) for one in each["findings"]]
 
 
 class TestProcesses:

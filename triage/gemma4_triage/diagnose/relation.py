@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.evidence import tensor_or_none
 
 _BITS = (8, 16, 32)
@@ -58,7 +59,7 @@ def places_early(dump: Dump) -> int | None:
 def _of_places(dump: Dump, places: int) -> str:
     rows, way = tensor_or_none(dump, "rows"), "early" if places > 0 else "late"
     many = abs(places) > 1
-    by = f"{abs(places)} place{'s' * many} too {way}"
+    by = f"{number_of(abs(places), 'place')} too {way}"
     which = f"{abs(places)} tokens " * many + ("behind" if places > 0 else "before") + (" its own" if many else " it")
     ends = [] if rows is None or rows.ndim != 2 else (rows >= 0).sum(1).tolist()
     last = [bad.row < len(ends) and bad.column == ends[bad.row] - 1 for bad in dump.manifest.offences]
