@@ -53,11 +53,12 @@ def test_an_eviction_of_nodes_that_are_read(scalars):
 @pytest.mark.parametrize(
     "counted",
     [
-        # None was raised; one alone was not; all as they should be; one is of nobody's.
+        # None was raised; one alone was not; all as they should be; one is of nobody's; no list of numbers.
         "101,70,33,48,90,17",
         "101,80,48,64,112,32",
         "112,80,48,64,112,32",
         "101,70,64,80,112,128",
+        "101,many,64",
     ],
 )
 def test_counts_that_are_not_those_of_others(counted):

@@ -157,7 +157,11 @@ def _counts_of_others(dump: Dump) -> Told | None:
 
 
 def _numbers(listed: object) -> list[int]:
-    return [int(one) for one in listed.split(",") if one] if isinstance(listed, str) else []
+    """Return the numbers of a list as a dump has it, with commas between; none where it is no such list."""
+    try:
+        return [int(one) for one in listed.split(",") if one] if isinstance(listed, str) else []
+    except ValueError:
+        return []
 
 
 def _misplaced_slots(dump: Dump) -> Told | None:
