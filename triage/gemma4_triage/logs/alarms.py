@@ -138,6 +138,8 @@ _SOFT = {
     # Behind a dash in a list of what was tried.
     "error": rb"^(?:- )?(?:[\w.]+\.)?(?!CancelledError)(?:\w*(?:Error|Exception|Violation|Failure|OutOfResources)|"
     rb"\w+(?:Timeout|Disconnected)|TimeoutExpired|IncompleteRead)(?:: |:?\s*$|\(\)?\s*$)|"
+    # Of a list of what was tried, "backend=cudnn  cudnn.NotSupportedError: ...".
+    rb"^\w[\w-]{0,30}=\S{1,60} +(?:\w+\.)+\w*(?:Error|Exception): |"
     rb"^(?:\[[^\]]{0,60}\] )?Unsupported [\w /-]{3,60}(?:[:.,(=]|$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
@@ -308,6 +310,7 @@ _RIGHT_BELOW = 3  # lines
 _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
 _GROUP = re.compile(rb" {2,}\| ?")  # of a traceback within a group of exceptions
 _LAST_LINE = re.compile(r"(?:- )?(?:\w+\.)*(\w+)(?:\(\))?(?:: (.*)|:)?")
+_TRIED = re.compile(r"^\w[\w-]{0,30}=\S{1,60} +(?=(?:\w+\.)+\w)")  # of a list of what was tried
 _RAISED = re.compile(rb"(?:[\w.]+\.)?\w*(?:Error|Exception): ")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
@@ -322,7 +325,9 @@ LETTER_BY_LETTER = (*_WORKS, *_STOPS, *_STARTS, _ACCESS)
 _MOST_ERRORS = 8
 _MOST_KEPT = 16
 _OF_A_REQUEST = re.compile(rb"Exception in ASGI application|\bError in request: ")
-_OF_CLIENTS = re.compile(rb"openai\.(?:API)?(?:Timeout|Connection)Error\b")
+_OF_CLIENTS = re.compile(
+    rb"openai\.(?:API)?(?:Timeout|Connection)Error\b|AI_\w+Error\b|SyntaxError: Unexpected (?:token|end of JSON)"
+)
 _LONGEST_ANSWER = 400  # lines of the traceback of a request
 _ENOUGH_LINES = 1000
 
@@ -624,9 +629,10 @@ class AlarmReader:
         if self._soft is None or self._soft.place.line < self.last_work:
             self._soft, self._errors = alarm, []
         if alarm.kind == "error" and len(self._errors) < _MOST_ERRORS:
-            match = _LAST_LINE.fullmatch(alarm.text)
+            match = _LAST_LINE.fullmatch(_TRIED.sub("", alarm.text))
             if match is not None:
-                error = death_of(alarm.place, alarm.rank, match[1], match[2] or "", tuple(self._frames))
+                tried = f" (one of those that were tried: {named[0].strip()})" if (named := _TRIED.match(alarm.text)) else ""
+                error = death_of(alarm.place, alarm.rank, match[1], (match[2] or "") + tried, tuple(self._frames))
                 if caught is not None and (caught.type_name, caught.message[:_NEAR]) == (
                     match[1],
                     error.message[:_NEAR],

@@ -197,6 +197,8 @@ def _of_object(line: bytes) -> tuple[bytes, bytes] | None:
         return None
     if is_an_answer(found) or _is_of_a_user(found):
         return said_of(found), b""
+    if (said := _refusal(found)) is not None:
+        return said.encode(errors="replace"), b""
     message = _message(found, _DEEPEST)
     if message is None:
         listed = in_order(entries(found))
@@ -208,6 +210,21 @@ def _of_object(line: bytes) -> tuple[bytes, bytes] | None:
     if code and -64 <= code <= 255:
         opened_message = _ended(opened_message, b"%d" % code)
     return opened_message, _writer(found).encode(errors="replace")
+
+
+_OF_A_REFUSAL = frozenset({"error", "object", "message", "type", "param", "code", "request_id"})
+
+
+def _refusal(found: dict) -> str | None:
+    """Return what an answer with a status of 400 says, as clients print it; None for any other object."""
+    inner = found.get("error", found if found.get("object") == "error" else None)
+    if not isinstance(inner, dict) or not {*found, *inner} <= _OF_A_REFUSAL:
+        return None
+    text, code = inner.get("message"), inner.get("code")
+    named = str(inner.get("type", "BadRequest")).lower().startswith(("badrequest", "invalid_request", "validation"))
+    if not isinstance(text, str) or (code not in (None, 400, "400") or not named):
+        return None
+    return f"Error code: 400 - {text}"
 
 
 def _ended(message: bytes, code: bytes) -> bytes:

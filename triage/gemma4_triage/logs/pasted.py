@@ -23,10 +23,12 @@ MARKS = (
     (b"json_schema", "asked_schema"),
     (b'"tool_choice":', "asked_tool"),
     (b"APITimeoutError", "client_waited"),
+    (b'"arguments":', "arguments_pasted"),
 )
 """What a line of an answer or a request holds, beside those of remarks.py."""
 SHOWN = frozenset(
     {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
+    | {"arguments_twice", "schema_of_no_type"}
     | {"marks_in_arguments", "call_without_arguments", "calls_lost", "forced_call_in_text", "call_without_mark"}
 )
 """Names under which `keep` keeps what such lines show."""
@@ -50,6 +52,7 @@ _TRIED = re.compile(
     rb"checkpoint|image|"
     rb"overrides|flags|arg(?:ument)?s|server|start|launch|setup|node|machine|GPU|box|prompt(?= with))s?\b"
 )
+_NO_STREAM = re.compile(rb"(?:stream\W{1,3}[Ff]alse\b|non-?stream(?:ing)?\b).{0,40}\bsame (?:request|prompt|body|call)\b")
 _RERUN = re.compile(
     rb"#+ (?:(?:re)?(?:start|launch|r[ua]n|serv|tri)\w*|(?:second|next|then|now|again)\b).{0,40}"
     rb"\b(?:with|without) --[a-z]|"
@@ -117,6 +120,25 @@ def _has_zeros(ids: object) -> bool:
     return any(ids[at : at + _FEWEST_ZEROS] == zeros for at in range(min(len(ids), _LONGEST)))
 
 
+_TYPES = re.compile(rb'"type\\?":\s*\\?"(\w+)')
+_JSON_TYPES = frozenset(
+    {"object", "array", "string", "number", "integer", "boolean", "null"}
+    | {"json_schema", "json_object", "text", "function", "image_url", "input_text", "structural_tag"}
+)
+_ARGUMENTS = re.compile(r'"arguments":\s*"((?:[^"\\]|\\.)*)"')
+_FEWEST_ALIKE = 4  # characters
+
+
+def _is_twice(quoted: str) -> bool:
+    """Say whether arguments of a call begin anew within themselves, as where a stream wrote what it had written."""
+    given = re.sub(r"\\(.)", r"\1", quoted)
+    begin = found[0] if (found := _BEGINS_OBJECT.match(given)) else ""
+    return len(begin) >= _FEWEST_ALIKE and given.find(begin, len(begin)) > 0
+
+
+_BEGINS_OBJECT = re.compile(r'\s*\{"\w{1,80}":')
+
+
 _OF_ANSWERS = (
     (_ZEROS, "zeros"),
     (_SCORES, "same_scores"),
@@ -134,8 +156,15 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
         name: of the line.
         line: as it stands.
     """
-    if name == "asked_schema" and _NO_THOUGHTS.search(line):
-        kept["schema_without_thoughts"] = kept[name]
+    if name == "asked_schema":
+        if _NO_THOUGHTS.search(line):
+            kept["schema_without_thoughts"] = kept[name]
+        types = {found.decode() for found in _TYPES.findall(line[line.find(b'"schema') :])}
+        if not types <= _JSON_TYPES:
+            kept["schema_of_no_type"] = kept[name]
+    elif name == "arguments_pasted":
+        if any(map(_is_twice, _ARGUMENTS.findall(line[:_LONGEST].decode(errors="replace")))):
+            kept["arguments_twice"] = kept[name]
     elif name == "asked_tool":
         kept.pop("forced_tool", None)
         if _FORCED.search(line):
@@ -196,14 +225,15 @@ def _keep_end(kept: dict[str, Remark], said: Remark, text: str) -> None:
 
 def keep_note(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     """Say whether a line is a note of a second try, or of the build that wrote what follows, and keep it."""
-    if not line.startswith(b"#"):
+    line = line.removeprefix(b"$ ")
+    if not line.startswith(b"#") and not _NO_STREAM.match(line):
         return False
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
     if build := _BUILD.match(line):
         first = kept.setdefault("noted_build", said).text
         if first != said.text and first.startswith(build[1].decode()):
             kept["second_build"] = said
-    elif _TRIED.match(line) or (_RERUN.match(line) and not kept.keys().isdisjoint(_UP)):
+    elif _TRIED.match(line) or _NO_STREAM.match(line) or (_RERUN.match(line) and not kept.keys().isdisjoint(_UP)):
         kept["tried"] = said
         return b" --" in line
     return False

@@ -39,10 +39,11 @@ def arguments(line: bytes) -> dict[str, str]:
 
 COMMANDS = (
     *(b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"vllm.entrypoints.", b"vllm/vllm-openai"),
+    *(b"-m dynamo.vllm ", b"-m dynamo.sglang "),
     b"--model-path ",
 )
 """How a server is started at a shell, which people paste above its log."""
-NOTES = (b" --", b"# ", b"server_args: ", b"env: ", b"export ", b"HiCache +")
+NOTES = (b" --", b"# ", b"same request", b"server_args: ", b"env: ", b"export ", b"HiCache +")
 """What a line may have in which somebody noted arguments or the environment beside a log."""
 _NOTE = re.compile(rb"\s*(?:#+ |\(|--[a-z]|(?:\$ )?export |env: |server_args: )|[^\[\]{}]{0,200}\bHiCache \+")
 _SPOKEN = (

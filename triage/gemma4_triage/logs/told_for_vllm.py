@@ -40,6 +40,7 @@ _INSTEAD = (
     (r"--context-length\b", "--max-model-len"),
     (r"--tp(?:-size)?\b", "--tensor-parallel-size"),
     (r"--pp(?:-size)?\b", "--pipeline-parallel-size"),
+    (r"--disable-flashinfer-autotune\b", "--no-enable-flashinfer-autotune"),
     (r"--ep-size 1 \(--tensor-parallel-size alone\)", "no --enable-expert-parallel"),
     (r"--moe-runner-backend\b", "--moe-backend"),
     (r"--lora-paths\b", "--lora-modules"),

@@ -85,10 +85,11 @@ def _of_the_pool(facts: LogFacts, death: Death) -> Finding:
 
 
 def _of_anything(facts: LogFacts, death: Death) -> Finding:
+    tuned = any(map(_TUNES.search, death.frames))
     return Finding(
         rule=RULE.id,
-        cause=f"A kernel left its buffer. {_noticed(facts, death)}",
-        confidence=Confidence.LIKELY if _named(facts, death) and _blocks(facts) else Confidence.POSSIBLE,
+        cause=f"A kernel left its buffer{_AS_TUNED * tuned}. {_noticed(facts, death)}",
+        confidence=Confidence.LIKELY if tuned or (_named(facts, death) and _blocks(facts)) else Confidence.POSSIBLE,
         evidence=(*_evidence(facts, death), *_settings(facts)),
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(*graphs_of_vllm.apart(facts, death), *_together(facts, death), *_apart(facts, death)),
@@ -104,6 +105,8 @@ def _noticed(facts: LogFacts, death: Death) -> str:
         return f"Line {dumped.place.line} names the kernel: {found[1]}."
     if death.frame.startswith("_ops.py:") and (caller := " ".join(death.frames[-2:-1])):
         return f"It was noticed as {caller} called a compiled kernel: that one, or one before it."
+    if not death.package and not death.path and _LAUNCHES.match(death.frame):
+        return f"It was noticed in {death.frame}, which launches one: that kernel, or one before it."
     if death.package not in _LAUNCHERS:
         return "The log does not say which: such an error is noticed after the kernel."
     function = death.frames[-1].partition(" ")[2]
@@ -125,6 +128,8 @@ _QUANTISED_EXPERTS = (
     "buffers at large batches; until then a smaller --chunked-prefill-size (4096) and --max-running-requests; "
     "CUDA_LAUNCH_BLOCKING=1 says whether it is that kernel"
 )
+# Of a line without the path of its file; what launches kernels is named for the library and the part.
+_LAUNCHES = pattern(r"\S+ (?!forward)\w*(?:trtllm|cutlass|cutedsl|marlin|deep_?gemm|cudnn)\w*$")
 _SOURCE = pattern(r"([\w.-]+\.(?:cuh?|hip)):\d+")
 
 
@@ -179,6 +184,10 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         )
         if of_its_part := library_kernel.part_named(f"{death.frame} {' '.join(death.frames[-2:-1])}"):
             found.append(f"it computes {of_its_part.what}: {of_its_part.look}")
+    if not death.package and _LAUNCHES.match(death.frame) and (named := library_kernel.part_named(death.frame)):
+        found.append(f"{named.look}: what was launched computes {named.what}")
+    if any(map(_TUNES.search, death.frames)):
+        found.insert(0, _NOT_TUNED)
     too_long = facts.remarks.get("refused_length")
     if too_long is not None and too_long.place.line < death.place.line:
         found.append(
@@ -281,6 +290,12 @@ def _wide_pool(facts: LogFacts) -> str:
     )
 
 
+_AS_TUNED = " as FlashInfer's autotuner tried its tactics, before any request"
+_TUNES = pattern(r"(?i)autotun")
+_NOT_TUNED = (
+    "once without FlashInfer's autotuner, which tries every tactic of a kernel at sizes of its own as a server starts, "
+    "also one that leaves its buffer: --disable-flashinfer-autotune"
+)
 _LONG_CHUNK = 16384
 _TRITON = pattern(r"(?:fused_moe\w*|extend_attention|\w*triton\w*|ep_moe\w*|jit|runtime)\.py:|.*forward_extend$")
 _DRAFTS = pattern(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")

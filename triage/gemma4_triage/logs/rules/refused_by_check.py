@@ -17,6 +17,7 @@ from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, REQUEST, part_of, part_of_file
 from gemma4_triage.logs.refused_too import LACKING, OF_CUDA, WITHOUT_BUFFER, also_refused, refused_too
+from gemma4_triage.logs.room_asked import room_asked
 from gemma4_triage.logs.rule import (
     Wording,
     at,
@@ -235,7 +236,7 @@ _ANY_REFUSAL = Wording(
 )
 _REFUSES = pattern(
     r"Error in request|BadRequest|This model does not appear|validation error|Skip invalid|preprocessing timed out|"
-    r"Error code: 4|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
+    r"Error code: 4|Streaming session already|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
 )
 _NO_EMBEDDINGS = (
     "the server was not started for embeddings",
@@ -284,10 +285,13 @@ class Refused(NamedTuple):
         return f"line {self.place.line}: {self.said[:_LONGEST]}: {self.why}. {self.look[:1].upper()}{self.look[1:]}"
 
 
+_SAID = ("refused_argument", "refused_length", "refused_request", "busy_session")
+
+
 def refused(facts: LogFacts) -> Iterator[Refused]:
     """Yield what requests were refused for, which a server outlives and says in few words, or to the client alone."""
     failed = {alarm.place.line for alarm in facts.alarms if alarm.kind == "answered-500"}
-    for name in ("refused_argument", "refused_length", "refused_request"):
+    for name in _SAID:
         found = facts.remarks.get(name)
         if found is None or found.place.line in failed or not _REFUSES.search(found.text):
             continue
@@ -299,6 +303,9 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
             turn = "without" if flag[1] else "with"
             why = f"the server was not started {turn} an argument that they need it to be {turn}"
             yield Refused(found.place, said, why, f"start it {turn} {flag[2]}", of_the_start=True)
+            continue
+        if (room := room_asked(said)) is not None:
+            yield Refused(found.place, said, *room)
             continue
         known = next((one for one in written("refused_by_check.toml") if one.words.search(said)), _ANY_REFUSAL)
         yield Refused(found.place, said, known.cause, known.advice)
@@ -320,7 +327,7 @@ _UNSAID = (
 
 
 def _unsaid(facts: LogFacts) -> bool:
-    return not any(name in facts.remarks for name in ("refused_argument", "refused_length", "refused_request"))
+    return not any(name in facts.remarks for name in _SAID)
 
 
 def refusals(facts: LogFacts) -> Iterator[Finding]:

@@ -70,6 +70,10 @@ _A_SOURCE = pattern(
 )
 
 
+_NO_COMPILER = pattern(r"/(?:nvcc|hipcc)['\"]?: (?:(?:command )?not found|No such file)")
+_QUOTED = 200  # characters
+
+
 def _said_by_compiler(facts: LogFacts) -> tuple[Remark, str, str] | None:
     """Return the first thing that a compiler says of a source, what it means, and what to do; None if it says none."""
     for name in ("first_compiler", "compiler"):
@@ -80,6 +84,11 @@ def _said_by_compiler(facts: LogFacts) -> tuple[Remark, str, str] | None:
             found = one.words.search(said.text)
             named = {what: text or "" for what, text in found.groupdict().items()} if found else {}
             return said, one.cause.format_map(named), one.advice
+    # What ninja printed stands within the exception.
+    for death in facts.deaths:
+        one = next((one for one in written("compilers.toml") if one.words.search(death.message)), None)
+        if one is not None and _NO_COMPILER.search(death.message):
+            return Remark(death.place, death.rank, death.message[-_QUOTED:]), one.clause(death.message), one.advice
     return None
 
 
