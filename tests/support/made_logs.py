@@ -45,11 +45,11 @@ def retraction(second: int, requests: int = 1, rank: str = "") -> str:
     )
 
 
-def death(second: int, last_line: str, rank: str = "", frame: str = "scheduler.py") -> str:
+def death(second: int, last_line: str, rank: str = "", frame: str = "scheduler.py", function: str = "step") -> str:
     """Return a scheduler's traceback."""
     return (
         f"{stamp(second, rank)} Scheduler hit an exception: Traceback (most recent call last):\n"
-        f'  File "/srv/sglang/{frame}", line 12, in step\n'
+        f'  File "/srv/sglang/{frame}", line 12, in {function}\n'
         f"    call()\n{last_line}\n\n"
     )
 
@@ -102,7 +102,20 @@ MOVING += "(token/s): 58.0, #queue-req: 0\n"
 TOP = "2026-05-31T2{}:10:30Z kubectl top pod serves-0 --containers   server   1301m   {}Mi\n"
 TOO_LONG = "Request 5c1f7ed0 exceeds the maximum number of tokens: {} > {}\n"
 
+SESSION = '{"error":{"message":"Streaming session already has an active request."}}\n'
+OF_A_CONNECTOR = (
+    """$ vllm serve m --kv-transfer-config '{"kv_connector":"MooncakeConnector","kv_role":"kv_consumer"}'\n"""
+)
+STANDS = "(APIServer pid=1) INFO 03-04 0{}:52:02 [loggers.py:248] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg "
+STANDS += "generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 64 reqs, GPU KV cache usage: 99.4%\n"
+
 MADE = {
+    "busy-session": [decode(1, running=1), decode(9, running=0), SESSION],
+    "blocks-kept": [
+        OF_A_CONNECTOR,
+        "(Worker pid=2) ERROR 03-04 07:12:40 [mooncake_connector.py:702] Mooncake transfer failed: reset\n",
+        *(STANDS.format(hour) for hour in (7, 8)),
+    ],
     "one-waits": [
         f"{stamp(0)} {ROOM}",
         *(f"{stamp(second)} {BESIDE_ROOM.format(3)}" for second in (10, 30, 50, 70)),

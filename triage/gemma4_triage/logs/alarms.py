@@ -313,7 +313,7 @@ _LAST_LINE = re.compile(r"(?:- )?(?:\w+\.)*(\w+)(?:\(\))?(?:: (.*)|:)?")
 _TRIED = re.compile(r"^\w[\w-]{0,30}=\S{1,60} +(?=(?:\w+\.)+\w)")  # of a list of what was tried
 _RAISED = re.compile(rb"(?:[\w.]+\.)?\w*(?:Error|Exception): ")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
-_LONGEST_TEXT = 300  # characters
+_LONGEST_TEXT = 500  # characters: of transfers the state in which they ended stands last
 _FRAMES = 12
 _AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure within so many lines, and makes it good
 _ANSWERED = re.compile(rb'HTTP/\d(?:\.\d)?" 500\b')
@@ -631,7 +631,11 @@ class AlarmReader:
         if alarm.kind == "error" and len(self._errors) < _MOST_ERRORS:
             match = _LAST_LINE.fullmatch(_TRIED.sub("", alarm.text))
             if match is not None:
-                tried = f" (one of those that were tried: {named[0].strip()})" if (named := _TRIED.match(alarm.text)) else ""
+                tried = (
+                    f" (one of those that were tried: {named[0].strip()})"
+                    if (named := _TRIED.match(alarm.text))
+                    else ""
+                )
                 error = death_of(alarm.place, alarm.rank, match[1], (match[2] or "") + tried, tuple(self._frames))
                 if caught is not None and (caught.type_name, caught.message[:_NEAR]) == (
                     match[1],

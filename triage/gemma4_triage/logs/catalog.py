@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding, ranked
+from gemma4_triage.logs import images
 from gemma4_triage.logs.alarms import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule
@@ -14,6 +15,7 @@ from gemma4_triage.logs.rules import (
     answer_parser,
     attention_kernel,
     binding_pool,
+    blocks_kept,
     bus_error,
     busy_session,
     chat_template,
@@ -173,6 +175,7 @@ OF_A_REQUEST: tuple[Rule, ...] = (
 LOADS: tuple[Rule, ...] = (
     orphaned_requests.RULE,
     never_admitted.RULE,
+    blocks_kept.RULE,
     queue_stands.RULE,
     queue_stands.HELD_BACK,
     one_waits.RULE,
@@ -256,7 +259,8 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     floor = list(unexplained_line.find(facts, accounted))
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
-    return for_its_engine((*ranked([*endings, *floor], leads=known_issue.ID), *behind, *ranked(loads)), facts)
+    ended = images.beside(facts, list(ranked([*endings, *floor], leads=known_issue.ID)))
+    return for_its_engine((*ended, *behind, *ranked(loads)), facts)
 
 
 _ENGINE_ENDED = frozenset({"EngineDeadError"})

@@ -52,7 +52,9 @@ _TRIED = re.compile(
     rb"checkpoint|image|"
     rb"overrides|flags|arg(?:ument)?s|server|start|launch|setup|node|machine|GPU|box|prompt(?= with))s?\b"
 )
-_NO_STREAM = re.compile(rb"(?:stream\W{1,3}[Ff]alse\b|non-?stream(?:ing)?\b).{0,40}\bsame (?:request|prompt|body|call)\b")
+_NO_STREAM = re.compile(
+    rb"(?:stream\W{1,3}[Ff]alse\b|non-?stream(?:ing)?\b).{0,40}\bsame (?:request|prompt|body|call)\b"
+)
 _RERUN = re.compile(
     rb"#+ (?:(?:re)?(?:start|launch|r[ua]n|serv|tri)\w*|(?:second|next|then|now|again)\b).{0,40}"
     rb"\b(?:with|without) --[a-z]|"
@@ -120,6 +122,7 @@ def _has_zeros(ids: object) -> bool:
     return any(ids[at : at + _FEWEST_ZEROS] == zeros for at in range(min(len(ids), _LONGEST)))
 
 
+_STATE_TYPE = re.compile(r"ssm dtype: (\S+)")
 _TYPES = re.compile(rb'"type\\?":\s*\\?"(\w+)')
 _JSON_TYPES = frozenset(
     {"object", "array", "string", "number", "integer", "boolean", "null"}
@@ -159,9 +162,14 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
     if name == "asked_schema":
         if _NO_THOUGHTS.search(line):
             kept["schema_without_thoughts"] = kept[name]
-        types = {found.decode() for found in _TYPES.findall(line[line.find(b'"schema') :])}
+        types = {found.decode() for found in _TYPES.findall(line[line.find(b'"schema') :].partition(b'"messages"')[0])}
         if not types <= _JSON_TYPES:
             kept["schema_of_no_type"] = kept[name]
+    elif name == "states":
+        first, found = kept.get("first_states"), _STATE_TYPE.search(kept[name].text)
+        if first is not None and found and (other := _STATE_TYPE.search(first.text)) and other[1] != found[1]:
+            kept.setdefault("states_differ", kept[name])
+        kept.setdefault("first_states", kept[name])
     elif name == "arguments_pasted":
         if any(map(_is_twice, _ARGUMENTS.findall(line[:_LONGEST].decode(errors="replace")))):
             kept["arguments_twice"] = kept[name]

@@ -9,7 +9,7 @@ from itertools import accumulate, compress, pairwise
 import numpy as np
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events, pasted, remarks, start_line
+from gemma4_triage.logs import events, images, pasted, remarks, start_line
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -413,6 +413,8 @@ class LogReading:
             for name in remarks.FIRST_TOO:
                 self._remarks.pop(f"first_{name}", None)
         elif kind in ("command", "note"):
+            if kind == "command":
+                images.keep(self._remarks, line, place)
             if pasted.is_of_a_client(line):
                 self._alarms.client_at(number)
             if pasted.keep_note(self._remarks, line, place):

@@ -145,6 +145,10 @@ MARKS = (
     (b"Using a slow tokenizer", "slow_tokenizer"),
     (b"due to insufficient hits (0)", "prefetch_revoked"),
     (b"Patched sglang.", "patched"),
+    *(
+        (name, "rtx_blackwell")
+        for name in (b"NVIDIA RTX PRO 6000 B", b"NVIDIA GeForce RTX 50", b"NVIDIA RTX PRO 5000 B")
+    ),
     *((name, "blackwell") for name in (b"NVIDIA B200", b"NVIDIA B300", b"NVIDIA GB200", b"NVIDIA GB300")),
     (b'"content": "thought\\n', "thoughts_in_content"),
     (b"Use trtllm_mha", "trtllm_chosen"),

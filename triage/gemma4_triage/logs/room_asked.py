@@ -1,4 +1,4 @@
-"""A request that is refused for its length though its prompt is short: the room that it asks for its answer is at fault."""
+"""A request that is refused for its length though its prompt is short: the room that it asks for is at fault."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def room_asked(said: str) -> tuple[str, str] | None:
     counted = context - answer
     if counted < prompt and answer % _OF_MEMORY and not _ROUND.fullmatch(str(answer)):
         why += (
-            f". {answer} is the context less {counted}: whoever worked it out (the server itself, where a request names "
-            f"none) took the prompt for {counted} tokens, as before images or a template are put in"
+            f". {answer} is the context less {counted}: whoever worked it out (the server itself, where a request "
+            f"names none) took the prompt for {counted} tokens, as before images or a template are put in"
         )
     return why, (
         f"name the room in the request (max_tokens, max_completion_tokens, of /v1/responses max_output_tokens), as an "
-        f"answer needs it and at most {context - prompt}; a longer --context-length or a shorter prompt changes nothing "
-        "where a default is worked out so; then a later release, or another endpoint (/v1/chat/completions)"
+        f"answer needs it and at most {context - prompt}; a longer --context-length or a shorter prompt changes "
+        "nothing where a default is worked out so; then a later release, or another endpoint (/v1/chat/completions)"
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Pool, RankFacts
 from gemma4_triage.logs.rank import APART, PRESSED_AT
+from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text
 from gemma4_triage.logs.rules import swa_not_evicted
 
@@ -45,7 +46,29 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         f"{_DIRECTION[pool]} --swa-full-tokens-ratio.",
         confidence=Confidence.CERTAIN if retracted and rank.pressed[pool] >= _OFTEN else Confidence.LIKELY,
         evidence=(at(facts, peak.place, usage_text(peak.full, peak.swa), f"where {pool} was fullest"), *harm),
+        advice=_idle_memory(facts),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
+    )
+
+
+_IDLE_GB, _IDLE_SHARE = 8.0, 0.2  # beside the pools, of what was free before weights; steps and graphs need some
+
+
+def _idle_memory(facts: LogFacts) -> tuple[str, ...]:
+    """Return that memory of the GPU is left beside both pools, if much is: a pool that binds could have it."""
+    pools = facts.remarks.get("pools")
+    left = number_in(pools.text, "available_gpu_mem") if pools is not None else None
+    loaded = facts.remarks.get("after_weights")
+    sizes = [number_in(loaded.text, name) for name in ("avail mem", "mem usage")] if loaded is not None else [None]
+    had = sum(filter(None, sizes)) if None not in sizes else 0.0
+    if left is None or left < max(_IDLE_GB, _IDLE_SHARE * had):
+        return ()
+    share = facts.settings.get("mem_fraction_static", "None")
+    now = f" above the {share} that it is" if share != "None" else ""
+    return (
+        f"raise --mem-fraction-static{now}, by 0.05 at a time: {left:.0f} GB of the GPU are free beside both pools, of "
+        "which a step needs a few; some releases also count layers with a window twice as they size the pools of such "
+        "a model, and leave more free than asked for (a later one; SGLang 18039)",
     )
 
 

@@ -41,7 +41,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         ),
         ruled_out_if=("a request of that session does run: its client has not read its answer to the end",),
         advice=(
-            "a new session for that client (/open_session): the old one stays as it is until the server is started anew",
+            "a new session for that client (/open_session): the old one stays as it is until the server starts anew",
             f"turns that are not given up while they wait: {' and '.join(limits) or 'no ' + _LIMITS[0]} "
             f"{'unset or longer' if limits else 'set'}, clients that wait longer, room for more requests",
             "a later release, which marks a turn once it runs and clears the mark of one that is aborted; until then "

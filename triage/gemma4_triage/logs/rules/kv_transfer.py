@@ -250,6 +250,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             _REFUSED,
         )
         shown = [at(facts, refused.place, exception_text(refused), f"the exception, in {refused.frame}")]
+    if state == "WaitingForInput" and (given_up := _given_up(facts, said)) is not None:
+        why, advice = given_up
+        shown = [*shown, *remarked(facts, "abort", "a request that was given up, which is one of those that timed out")]
     if state == "Bootstrapping" and (kept := kept_by_none(facts)) is not None:
         why, advice, of_pool = kept
         shown = [*shown, of_pool]
@@ -276,6 +279,30 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the other server's log has an exception before it: then that is the beginning",),
         advice=advice,
         next_commands=(COLLECT,),
+    )
+
+
+_REQUEST = pattern(r"\brid='?([\w-]{8,})")
+
+
+def _given_up(facts: LogFacts, said: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return that requests which timed out were aborted before, by their ids, and what to do; None elsewhere."""
+    aborted = facts.remarks.get("abort")
+    found = _REQUEST.search(aborted.text) if aborted is not None else None
+    if found is None or found[1] not in said:
+        return None
+    waited = f" ({limit[1]} s)" if (limit := _WAITED.search(said)) else ""
+    return (
+        "requests whose clients had gone were aborted at the prefill server, and the decode server was not told: it "
+        f"keeps their places until its own time-out{waited}, while others wait for them",
+        (
+            "a lower SGLANG_DISAGGREGATION_WAITING_TIMEOUT on the decode servers (30 to 60): only requests that nobody "
+            "waits for are then given up sooner",
+            "undo what makes clients give up: a time-out of the gateway or client that is shorter than the time to the "
+            "first token, more load than prefill computes (#queue-req there): shed it before the router",
+            "a later release on both sides, in which an abort at the prefill server reaches the decode server. Network "
+            "and transfer backend are not at fault",
+        ),
     )
 
 

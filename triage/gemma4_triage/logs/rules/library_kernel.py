@@ -164,9 +164,30 @@ def _around(facts: LogFacts, death: Death) -> Iterator[str]:
         yield "once with --pp-size 1 (--tp for the other GPUs): a stage may lack what another one has computed"
 
 
+_OF_COUNTS = pattern(r"(?i)num_tokens|num_rows|topk|q_len|max_q|batch_size|token count")
+_SPARSE_FILE = pattern(r"(?i)sparse_mla|flash_mla|dsv4|\bdsa|nsa_|indexer")
+_OF_SPARSE = (
+    "a later flashinfer and sglang-kernel with the release of SGLang that pins them: attention of this model picks its "
+    "keys, and few kernels do, each for some GPUs and widths; compare answers with those of another GPU after that"
+)
+
+
+def _of_a_verify(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what to do where a kernel refused a number of rows of a server with drafts, which has several for each."""
+    drafts = facts.settings.get("speculative_algorithm", "None")
+    if drafts == "None" or any(map(_OF_DRAFTS.match, death.frames)) or not _OF_COUNTS.search(death.message):
+        return
+    yield (
+        f"once without --speculative-algorithm {drafts}: a step that verifies drafts has several rows for each "
+        "request, a number (or a width of top-k) that this kernel has no path for, on this GPU at least; memory and "
+        "the size of the batch change nothing"
+    )
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
     function = match[1] if (match := _SAYS.search(death.message)) and match[1] else death.frame.rpartition(" ")[2]
     part = part_of(death)
+    sparse = part is not None and part.what == "attention" and _SPARSE_FILE.search(" ".join(death.frames[-2:]))
     said = " ".join(death.message.split())[:160]
     gpu = " on this GPU" if _NOT_THIS_GPU.search(death.message) else ""
     library = f"{death.package}, a library of kernels," if death.package in _PACKAGES else "A library of kernels"
@@ -180,7 +201,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=(
             *((_MISFIT,) if death.type_name in _OF_RELEASES else ()),
             *(("once with SGLANG_USE_AITER=0",) if death.package == "aiter" else ()),
-            *((part.look,) if part else ("once with --disable-cuda-graph and another backend of the part it is of",)),
+            *_of_a_verify(facts, death),
+            *((_OF_SPARSE,) if sparse else ()),
+            *(
+                ()
+                if sparse
+                else (part.look,)
+                if part
+                else ("once with --disable-cuda-graph and another backend of the part it is of",)
+            ),
             *_around(facts, death),
             _OF_ITS_IMAGE.format(death.package) if death.package in _OF_IMAGES else _PINNED,
             "then a later release of SGLang",

@@ -125,6 +125,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause, advice = (cause, advice) if _UNBALANCED in death.message else _OF_OTHERS
     elif any(_PINNED.match(frame) for frame in death.frames[-3:]) and _HOST not in death.message:
         cause, advice = _OF_PINNED
+    elif (draft := _of_the_draft(facts, death)) is not None and not too_small:
+        cause, advice = draft
     elif any(_PICTURES.match(frame) for frame in death.frames[-3:]):
         cause, advice = _of_pictures(death)
     elif death.usage is None and _is_of_states(death) and not too_small:
@@ -284,6 +286,40 @@ def _whole_in_each_stage(facts: LogFacts) -> tuple[str, ...]:
 
 
 _TYPE = pattern(r"\btype=(\w+)")
+
+
+_OF_A_DRAFT = pattern(r"\w*(?:eagle|draft|mtp|nextn|dflash|dspark|standalone)\w*\.py:")
+
+
+def _of_the_draft(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]] | None:
+    """Return cause and advice where memory ran out as the draft came behind the target's pool; None elsewhere."""
+    first, last = facts.remarks.get("first_before_weights"), facts.remarks.get("after_weights")
+    second = facts.remarks.get("before_weights")
+    if death.usage is not None or facts.served or not any(map(_OF_A_DRAFT.match, death.frames)):
+        return None
+    if first is None or last is None or second is None or first.place.line == second.place.line:
+        return None
+    had, used = number_in(first.text, "avail mem"), number_in(last.text, "mem usage")
+    if not had or not used or last.place.line < second.place.line:
+        return None
+    asked = facts.settings.get("mem_fraction_static", "None")
+    try:
+        share = float(asked) - used / had - _POOL_SHARE
+    except ValueError:
+        share = 0.0
+    lower = (
+        f"--mem-fraction-static {share:.2f} ({asked} now)" if share > _POOL_SHARE else "a lower --mem-fraction-static"
+    )
+    return (
+        f"The device's memory ran out as the draft was set up: the target's pool had taken its share first, and the "
+        f"draft, which took {used:.1f} GB of {had:.1f} for its weights, comes with a pool of its own on top, which "
+        "--mem-fraction-static does not count.",
+        (
+            f"{lower}: the draft's weights and its pool then have room behind the target's",
+            "a smaller draft (a head of one layer, as EAGLE3's, in place of a whole model), fewer --cuda-graph-max-bs "
+            "and draft tokens; a later release, which counts the draft",
+        ),
+    )
 
 
 def _target_and_draft(facts: LogFacts) -> tuple[str, ...] | None:

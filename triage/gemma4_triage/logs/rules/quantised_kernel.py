@@ -40,6 +40,9 @@ _OTHER_METHOD = pattern(
     r"\w*(?:Config|LinearMethod|MoEMethod))' object has no attribute "
     r"'(?!runner|moe_runner)(\w+)'"
 )
+# What the model's own loader asks of a scale or weight that another method made.
+_OF_A_SCALE = pattern(r"'(\w+(?:Parameter|Scale)\w*)' object has no attribute '(?!weight_loader)(\w+)'")
+_LOADER = pattern(r".* \w*(?:load_weights|process_weights\w*|weight_loader\w*)$")
 # A package that is of another release, which wheels_do_not_fit.py tells.
 _OF_A_MODULE = pattern(r"^module '[\w.]+' has no attribute")
 _OF_EXPERTS = pattern(r"layers/moe/|experts?")
@@ -49,12 +52,24 @@ _OTHER_FORMAT = (
     "the same model in a quantisation that this GPU has kernels for (AWQ, GPTQ, int4, int8), or in bfloat16",
     "a later GPU: FP8 begins at 8.9 (Ada), NVFP4 at 10.0 (Blackwell)",
 )
+_OF_THE_METHOD = (
+    "the release before, if this one is new: a line that was put into the model's loader for another method fails with "
+    "{0}; or another method that reads the same checkpoint (of W4AFP8 --quantization w4afp8)"
+)
 _RUNNER = "another --moe-runner-backend: flashinfer_cutlass for NVFP4 on consumer Blackwell, triton for most else"
+
+
+def _of_a_scale(death: Death) -> tuple[str, str] | None:
+    """Return which kind of parameter lacks what, where a model's loader asks for what only other methods set."""
+    found = _OF_A_SCALE.search(death.message) if death.type_name == "AttributeError" else None
+    return found.groups() if found and any(map(_LOADER.match, death.frames[-2:])) else None  # type: ignore[return-value]
 
 
 def _no_support(death: Death) -> bool:
     """Say whether the code that makes a quantised layer's parameters lacks something of this model's layers."""
     if death.type_name == "AttributeError" and any(one.search(death.message) for one in (_NO_PARAMETER, _OTHER_METHOD)):
+        return True
+    if _of_a_scale(death) is not None:
         return True
     if _OF_A_MODULE.search(death.message):
         return False
@@ -120,8 +135,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         what = (death.caller.rpartition("/")[2] or death.frame).partition(".py")[0] or "its code"
         cause = "This release does not serve the model's layers in this quantisation: "
         other = _OTHER_METHOD.search(death.message)
+        scale = _of_a_scale(death)
+        method = facts.settings.get("quantization", "None")
+        by = f"--quantization {method}" if method != "None" else "this checkpoint's method"
         cause += (
-            f"{what} asks {other[1]} for {other[2]}, which only another method has. "
+            f"{what} reads {scale[1]} of a {scale[0]}, which parameters of {by} do not have. "
+            if scale
+            else f"{what} asks {other[1]} for {other[2]}, which only another method has. "
             if other
             else f"{what} asks a layer for a parameter that it has only where nothing is packed. "
             if packed
@@ -129,6 +149,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
         cause += "The weights are not at fault."
         advice = (
+            *((_OF_THE_METHOD.format(by),) if scale else ()),
             *((_NO_EP,) if other and _OF_EXPERTS.search(f"{death.path} {death.caller}") else ()),
             *((_RUNNER,) if "runner" in f"{death.message} {death.frame}" else ()),
             "a later release of SGLang (and of vLLM, if the file is vLLM's)",
