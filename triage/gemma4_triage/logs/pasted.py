@@ -28,7 +28,7 @@ MARKS = (
 """What a line of an answer or a request holds, beside those of remarks.py."""
 SHOWN = frozenset(
     {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
-    | {"arguments_twice", "schema_of_no_type"}
+    | {"arguments_twice", "schema_of_no_type", "states_differ"}
     | {"marks_in_arguments", "call_without_arguments", "calls_lost", "forced_call_in_text", "call_without_mark"}
 )
 """Names under which `keep` keeps what such lines show."""
