@@ -119,3 +119,21 @@ def test_a_type_that_no_schema_has_is_shown(name, shown):
 
 def test_an_exception_of_a_client_ends_no_server():
     assert found_in([decode(1), "AI_JSONParseError: JSON parsing failed: Unexpected token at position 32\n"]) == ()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "FileNotFoundError: [Errno 2] No such file or directory: '/opt/rocm/bin/hipcc'",
+        "RuntimeError: ninja exited with status 1\nFAILED: a.o\n/bin/sh: 1: /opt/rocm/bin/hipcc: not found",
+    ],
+)
+def test_a_compiler_of_another_platform_is_named(said):
+    finding = only([death(1, said, frame="srt/layers/quantization/awq.py")])
+    assert finding.cause.startswith("The build calls /opt/rocm/bin/hipcc, the compiler of AMD's ROCm")
+
+
+def test_graphs_of_prefills_are_named_where_memory_runs_out():
+    took = f"{stamp(0)} Capture prefill cuda graph end. Time elapsed: 31.20 s. mem usage=2.07 GB. avail mem=1.24 GB.\n"
+    ended = death(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert "gives back the 2.07 GB" in told(only([took, decode(1), ended]))

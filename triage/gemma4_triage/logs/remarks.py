@@ -132,6 +132,8 @@ MARKS = (
     (b"Address not registered by any device", "transport_outside"),
     (b"coredump: kernel ", "dumped_kernel"),
     (b"Capture prefill cuda graph begin", "prefills_captured"),
+    (b"Capture prefill cuda graph end", "prefill_graphs"),
+    (b"Capture prefill CUDA graph end", "prefill_graphs"),
     (b"Disable prefill CUDA graph because", "prefills_eager"),
     (b" keys requested, ", "keys_returned"),
     (b"speculators_model_type", "speculators"),

@@ -158,7 +158,7 @@ class Wording:
     def clause(self, said: str) -> str:
         """Return the cause, with what the words name in this text."""
         found = self.words.search(said)
-        return self.cause.format_map(found.groupdict() if found else {})
+        return self.cause.format_map({name: text or "" for name, text in found.groupdict().items()} if found else {})
 
 
 @cache

@@ -15,7 +15,9 @@ _NOTHING_NEW = re.compile(
 )
 _RIGHT = re.compile(r"(?i)\b(?:normal(?:ly)?|fine|right|ok|works?|worked|correct(?:ly)?|good|sane|clean|as expected)\b")
 _ENGINE = re.compile(r"(?i)\b(vllm|sglang|transformers|hf|hugging ?face|llama\.cpp|ollama|lmdeploy|tensorrt-llm)\b")
-_FLAG = re.compile(r"(?:\b(with|without)|^#+(?: same [a-z]+,)?)\s+(--[a-z][\w-]*(?:[ =](?!-)[^\s,;:)]+)?)")
+_ONE = r"--[a-z][\w-]*(?:[ =](?!-)[^\s,;:)]+)?"
+# Of arguments that are left out together none is to be kept.
+_FLAG = re.compile(rf"(?:\b(?P<how>with|without)|^#+(?: same [a-z]+,)?)\s+(?P<named>{_ONE}(?(how)(?: {_ONE})*))")
 _FIELD = re.compile(r"\b(without)\s+([a-z]+(?:_[a-z]+)+)\b")
 _LEFT_OUT = re.compile(r"\s+(?:removed|left out|dropped|off|unset|taken out)\b")
 _VALUE = re.compile(r'"([a-z]+(?:_[a-z]+)*)":\s*(false|true|null|"[\w.-]{1,40}"|\d{1,9})(?=\W|$)')

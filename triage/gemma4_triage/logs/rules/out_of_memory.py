@@ -346,6 +346,11 @@ def _target_and_draft(facts: LogFacts) -> tuple[str, ...] | None:
 def _smaller_share(facts: LogFacts, death: Death) -> tuple[str, ...]:
     share = facts.settings.get("mem_fraction_static", "")
     smaller = "a smaller --chunked-prefill-size or --max-running-requests needs less for activations"
+    if (graphs := facts.remarks.get("prefill_graphs")) and (held := number_in(graphs.text, "mem usage")):
+        smaller = (
+            f"--cuda-graph-backend-prefill disabled (--disable-piecewise-cuda-graph before 0.5.14) gives back the "
+            f"{held:.2f} GB that graphs of prefills hold here; {smaller}"
+        )
     asked = _ASKED.search(death.message)
     try:
         now = float(share)

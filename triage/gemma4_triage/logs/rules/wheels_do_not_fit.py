@@ -70,7 +70,7 @@ _A_SOURCE = pattern(
 )
 
 
-_NO_COMPILER = pattern(r"/(?:nvcc|hipcc)['\"]?: (?:(?:command )?not found|No such file)")
+_NO_COMPILER = pattern(r"/(?:nvcc|hipcc)['\"]?: (?:(?:command )?not found|No such file)|directory: '\S*/hipcc'")
 _QUOTED = 200  # characters
 
 
