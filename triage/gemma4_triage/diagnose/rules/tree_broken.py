@@ -1,5 +1,7 @@
 """Nodes of the prefix cache do not hang together: a link, a lock or a list of them is wrong."""
 
+from collections.abc import Iterator
+
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
@@ -80,7 +82,7 @@ def find(incident: Incident) -> Finding | None:
         kind = next((one for one in _KINDS if one in counts), None)
         # Beside pages that are lost, shared or freed, what else is wrong in the tree may follow from that.
         if kind is not None and (dump.manifest.verdict in ("tree_broken", "exception") or kind in _BEFORE_PAGES):
-            return _finding(dump, kind, counts)
+            return _finding(incident, dump, kind, counts)
     return None
 
 
@@ -90,7 +92,7 @@ def _counts(dump: Dump) -> dict[str, int]:
     return {kind: int(count) for kind, _, count in pairs if kind in _KINDS and count.isdecimal()}
 
 
-def _finding(dump: Dump, kind: str, counts: dict[str, int]) -> Finding:
+def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) -> Finding:
     structure, defect, words, advice = _KINDS[kind]
     others = [f"{one} ({count})" for one, count in counts.items() if one != kind]
     beside = f" Nodes are wrong in other ways too, which may follow from it: {', '.join(others)}." if others else ""
@@ -108,10 +110,23 @@ def _finding(dump: Dump, kind: str, counts: dict[str, int]) -> Finding:
             said(dump, f"scalars.{_FIELD}", "what is wrong with how many nodes"),
             said(dump, "step", "when it was seen first"),
             *((said(dump, "scalars.message", "what the exception said"),) if died else ()),
+            *(
+                said(one, f"scalars.{_FIELD}", "the same, beside what else is wrong")
+                for one in _beside(incident, dump, kind)
+            ),
         ),
         advice=(advice, "A flush_cache makes the tree anew."),
         next_commands=(commands.show(dump) if died else commands.audit(dump),),
     )
+
+
+def _beside(incident: Incident, dump: Dump, kind: str) -> Iterator[Dump]:
+    """Yield, of each other verdict of an audit, the first dump that has such a node as well."""
+    known = {dump.manifest.verdict}
+    for one in incident.of(rule=LEAK):
+        if kind in _BEFORE_PAGES and kind in _counts(one) and one.manifest.verdict not in known:
+            known.add(one.manifest.verdict)
+            yield one
 
 
 def _half_done(dump: Dump) -> bool | None:
