@@ -2,7 +2,8 @@
 #   make repro      the Gemma-4 SWA page-table crash on this CPU, on today's SGLang: reproduced, trapped, fixed
 #   make test       lint, types, import rules, and the tests that answer within minutes
 #   make test-all   these, and every other test that this machine can run
-#   make test-releases   on the other releases of SGLang: types, and every test that asks for SGLang
+#   make test-releases   on the other releases of SGLang: types, and every test that asks for SGLang, but for those of the
+#                        live engine that run on the newest as well; make test-release RELEASE=... has these too
 # Each takes RELEASE=..., 0.5.13.post1 or 0.5.23, to run on that release of SGLang, in an environment of its own.
 SHELL   := /bin/bash
 PYTHON  ?= python3
@@ -47,13 +48,16 @@ test-engine: setup
 # The tests that say that they are for RELEASE, the engine's included: reproductions, contracts, the probes' self tests in an
 # attached process, the corpus' sample. Of the corpus all cases: gemma4-triage repro corpus, in that environment. The other
 # files ask nothing of SGLang, and make test has them once.
-MARKED := -m releases $$(grep -rl --include='test_*.py' 'mark\.releases(' tests | sort)
+WHICH  ?= releases
+MARKED := -m "$(WHICH)" $$(grep -rl --include='test_*.py' 'mark\.releases(' tests | sort)
 test-release: types
 	$(PYTEST) $(MARKED)
 
+# Of each other release. Of the live engine what it has of its own, and little of what the newest has run too, since both
+# together are more than an hour: a test is `twice` by tests/conftest.py. make test-release RELEASE=... runs all.
 test-releases:
 	@for release in $(filter-out $(DEFAULT),$(RELEASES)); do \
-	  $(MAKE) --no-print-directory test-release RELEASE=$$release || exit 1; done
+	  $(MAKE) --no-print-directory test-release RELEASE=$$release WHICH="releases and not twice" || exit 1; done
 
 # Every script of repro/crash_repro on the CPU engine with the toys; make test-all runs a few of them.
 test-crash: setup

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from gemma4_runtime.host_environment import STAND_INS, with_stand_ins
-from gemma4_runtime.releases import installed_or_base
+from gemma4_runtime.releases import RUNNABLE, installed_or_base
 from gemma4_runtime.settings import VARIABLES
 from release_marks import releases_of
 
@@ -94,6 +94,7 @@ def _missing(text: str) -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _mark_what_is_not_sampled(items)
+    _mark_what_runs_twice(items)
     for item in items:
         marker = item.get_closest_marker("releases")
         if marker and INSTALLED not in marker.args:
@@ -120,6 +121,20 @@ def _mark_what_is_not_sampled(items: list[pytest.Item]) -> None:
         mixed = sorted(of_a_test, key=lambda item: crc32(item.nodeid.encode()))
         for item in mixed[-(-len(mixed) // one_in) :]:
             item.add_marker(pytest.mark.slow)
+
+
+ASKED_OF_EACH = ("test_repro_e4b_trtllm", "test_probes_live", "test_leak_audit_live")
+"""Files of the live engine that each release is asked for: what users do first, and by what they see it go wrong."""
+
+
+def _mark_what_runs_twice(items: list[pytest.Item]) -> None:
+    """Mark what the newest release runs on its live engine too, where another is installed."""
+    newest = RUNNABLE[-1]
+    for item in items if newest != INSTALLED else ():
+        marker = item.get_closest_marker("releases")
+        engine = item.get_closest_marker("engine") and not item.get_closest_marker("smoke")
+        if marker and engine and newest in marker.args and item.path.stem not in ASKED_OF_EACH:
+            item.add_marker(pytest.mark.twice)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

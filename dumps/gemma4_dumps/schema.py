@@ -30,6 +30,7 @@ VERDICTS: Mapping[str, str] = {
     "mapping_differs": "a full-to-SWA mapping entry leads to another page than the one that it was made with",
     "mapping_negative": "the full-to-SWA mapping has a number below 0 where a slot has no SWA slot, which 0 says",
     "node_differs": "a node of the prefix cache has a page that stood elsewhere in the cache before",
+    "tree_broken": "nodes of the prefix cache do not hang together, or are not on the lists that they belong on",
     "pool_leak": "pages belong to nobody and are not free",
     "pool_alias": "a page has two owners",
     "held_out_of_range": "a request or the prefix cache holds page 0, or what is no page of the pool",

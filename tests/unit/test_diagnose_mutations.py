@@ -84,6 +84,12 @@ CASES = {
     "list-of-tokens-short-after-a-retraction": (
         *("request-state-differs", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.LIKELY),
     ),
+    "node-names-its-old-parent": ("tree-broken", S.TREE_NODE, D.STALE, C.LIKELY),
+    "inner-node-counts-as-a-leaf": ("tree-broken", S.TREE_LOCK, D.EARLY, C.CERTAIN),
+    "evicted-node-stays-a-child": ("tree-broken", S.TREE_NODE, D.STALE, C.CERTAIN),
+    "map-kept-over-a-reset": ("mapping-outlives-page", S.SWA_MAPPING, D.STALE, C.LIKELY),
+    "draft-lengths-count-a-key-too-many": ("request-state-differs", S.KERNEL_LENGTHS, D.OFF_BY_ONE, C.CERTAIN),
+    "hand-out-rolled-by-one": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
     "pages-cut-to-8-bits": ("page-freed-twice", S.FREE_CALL, D.DUPLICATE, C.CERTAIN),
     "new-page-not-counted": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.LIKELY),
     "window-freed-of-the-cache": ("evicted-page-counted", S.WINDOW_EVICTION, D.EARLY, C.CERTAIN),
@@ -345,6 +351,10 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("tokens-not-filtered", "they were not filtered with these (filter_batch, bonus_tokens)"),
         ("query-bounds-of-prefixes", "(cu_seqlens_q) are sums of the requests' prefixes, 96, 0"),
         ("hosts-lengths-behind", "The host's copy of a batch's lengths (seq_lens_cpu) has"),
+        ("node-names-its-old-parent", "names another node as its parent than the one that has it as a child"),
+        ("inner-node-counts-as-a-leaf", "is on the list of leaves that may be evicted, and has children"),
+        ("evicted-node-stays-a-child", "was evicted or removed and is still among its parent's children"),
+        ("hand-out-rolled-by-one", "in a wrong order, each at its neighbour's place"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )

@@ -265,6 +265,16 @@ def test_a_stale_mapping(swa):
     assert found[("STALE_MAPPING", "full")] == [int(slot) // 16]
 
 
+def test_a_mapping_that_a_reset_leaves_behind(swa):
+    swa.start(prompt(1, 40))
+    mapping = swa.allocator.full_to_swa_index_mapping
+    before, pages = mapping.clone(), set((mapping[:-1] > 0).nonzero().flatten().div(16, rounding_mode="floor").tolist())
+    swa.flush()
+    assert swa.faults() == {}
+    mapping.copy_(before)
+    assert swa.faults() == {("STALE_MAPPING", "full"): sorted(pages)}
+
+
 def test_pages_that_change_places_in_the_prefix_cache(swa):
     world = swa
     world.finish(world.start(prompt(1, 64)))

@@ -29,6 +29,7 @@ class Fault(IntEnum):
     MAPPED_ELSEWHERE = 15
     MOVED_IN_TREE = 16
     MAPPED_BELOW_ZERO = 17
+    TREE_BROKEN = 18
 
 
 VERDICT_OF = {
@@ -49,6 +50,7 @@ VERDICT_OF = {
     Fault.MAPPED_ELSEWHERE: "mapping_differs",
     Fault.MOVED_IN_TREE: "node_differs",
     Fault.MAPPED_BELOW_ZERO: "mapping_negative",
+    Fault.TREE_BROKEN: "tree_broken",
 }
 """The dump's verdict for each fault."""
 

@@ -41,6 +41,22 @@ def below_zero(mapping: np.ndarray, page_size: int) -> list[Finding]:
     return [Finding(Fault.MAPPED_BELOW_ZERO, "full", full, np.ones_like(full))] if full.size else []
 
 
+def left_over(mapping: np.ndarray, free: np.ndarray, free_swa: np.ndarray, page_size: int) -> list[Finding]:
+    """Return the free full pages that the mapping leads from to free SWA pages: a free, and a reset, clear theirs.
+
+    An SWA page that is not free is somebody's still, or lost, which is another fault.
+
+    Args:
+        mapping: All of it, [slots + 1].
+        free: The full pages that are free, [any].
+        free_swa: The free SWA pages, [any].
+        page_size: In tokens.
+    """
+    slots = np.flatnonzero(np.isin(mapping[:-1] // page_size, free_swa[free_swa > 0]))
+    full = np.intersect1d(slots // page_size, free[free > 0])
+    return [Finding(Fault.STALE_MAPPING, "full", full, np.ones_like(full))] if full.size else []
+
+
 def check_mapping(
     pairs: SlotPairs, free_swa: np.ndarray, pages: int, page_size: int, peers: np.ndarray | None = None
 ) -> list[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemma4_runtime.checks.page_census import Fault, Finding, check_census
-from gemma4_runtime.checks.swa_mapping_census import below_zero, check_mapping
+from gemma4_runtime.checks.swa_mapping_census import below_zero, check_mapping, left_over
 from gemma4_runtime.leak.equation import Equation, equations
 from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
 from gemma4_runtime.leak.whereabouts import TREE, Reading, read, unreadable
@@ -70,11 +70,21 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     if reading.mapping is not None:
         # What somebody holds has been found above.
         found += below_zero(reading.mapping, allocator.page_size)
+        # One pool for both has the mapping of each slot to itself.
+        if allocator.full_attn_allocator is not allocator.swa_attn_allocator:
+            found += left_over(reading.mapping, reading.pools[0].free, reading.pools[1].free, allocator.page_size)
     sums = equations(allocator, req_to_token_pool, tree_cache, reading)
     once = tuple(_each_page_once(found))
     generations = generations_of(req_to_token_pool)
     in_use = {slot: generations[slot] for slot in set(reading.holders) - {TREE} if slot in generations}
-    return Audit(once or tuple(_unbalanced(sums)), sums, ledger, reading, in_use)
+    alone = () if once else (*_broken(reading), *_unbalanced(sums))
+    return Audit(once or alone, sums, ledger, reading, in_use)
+
+
+def _broken(reading: Reading) -> Iterable[Finding]:
+    """Yield one where every page is in place, and the prefix cache's nodes do not hang together."""
+    if reading.broken:
+        yield Finding(Fault.TREE_BROKEN, "full", np.array([0]), np.array([0]))
 
 
 def _unbalanced(sums: Iterable[Equation]) -> Iterable[Finding]:

@@ -99,8 +99,9 @@ class Auditor:
         return self.latest is not None and any(finding.pool in pools for finding in self.latest.findings)
 
     def explains_locks(self) -> bool:
-        """Say whether the latest audit named locks in the prefix cache that nobody holds."""
-        return self.latest is not None and any(f.fault is Fault.LOCKED_AT_IDLE for f in self.latest.findings)
+        """Say whether the latest audit named locks in the prefix cache that nobody holds, or nodes that are wrong."""
+        known = (Fault.LOCKED_AT_IDLE, Fault.TREE_BROKEN)
+        return self.latest is not None and any(finding.fault in known for finding in self.latest.findings)
 
     def let_pass(self, check: str, error: Exception) -> None:
         """Note that SGLang's own checker failed and the server goes on; loudly, once per failure that says the same."""

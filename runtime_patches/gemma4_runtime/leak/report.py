@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
             "caches_prefixes": audit.reading.caches_prefixes,
             "evicted": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.evicted.items())),
             "left_window": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.left_window.items())),
+            "tree_broken": said_of_tree(audit.reading.broken),
         },
         tensors={
             "suspects": TensorPayload.from_array(table),
@@ -122,6 +123,9 @@ def _sentence(finding: Finding, audit: Audit) -> str:
     if finding.fault is Fault.UNBALANCED:
         every = "request slot" if of_slots else f"page of the {finding.pool} pool"
         return f"every {every} is in one place, and what SGLang counts of them does not add up"
+    if finding.fault is Fault.TREE_BROKEN:
+        told = ", ".join(f"{what} ({count})" for what, count in audit.reading.broken.items())
+        return f"every page is in one place, and nodes of the prefix cache do not hang together: {told}"
     if finding.fault is Fault.HELD_NULL:
         places = int(finding.places[0])
         if of_slots:
@@ -209,6 +213,11 @@ def _on_host(parts: Sequence[torch.Tensor]) -> np.ndarray:
 
 def _site(code: int) -> str:
     return Site(code).name.lower()
+
+
+def said_of_tree(broken: Mapping[str, int]) -> str:
+    """Return what is wrong with nodes of the prefix cache, as a dump has it: words and counts, comma-separated."""
+    return ",".join(f"{what}:{count}" for what, count in broken.items())
 
 
 def _words(name: str) -> str:

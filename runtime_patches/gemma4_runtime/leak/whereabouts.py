@@ -32,6 +32,7 @@ from gemma4_runtime.release.prefix_caches import (
     unreadable_cache,
 )
 from gemma4_runtime.release.requests import committed_freed, held, swa_evicted, swa_kept_until
+from gemma4_runtime.release.tree_links import broken_of
 
 REQUEST_SLOTS = "requests"
 """The name of the pool of request slots, which is counted like a pool of pages."""
@@ -74,6 +75,7 @@ class Reading:
         left_window: By request slot, how many of its first tokens no later token sees through the sliding window.
         rows: How many rows req_to_token has, that of slot 0 included.
         cached_pages: How many pages nodes of the prefix cache hold, by pool.
+        broken: What is wrong with nodes of the prefix cache, in the words of `checks.tree_links`, and with how many.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -90,6 +92,7 @@ class Reading:
     left_window: Mapping[int, int] = field(default_factory=dict)
     rows: int = 0
     cached_pages: Mapping[str, int] = field(default_factory=dict)
+    broken: Mapping[str, int] = field(default_factory=dict)
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -164,6 +167,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         dict(_left_window(requests, retain_window(_inner(tree_cache)))),
         int(table.shape[0]),
         cached,
+        broken_of(_inner(tree_cache)),
     )
 
 

@@ -30,7 +30,9 @@ from gemma4_runtime import current
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation, VerificationFailed
 from gemma4_runtime.evidence import payload
+from gemma4_runtime.leak.report import said_of_tree
 from gemma4_runtime.release.requests import held, swa_evicted
+from gemma4_runtime.release.tree_links import broken_of
 from gemma4_runtime.settings import Mode
 
 RULE = "process-end"
@@ -161,10 +163,22 @@ def _draft(scheduler: Any, error: Exception, said: str) -> DumpDraft:
             "traceback": " > ".join(_frames(error)),
             "requests": len(getattr(batch, "reqs", None) or ()),
             "columns": ",".join(REQUEST_COLUMNS),
-        },
+        }
+        | _tree(scheduler, notes),
         tensors=dict(_tensors(scheduler, batch, notes)),
         notes=notes,
     )
+
+
+def _tree(scheduler: Any, notes: list[str]) -> dict[str, str]:
+    """Return what is wrong with the prefix cache's nodes, if anything; the exception may have come from one of them."""
+    try:
+        broken = broken_of(getattr(scheduler.tree_cache, "inner", scheduler.tree_cache))
+    # Broad on purpose: a cache in the middle of a change may have anything in it, and the rest is worth having.
+    except Exception as error:  # noqa: BLE001
+        notes.append(one_line(f"the prefix cache could not be read: {type(error).__name__}: {error}"))
+        return {}
+    return {"tree_broken": said_of_tree(broken)} if broken else {}
 
 
 def _walk(error: BaseException) -> Iterator[tuple[Any, int]]:

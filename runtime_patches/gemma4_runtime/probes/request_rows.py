@@ -294,7 +294,7 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
         _check_draft_lengths(_running, forward_batch, METADATA)
         made = backend.forward_metadata
         _running.planned = (forward_batch, made, forward_batch.seq_lens.tolist(), int(scheduler.forward_ct))
-    expected = believed_lengths(backend, forward_batch).tolist()
+    expected = _lengths_to_be_given(scheduler, backend, forward_batch)
     given = backend.forward_metadata.cache_seqlens_int32.tolist()
     rows = forward_batch.req_pool_indices.tolist()
     if wrong := check_values(given, expected):
@@ -306,6 +306,17 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
     _running.lengths = dict(zip(rows, given, strict=False))
     check_tables(scheduler, backend, forward_batch, rows, expected)
     check_swa_writes(scheduler, backend, forward_batch, METADATA)
+
+
+def _lengths_to_be_given(scheduler: Any, backend: Any, forward_batch: Any) -> list[int]:
+    """Return the keys of each row that a kernel is to read; a draft that writes none reads what the target has.
+
+    Its metadata is made without the spec input, by which a draft that writes keys counts those as well.
+    """
+    mode = forward_batch.forward_mode
+    if role_of(backend) == "draft" and mode.is_decode() and scheduler.spec_algorithm.is_frozen_kv_mtp():
+        return forward_batch.seq_lens.tolist()
+    return believed_lengths(backend, forward_batch).tolist()
 
 
 def _check_draft_lengths(seen: Seen, forward_batch: Any, site: str) -> None:

@@ -69,6 +69,11 @@ def was_freed(page: Suspect) -> bool:
     return later or page.free_step > page.alloc_step
 
 
+def of_a_gone_node(dump: Dump) -> bool:
+    """Return whether the cache has a node among its nodes that it gave up: then its pages' free was right."""
+    return "gone and still a child" in str(dump.manifest.scalars.get("tree_broken"))
+
+
 def holder_has_ended(dump: Dump) -> bool | None:
     """Return whether no request that runs, nor the cache, holds such a page; None where the dump does not say.
 

@@ -9,6 +9,7 @@
 | ... and a free before named the slot that was its newest       | that free              |
 | ... and calls have that request go on behind its last slot     | the length             |
 | is the right one, and its slot is not behind the last one      | what the call returned |
+| is one of those taken, whose slots are in a wrong order        | what the call returned |
 | was on the list, and the call took it off                      | the list               |
 | is of the full pool, on no list or still on one after the call | what the call returned |
 
@@ -43,6 +44,13 @@ def hand_out_wrong(dump: Dump) -> Wrong:
         return Wrong(None)
     call = _Call(dump, bad)
     return call.find() if call.is_known else Wrong(None)
+
+
+def out_of_order(dump: Dump) -> Defect | None:
+    """Return in which way the slots that a hand-out returned are in a wrong order, if they are."""
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    wrong = None if bad is None or bad.table != "slots" or not 0 <= bad.column <= 1 else _Call(dump, bad).displaced()
+    return None if wrong is None else wrong.defect
 
 
 def is_what_the_pool_gave(dump: Dump) -> bool | None:
@@ -135,6 +143,8 @@ class _Call:
             if len(unreturned) > 1:
                 return Wrong(Structure.ALLOCATION, None, proof)
             return Wrong(Structure.ALLOCATION, self._defect(self._page, unreturned, taken), proof)
+        if (displaced := self.displaced()) is not None:
+            return displaced
         strayed = [self._of_request(*one, taken) for one in self._strayed()]
         if strayed:
             # What continues a page does not come off a list, even if the call took this page off for another request.
@@ -166,6 +176,31 @@ class _Call:
     def _is_untranslated(self) -> bool:
         """Return whether all that stray have the full pool's own slot numbers in the sliding-window pool."""
         return all(column == 1 and len(set(self._slots[first])) == 1 for column, first, _ in self._strayed())
+
+    def displaced(self) -> Wrong | None:
+        """Return the result as wrong where an extend's slots are all there, and not at their tokens' places of a page.
+
+        A token's slot has the place in its page that the token has in its sequence. Off by one if each token has the
+        slot of the one beside it, the last one's first or the first one's last.
+        """
+        begins, size, full = self._call.get("prefix_lens"), self._page_size, [row[0] for row in self._slots]
+        if not isinstance(begins, list) or size == 1 or not full or any(len(row) != 2 for row in self._slots):
+            return None
+        of_spans = list(spans(self._call))
+        if not of_spans or of_spans[-1][2] != len(full) or any(at >= len(begins) for at, _, _ in of_spans):
+            return None
+        places = [begins[at] + one for at, first, end in of_spans for one in range(end - first)]
+        if all(slot % size == place % size for slot, place in zip(full, places, strict=True)):
+            return None
+        for by in (1, -1):
+            back = full[by:] + full[:by]
+            if all(slot % size == place % size for slot, place in zip(back, places, strict=True)):
+                told = event(self._dump, len(self._events) - 1, "site", "each token was given its neighbour's slot")
+                return Wrong(Structure.ALLOCATION, Defect.OFF_BY_ONE, (told,))
+        if Counter(slot % size for slot in full) != Counter(place % size for place in places):
+            return None
+        told = event(self._dump, len(self._events) - 1, "site", "slots are not at their tokens' places in a page")
+        return Wrong(Structure.ALLOCATION, Defect.SWAPPED, (told,))
 
     def _shifted(self) -> Iterator[Wrong]:
         """Yield what a request was given that continues in the right page, and not behind its last slot.

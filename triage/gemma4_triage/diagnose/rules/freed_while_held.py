@@ -16,6 +16,7 @@ from gemma4_triage.diagnose.freed_pages import (
     handed_out_in_use,
     handed_out_since,
     holder_has_ended,
+    of_a_gone_node,
     of_request_slots,
     others_are_lost,
     was_freed,
@@ -130,6 +131,7 @@ RULE = Rule(
     ruled_out_if=(
         Exclusion("the holder is a request that has ended: it was not released", in_dump(holder_has_ended)),
         Exclusion("the audit's table shows another free, or none", in_dump(_has_no_other_free)),
+        Exclusion("a node that the prefix cache gave up is among its nodes still", in_dump(of_a_gone_node)),
         Exclusion(
             "the pages were freed beside the allocator's own calls, which the ledger does not see",
             lambda seen: False if seen.finding.defect is Defect.EARLY else None,

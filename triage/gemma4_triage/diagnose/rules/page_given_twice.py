@@ -6,7 +6,13 @@ from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
 from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import of_hand_out
-from gemma4_triage.diagnose.hand_out import goes_past_its_page, hand_out_wrong, pages_further_on, strayed_hand_out
+from gemma4_triage.diagnose.hand_out import (
+    goes_past_its_page,
+    hand_out_wrong,
+    out_of_order,
+    pages_further_on,
+    strayed_hand_out,
+)
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong
@@ -24,6 +30,13 @@ _CAUSES: dict[Structure | None, str] = {
         "the result is wrong, not the list."
     ),
 }
+
+_OUT_OF_ORDER = (
+    "A hand-out returned the slots of the pages that it took off its list in a wrong order, {how}: tokens' keys lie in "
+    "other places of a page than rows and page tables say."
+)
+
+_ORDERS = {Defect.OFF_BY_ONE: "each at its neighbour's place", Defect.SWAPPED: "mixed"}
 
 _NOT_COUNTED = (
     "A request whose page was full was given the slot behind it, in a page that was not handed out to it: the call did "
@@ -54,7 +67,9 @@ def find(incident: Incident) -> Finding | None:
     # Then either the list or an earlier hand-out is wrong, which the audit's finding says.
     wrong = Wrong(None) if _was_listed_while_held(incident, dump) else hand_out_wrong(dump)
     cause = _CAUSES.get(wrong.structure, _UNKNOWN)
-    if wrong.structure is Structure.ALLOCATION and goes_past_its_page(dump):
+    if wrong.structure is Structure.ALLOCATION and (how := _ORDERS.get(out_of_order(dump))) is not None:
+        cause = _OUT_OF_ORDER.format(how=how)
+    elif wrong.structure is Structure.ALLOCATION and goes_past_its_page(dump):
         cause = _NOT_COUNTED
     elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.OTHER_SPACE:
         cause = _UNTRANSLATED

@@ -1,0 +1,107 @@
+"""How the nodes of a prefix cache hang together: links, locks, and the lists by which it evicts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Broken(StrEnum):
+    """What is wrong with a node. Dumps have these words."""
+
+    OTHER_PARENT = "another parent"
+    """It names another node as its parent than the one that has it as a child."""
+    CUT_OFF = "cut off"
+    """The cache knows it, and no path from the root leads to it."""
+    GONE = "gone and still a child"
+    """A path from the root leads to it, and the cache does not know it any more."""
+    FEWER_LOCKS = "fewer locks than below"
+    """It has fewer locks than its children together, and who locks a node locks all that are above it."""
+    BELOW_ZERO = "locks below zero"
+    WINDOW_LOCKS = "window locked alone"
+    """Its sliding window has more locks than it has."""
+    NOT_A_LEAF = "not a leaf"
+    """It is on the list of leaves that may be evicted, and has a child with tokens, a lock, or no tokens."""
+    UNLISTED = "unlisted leaf"
+    """It is a leaf without a lock, and not on the list of those that may be evicted."""
+    WINDOW_UNLISTED = "unlisted window"
+    """It has its sliding window, and is not on the list by which windows are evicted."""
+    NO_WINDOW = "listed without a window"
+    """It is on that list, and has no sliding window."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A node below the root.
+
+    Attributes:
+        name: By which it is told from others; the root's is 0.
+        above: Of the node that has it as a child.
+        parent: Of the node that it names as its parent; None is none at all.
+        full: It has tokens of the full pool.
+        window: It has them in its sliding window too.
+        locks: How many hold it.
+        window_locks: How many hold its sliding window.
+    """
+
+    name: int
+    above: int
+    parent: int | None
+    full: bool
+    window: bool
+    locks: int
+    window_locks: int = 0
+
+
+@dataclass(frozen=True)
+class Links:
+    """A cache's nodes and its lists of them, by name.
+
+    Attributes:
+        nodes: That a path from the root leads to.
+        known: That the cache knows by their number; None where it keeps no such table.
+        leaves: That may be evicted; None where no list has them.
+        windows: Whose sliding windows may be evicted; None where no list has them.
+    """
+
+    nodes: Sequence[Link]
+    known: Collection[int] | None = None
+    leaves: Collection[int] | None = None
+    windows: Collection[int] | None = None
+
+
+def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
+    """Yield what is wrong with which node, by name; one that is cut off is in no place of the tree."""
+    below, inner = Counter[int](), set[int]()
+    for node in links.nodes:
+        below[node.above] += node.locks
+        if node.full:
+            inner.add(node.above)
+    names = {node.name for node in links.nodes}
+    strangers = set(links.known or ()) | set(links.leaves or ()) | set(links.windows or ())
+    yield from ((Broken.CUT_OFF, name) for name in sorted(strangers - names - {0}))
+    for node in links.nodes:
+        if links.known is not None and node.name not in links.known:
+            # Its other counts and lists are of a node that was given up.
+            yield Broken.GONE, node.name
+            continue
+        if node.parent != node.above:
+            yield Broken.OTHER_PARENT, node.name
+        if node.locks < 0 or node.window_locks < 0:
+            yield Broken.BELOW_ZERO, node.name
+        elif node.locks < below[node.name]:
+            yield Broken.FEWER_LOCKS, node.name
+        elif node.window_locks > node.locks:
+            yield Broken.WINDOW_LOCKS, node.name
+        yield from ((broken, node.name) for broken in _of_lists(node, links, node.name in inner))
+
+
+def _of_lists(node: Link, links: Links, inner: bool) -> Iterator[Broken]:
+    if links.leaves is not None:
+        leaf = node.full and not (inner or node.locks or node.window_locks)
+        if leaf != (node.name in links.leaves):
+            yield Broken.UNLISTED if leaf else Broken.NOT_A_LEAF
+    if links.windows is not None and node.window != (node.name in links.windows):
+        yield Broken.WINDOW_UNLISTED if node.window else Broken.NO_WINDOW

@@ -1,0 +1,95 @@
+"""Reads how the nodes of a prefix cache hang together, where they are objects of Python's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from gemma4_runtime.checks.tree_links import Link, Links, broken_links
+
+
+def links_of(cache: Any) -> Links | None:
+    """Return a cache's nodes and lists; None where its tree is in Rust, or it has none. Nothing waits for the device.
+
+    Args:
+        cache: One of `prefix_caches.READABLE`, without the wrapper of streaming sessions.
+    """
+    core = getattr(cache, "tree_core", cache)
+    # The tree in Rust has neither a table of nodes nor a root that Python can read.
+    root = getattr(core, "root_node", None) if core is cache or hasattr(core, "_node_arena") else None
+    if not hasattr(root, "children") or not hasattr(root, "parent"):
+        return None
+    nodes = list(_walk(root))
+    if core is not cache:
+        known = {_name(node, root) for node in core._node_arena.values()}
+        leaves = {_name(node, root) for node in core.evictable_device_leaves}
+        return Links([_unified(*one, root, core) for one in nodes], known, leaves, _windows(core, root))
+    listed = getattr(core, "evictable_leaves", None)
+    leaves = None if listed is None else {_name(node, root) for node in listed}
+    swa = getattr(core, "swa_lru_list", None)
+    windows = None if swa is None else {_name(node, root) for node in swa.cache.values()}
+    return Links([_plain(*one, root) for one in nodes], None, leaves, windows)
+
+
+def broken_of(cache: Any) -> dict[str, int]:
+    """Return what is wrong with a cache's nodes, in the words of `Broken`, and with how many; empty where nothing is.
+
+    Args:
+        cache: One of `prefix_caches.READABLE`, without the wrapper of streaming sessions.
+    """
+    links = links_of(cache)
+    return {} if links is None else dict(Counter(broken.value for broken, _ in broken_links(links)))
+
+
+def _walk(root: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each node below the root with the one that has it as a child, once: a loop ends where it began."""
+    waiting, seen = [(child, root) for child in root.children.values()], {id(root)}
+    while waiting:
+        node, above = waiting.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node, above
+            waiting.extend((child, node) for child in node.children.values())
+
+
+def _name(node: Any, root: Any) -> int:
+    """Return a node's number, which counts from 0 on in SGLang, and so one more: 0 is the root's here."""
+    return 0 if node is root else int(node.id) + 1
+
+
+def _parent(node: Any, root: Any) -> int | None:
+    return None if node.parent is None else _name(node.parent, root)
+
+
+def _unified(node: Any, above: Any, root: Any, core: Any) -> Link:
+    from gemma4_runtime.release import ComponentType
+
+    full = node.component_data[ComponentType.FULL]
+    swa = node.component_data[ComponentType.SWA] if ComponentType.SWA in core.component_types else None
+    return Link(
+        *(_name(node, root), _name(above, root), _parent(node, root)),
+        full=full.value is not None,
+        window=swa is not None and swa.value is not None,
+        locks=full.lock_ref,
+        window_locks=0 if swa is None else swa.lock_ref,
+    )
+
+
+def _windows(core: Any, root: Any) -> Collection[int] | None:
+    from gemma4_runtime.release import ComponentType
+
+    if ComponentType.SWA not in core.component_types:
+        return None
+    return {_name(node, root) for node in core.lru_lists[ComponentType.SWA].cache.values()}
+
+
+def _plain(node: Any, above: Any, root: Any) -> Link:
+    full = node.value is not None
+    return Link(
+        *(_name(node, root), _name(above, root), _parent(node, root)),
+        full=full,
+        window=full and hasattr(node, "swa_tombstone") and not node.swa_tombstone,
+        locks=getattr(node, "full_lock_ref", getattr(node, "lock_ref", 0)),
+        window_locks=getattr(node, "swa_lock_ref", 0),
+    )

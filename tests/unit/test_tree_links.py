@@ -1,0 +1,163 @@
+"""How a prefix cache's nodes hang together: SGLang's own trees are silent, and each break has its word."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attached_ledger import attached_ledger, prompt
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.store import DumpStore
+from gemma4_runtime.checks.tree_links import Broken, Link, Links, broken_links
+from gemma4_runtime.guard import Guard
+from gemma4_runtime.leak.report import report
+from gemma4_runtime.release.tree_links import broken_of, links_of
+from gemma4_runtime.settings import Leak, Mode
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
+from pool_world import PoolWorld
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+# A root, a branch of two nodes, and a node beside it; the request that locks 3 locks 2 too.
+TREE = Links(
+    [
+        Link(2, above=0, parent=0, full=True, window=False, locks=1),
+        Link(3, above=2, parent=2, full=True, window=True, locks=1, window_locks=1),
+        Link(4, above=0, parent=0, full=True, window=True, locks=0),
+    ],
+    known={0, 2, 3, 4},
+    leaves={4},
+    windows={3, 4},
+)
+
+
+def test_a_tree_as_it_should_be_has_nothing_wrong() -> None:
+    assert list(broken_links(TREE)) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "change", "found"),
+    [
+        (3, {"parent": 0}, [(Broken.OTHER_PARENT, 3)]),
+        (3, {"parent": None}, [(Broken.OTHER_PARENT, 3)]),
+        (2, {"locks": 0}, [(Broken.FEWER_LOCKS, 2)]),
+        (2, {"locks": -1}, [(Broken.BELOW_ZERO, 2)]),
+        (4, {"locks": 1}, [(Broken.NOT_A_LEAF, 4)]),
+        (3, {"window_locks": 2}, [(Broken.WINDOW_LOCKS, 3)]),
+        (3, {"window": False}, [(Broken.NO_WINDOW, 3)]),
+        (2, {"window": True}, [(Broken.WINDOW_UNLISTED, 2)]),
+    ],
+)
+def test_a_node_that_is_wrong_has_its_word(node: int, change: dict, found: list) -> None:
+    nodes = [replace(one, **change) if one.name == node else one for one in TREE.nodes]
+    assert list(broken_links(replace(TREE, nodes=nodes))) == found
+
+
+def test_a_child_that_the_cache_does_not_know_is_one_that_was_removed() -> None:
+    assert list(broken_links(replace(TREE, known={0, 2, 3}, leaves=(), windows={3}))) == [(Broken.GONE, 4)]
+
+
+def test_lists_are_held_against_the_nodes() -> None:
+    assert list(broken_links(replace(TREE, leaves={2, 4}))) == [(Broken.NOT_A_LEAF, 2)]
+    assert list(broken_links(replace(TREE, leaves=set()))) == [(Broken.UNLISTED, 4)]
+    assert list(broken_links(replace(TREE, nodes=TREE.nodes[:1], leaves={2}, windows=(), known={0, 2, 3}))) == [
+        (Broken.CUT_OFF, 3),
+        (Broken.NOT_A_LEAF, 2),
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def attached(tmp_path_factory):
+    with attached_ledger(tmp_path_factory.mktemp("attached")):
+        yield
+
+
+@pytest.fixture(params=[True, False], ids=["swa", "plain"])
+def world(request, monkeypatch):
+    # 0.5.23 takes a tree in Rust otherwise, whose links nobody can read or break.
+    monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+    return PoolWorld(monkeypatch, 16, hybrid=request.param)
+
+
+def _grown(world: PoolWorld):
+    """Return the node of a branch whose root has two children, and its one child; nobody holds any."""
+    shared = prompt(1, 64)
+    for rest in (prompt(2, 40), prompt(3, 40)):
+        world.finish(world.start([*shared, *rest]))
+    root = getattr(world.tree, "tree_core", world.tree).root_node
+    (branch,) = root.children.values()
+    # The window's edge is a split of its own.
+    while len(branch.children) < 2:
+        (branch,) = branch.children.values()
+    return root, branch, next(iter(branch.children.values()))
+
+
+actions = st.lists(st.tuples(st.sampled_from("sssdddff"), st.integers(0, 3), st.integers(1, 90)), max_size=20)
+
+
+def test_sglangs_own_trees_are_silent(world) -> None:
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(actions)
+    def run(history) -> None:
+        for what, which, length in history:
+            if what == "s":
+                world.start(prompt(which, length))
+            elif what == "d":
+                world.decode()
+            elif world.requests:
+                world.finish(world.requests[which % len(world.requests)])
+            assert broken_of(world.tree) == {}
+        world.flush()
+
+    run()
+    _grown(world)
+    assert len(links_of(world.tree).nodes) >= 3
+
+
+def _stale_parent(root, branch, leaf, tree) -> None:
+    leaf.parent = root
+
+
+def _unlocked_twice(root, branch, leaf, tree) -> None:
+    _lock(leaf, -1)
+
+
+def _lock_left_out_above(root, branch, leaf, tree) -> None:
+    _lock(leaf, 1)
+
+
+def _lock(node, by: int) -> None:
+    if hasattr(node, "component_data"):
+        node.component_data[0].lock_ref += by
+    elif hasattr(node, "full_lock_ref"):
+        node.full_lock_ref += by
+    else:
+        node.lock_ref += by
+
+
+@pytest.mark.parametrize(
+    ("change", "broken", "structure"),
+    [
+        (_stale_parent, Broken.OTHER_PARENT, "radix tree node"),
+        (_unlocked_twice, Broken.BELOW_ZERO, "radix tree lock"),
+        (_lock_left_out_above, Broken.FEWER_LOCKS, "radix tree lock"),
+    ],
+)
+def test_an_audit_tells_it_and_its_dump_is_diagnosed(world, tmp_path, change, broken, structure) -> None:
+    change(*_grown(world), world.tree)
+    assert Counter(broken_of(world.tree))[broken] == 1
+    found = world.audit()
+    if "TREE_BROKEN" not in {finding.fault.name for finding in found.findings}:
+        # A lock that is left over with no request running is told by its pages.
+        assert {finding.fault.name for finding in found.findings} == {"LOCKED_AT_IDLE"}
+        return
+    guard = Guard(Mode.OFF, tmp_path, dict)
+    report(found, found.findings, "idle", Leak.DUMP, guard)
+    dumps = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
+    assert all(dump.damage == () for dump in dumps)
+    (incident,) = group(dumps)
+    first = conclude(incident)[0]
+    assert (first.rule, first.structure) == ("tree-broken", structure)

@@ -1,0 +1,94 @@
+"""Nodes of the prefix cache do not hang together: a link, a lock or a list of them is wrong."""
+
+from collections.abc import Iterator
+
+from gemma4_dumps.reader import Dump
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.incident import LEAK, PROCESS_END, Incident
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.tree_words import KINDS
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "tree-broken"
+_FIELD, _BESIDE = "tree_broken", "the same, beside what else is wrong"
+_FOLLOW = ("scheduler-exception", "pool-count-wrong", "lock-left-over", "lock-released-twice")
+_BEFORE_PAGES = ("another parent", "gone and still a child", "cut off")
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where an audit, or the dump of an exception, found a node wrong that way."""
+    for dump in (*incident.of(rule=LEAK), *incident.of(rule=PROCESS_END)):
+        counts = _counts(dump)
+        kind = next((one for one in KINDS if one in counts), None)
+        # Beside pages that are lost, shared or freed, what else is wrong in the tree may follow from that.
+        if kind is not None and (dump.manifest.verdict in ("tree_broken", "exception") or kind in _BEFORE_PAGES):
+            return _finding(incident, dump, kind, counts)
+    return None
+
+
+def _counts(dump: Dump) -> dict[str, int]:
+    text = dump.manifest.scalars.get(_FIELD)
+    pairs = (one.rpartition(":") for one in str(text or "").split(","))
+    return {kind: int(count) for kind, _, count in pairs if kind in KINDS and count.isdecimal()}
+
+
+def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) -> Finding:
+    structure, defect, words, advice = KINDS[kind]
+    others = [f"{one} ({count})" for one, count in counts.items() if one != kind]
+    beside = f" Nodes are wrong in other ways too, which may follow from it: {', '.join(others)}." if others else ""
+    number = counts[kind]
+    nodes = "A node" if number == 1 else f"Each of {number} nodes"
+    died = dump.manifest.rule == PROCESS_END
+    when = " when the scheduler died of an exception" if died else ""
+    return Finding(
+        rule=ID,
+        structure=structure,
+        defect=defect,
+        cause=f"{nodes} of the prefix cache{when} {words}.{beside}",
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, f"scalars.{_FIELD}", "what is wrong with how many nodes"),
+            said(dump, "step", "when it was seen first"),
+            *((said(dump, "scalars.message", "what the exception said"),) if died else ()),
+            *(
+                said(one, f"scalars.{_FIELD}", "the same, beside what else is wrong")
+                for one in _beside(incident, dump, kind)
+            ),
+        ),
+        advice=(advice, "A flush_cache makes the tree anew."),
+        next_commands=(commands.show(dump) if died else commands.audit(dump),),
+    )
+
+
+def _beside(incident: Incident, dump: Dump, kind: str) -> Iterator[Dump]:
+    """Yield, of each other verdict of an audit, the first dump that has such a node as well."""
+    known = {dump.manifest.verdict}
+    for one in incident.of(rule=LEAK):
+        if kind in _BEFORE_PAGES and kind in _counts(one) and one.manifest.verdict not in known:
+            known.add(one.manifest.verdict)
+            yield one
+
+
+def _half_done(dump: Dump) -> bool | None:
+    """Return None of an exception, which may have come out of the middle of a change; an audit runs between steps."""
+    return None if dump.manifest.rule == PROCESS_END else False
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the exception came out of the middle of a change to the tree, which was half done", in_dump(_half_done)
+        ),
+    ),
+    explains=(
+        *FOLLOWS_FROM_AN_ENTRY,
+        "scheduler-exception",
+        "pool-count-wrong",
+        "lock-left-over",
+        "lock-released-twice",
+    ),
+    leads_to=LOSES_PAGES,
+)
