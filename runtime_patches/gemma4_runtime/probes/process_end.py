@@ -173,7 +173,8 @@ def _draft(scheduler: Any, error: Exception, said: str) -> DumpDraft:
 def _tree(scheduler: Any, notes: list[str]) -> dict[str, str]:
     """Return what is wrong with the prefix cache's nodes, if anything; the exception may have come from one of them."""
     try:
-        broken = broken_of(getattr(scheduler.tree_cache, "inner", scheduler.tree_cache))
+        cache = getattr(scheduler, "tree_cache", None)
+        broken = broken_of(getattr(cache, "inner", cache))
     # Broad on purpose: a cache in the middle of a change may have anything in it, and the rest is worth having.
     except Exception as error:  # noqa: BLE001
         notes.append(one_line(f"the prefix cache could not be read: {type(error).__name__}: {error}"))
