@@ -67,8 +67,8 @@ def find(incident: Incident) -> Finding | None:
     # Then either the list or an earlier hand-out is wrong, which the audit's finding says.
     wrong = Wrong(None) if _was_listed_while_held(incident, dump) else hand_out_wrong(dump)
     cause = _CAUSES.get(wrong.structure, _UNKNOWN)
-    if wrong.structure is Structure.ALLOCATION and (how := _ORDERS.get(out_of_order(dump))) is not None:
-        cause = _OUT_OF_ORDER.format(how=how)
+    if wrong.structure is Structure.ALLOCATION and (order := out_of_order(dump)) is not None:
+        cause = _OUT_OF_ORDER.format(how=_ORDERS[order])
     elif wrong.structure is Structure.ALLOCATION and goes_past_its_page(dump):
         cause = _NOT_COUNTED
     elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.OTHER_SPACE:
