@@ -137,3 +137,8 @@ def test_graphs_of_prefills_are_named_where_memory_runs_out():
     took = f"{stamp(0)} Capture prefill cuda graph end. Time elapsed: 31.20 s. mem usage=2.07 GB. avail mem=1.24 GB.\n"
     ended = death(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     assert "gives back the 2.07 GB" in told(only([took, decode(1), ended]))
+
+
+@pytest.mark.parametrize(("words", "found"), [("case 3:", 1), ("case 3 is skipped:", 0)])
+def test_an_exception_behind_somebodys_words_is_a_failure(words, found):
+    assert len(found_in(["GPU: NVIDIA RTX\n", f"{words} flashinfer.utils.BackendError: no plan\n"])) == found

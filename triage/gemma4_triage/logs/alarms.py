@@ -154,6 +154,8 @@ _SOFT = {
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
     rb"^E\d{4} \d\d:\d\d|^ERROR! |"
     rb"^ERROR: (?:No matching distribution found|Could not find a version|Cannot install|ResolutionImpossible)|"
+    # An exception with its module, behind words of somebody's own.
+    rb"[\s(](?:[a-z_]\w{0,40}\.){1,6}[A-Z]\w{0,60}(?:Error|Exception): |"
     rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }
 SURVIVABLE = frozenset(_SOFT)
