@@ -97,7 +97,10 @@ def test_a_server_that_must_not_take_them_has_sglangs_own_bits_and_says_why(ran)
 def test_a_decode_steps_attention_may_begin_with_what_is_ahead_of_it(toy, tmp_path, engine_forks, engine_arguments):
     """Layers with keys of their own and without, in both pools: later steps read what earlier ones have stored."""
     front = ("qk-norm-rope", "decode-attention", "attention-front")
-    sets = [(), front, ("qk-norm-rope", "attention-front"), ("attention-front",)]
+    sets = [(), front]
+    # What is refused without the others is the same with experts.
+    if toy == "toy-e4b":
+        sets += [("qk-norm-rope", "attention-front"), ("attention-front",)]
     done = engine_forks.run(
         tmp_path,
         {"GEMMA4_TRIAGE_PATCHES": ",".join(front)},
@@ -106,17 +109,18 @@ def test_a_decode_steps_attention_may_begin_with_what_is_ahead_of_it(toy, tmp_pa
             "task": "layer_op_parity:run_sets",
             "engine": engine_arguments | {"model_path": str(toy_path(toy)), "attention_backend": "triton"},
             "prompts": held_out_prompts(1, 37, seed=7) + held_out_prompts(1, 1, seed=8),
-            "new_tokens": 4,
+            "new_tokens": 3,
             "sets": sets,
         },
     )
     assert done.returncode == 0, done.log[-4000:]
-    plain, fused, without, alone = done.outputs
-    assert fused["tokens"] == without["tokens"] == alone["tokens"] == plain["tokens"]
+    plain, fused, *fewer = done.outputs
+    assert all(one["tokens"] == plain["tokens"] for one in (fused, *fewer))
     assert difference(fused, plain) <= TOLERANCE
     assert {op: set(paths) for op, paths in fused["paths"].items()} == {op: {"reference"} for op in front}
-    assert set(without["paths"]["attention-front"]) == {"without decode-attention"}
-    assert set(alone["paths"]["attention-front"]) == {"without qk-norm-rope"}
+    refused = [set(one["paths"]["attention-front"]) for one in fewer]
+    assert refused == [{"without decode-attention"}, {"without qk-norm-rope"}][: len(fewer)]
+    assert len(done.outputs) == len(sets)
 
 
 @pytest.mark.parametrize("toy", sorted(HAS))

@@ -1,6 +1,6 @@
 """A server's life on the live engine with MTP: penalties, ends of every kind, aborts, four requests at a time.
 
-300 requests here; `LIFECYCLE_REQUESTS=2000` for the long run.
+150 requests here; `LIFECYCLE_REQUESTS=2000` for the long run.
 """
 
 import os
@@ -13,7 +13,7 @@ from lifecycle import assert_nothing_is_left, load_of, mixed_requests
 # Its loads are of mtp-v2; on 0.5.23 test_leak_audit_live.py and test_probes_live.py serve with its own worker.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
-REQUESTS = int(os.environ.get("LIFECYCLE_REQUESTS", "300"))
+REQUESTS = int(os.environ.get("LIFECYCLE_REQUESTS", "150"))
 # Served again, each alone: among greedy requests nothing of a neighbour may show.
 ALONE = 25
 LIMIT_S = 120 + REQUESTS / 2

@@ -265,6 +265,8 @@ def test_a_stale_mapping(swa):
     assert found[("STALE_MAPPING", "full")] == [int(slot) // 16]
 
 
+# Before 0.5.14 a free leaves entries of its pages in the mapping, so they tell nothing there.
+@pytest.mark.releases("0.5.23")
 def test_a_mapping_that_a_reset_leaves_behind(swa):
     swa.start(prompt(1, 40))
     mapping = swa.allocator.full_to_swa_index_mapping

@@ -13,6 +13,10 @@ from gemma4_runtime.checks.swa_mapping_census import below_zero, check_mapping, 
 from gemma4_runtime.leak.equation import Equation, equations
 from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
 from gemma4_runtime.leak.whereabouts import TREE, Reading, read, unreadable
+from gemma4_runtime.releases import at_least, read_as
+
+_CLEARS_PAGES = at_least(read_as(), "0.5.14")
+"""Before, a free cleared the entries that it was given, and those of the rest of their pages stayed."""
 
 
 class CannotAudit(Exception):
@@ -71,7 +75,7 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
         # What somebody holds has been found above.
         found += below_zero(reading.mapping, allocator.page_size)
         # One pool for both has the mapping of each slot to itself.
-        if allocator.full_attn_allocator is not allocator.swa_attn_allocator:
+        if _CLEARS_PAGES and allocator.full_attn_allocator is not allocator.swa_attn_allocator:
             found += left_over(reading.mapping, reading.pools[0].free, reading.pools[1].free, allocator.page_size)
     sums = equations(allocator, req_to_token_pool, tree_cache, reading)
     once = tuple(_each_page_once(found))
