@@ -15,10 +15,6 @@ from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
 from gemma4_runtime.leak.whereabouts import TREE, Reading, read, unreadable
 from gemma4_runtime.releases import at_least, read_as
 
-_CLEARS_PAGES = at_least(read_as(), "0.5.14")
-"""Before, a free cleared the entries that it was given, and those of the rest of their pages stayed."""
-
-
 class CannotAudit(Exception):
     """An audit cannot read this server's structures."""
 
@@ -74,8 +70,7 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     if reading.mapping is not None:
         # What somebody holds has been found above.
         found += below_zero(reading.mapping, allocator.page_size)
-        # One pool for both has the mapping of each slot to itself.
-        if _CLEARS_PAGES and allocator.full_attn_allocator is not allocator.swa_attn_allocator:
+        if _clears_the_mapping(allocator):
             found += left_over(reading.mapping, reading.pools[0].free, reading.pools[1].free, allocator.page_size)
     sums = equations(allocator, req_to_token_pool, tree_cache, reading)
     once = tuple(_each_page_once(found))
@@ -83,6 +78,17 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     in_use = {slot: generations[slot] for slot in set(reading.holders) - {TREE} if slot in generations}
     alone = () if once else (*_broken(reading), *_unbalanced(sums))
     return Audit(once or alone, sums, ledger, reading, in_use)
+
+
+def _clears_the_mapping(allocator: Any) -> bool:
+    """Return whether a full page that is free has nothing in the mapping.
+
+    Before 0.5.14 a free left the entries of its pages that it was not given. Lists that are restored to what they were
+    leave the mapping as it is. One pool for both has the mapping of each slot to itself.
+    """
+    restores = hasattr(allocator, "restore_state")
+    apart = allocator.full_attn_allocator is not allocator.swa_attn_allocator
+    return at_least(read_as(), "0.5.14") and apart and not restores
 
 
 def _broken(reading: Reading) -> Iterable[Finding]:
