@@ -15,6 +15,7 @@ from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
 from gemma4_runtime.leak.whereabouts import TREE, Reading, read, unreadable
 from gemma4_runtime.releases import at_least, read_as
 
+
 class CannotAudit(Exception):
     """An audit cannot read this server's structures."""
 
