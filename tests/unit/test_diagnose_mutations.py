@@ -226,6 +226,11 @@ CASES = {
     "last-slots-read-at-the-new-end": ("allocator-past-pool-end", None, None, C.CERTAIN),
     "prefix-not-written": ("request-state-differs", S.REQUEST_ROW, None, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
+    "freed-behind-its-clearing": ("allocator-past-pool-end", S.FREE_CALL, D.ZERO, C.LIKELY),
+    "mapping-arguments-exchanged": ("allocator-past-pool-end", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
+    "mapping-a-page-too-high": ("swa-page-shared", S.SWA_MAPPING, D.OFF_BY_ONE, C.CERTAIN),
+    "leaf-not-among-children": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
+    "split-at-another-length": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
 
@@ -345,6 +350,11 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("tokens-not-filtered", "they were not filtered with these (filter_batch, bonus_tokens)"),
         ("query-bounds-of-prefixes", "(cu_seqlens_q) are sums of the requests' prefixes, 96, 0"),
         ("hosts-lengths-behind", "The host's copy of a batch's lengths (seq_lens_cpu) has"),
+        ("freed-behind-its-clearing", "in place of the SWA pages that it named, which are lost"),
+        ("mapping-arguments-exchanged", "was written with full and SWA slots exchanged"),
+        ("mapping-a-page-too-high", "is a page too high, 607 where the sliding-window pool gave 591"),
+        ("leaf-not-among-children", "is not among the children of its parent, which is in the tree"),
+        ("split-at-another-length", "as where a split cuts slots at another length than the key"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
@@ -455,3 +465,27 @@ def test_a_list_of_tokens_is_blamed_only_where_a_retracted_request_was_read_by_i
 
 def test_one_pair_of_pages_may_be_a_number_that_was_cut_by_chance():
     assert "bits" not in named_of(*dumps_of("pages-cut-to-8-bits")[:2])[0].cause
+
+
+def test_a_mapping_whose_arguments_were_exchanged_has_the_full_slots_at_every_swa_slot(tmp_path):
+    (dump,) = dumps_of("mapping-arguments-exchanged")
+    there = dump.tensor("full_at_given").copy()
+    there[-1] = 0
+    for number, known in enumerate((there, None)):
+        first = named_of(changed(tmp_path / str(number), dump, full_at_given=known))[0]
+        assert (first.structure, first.defect) == (S.SWA_MAPPING, D.ZERO)
+        assert "exchanged" not in first.cause
+
+
+def test_entries_that_are_not_all_as_many_pages_too_high_are_not_told_so(tmp_path):
+    (dump,) = dumps_of("mapping-a-page-too-high")
+    slots = dump.tensor("slots").copy()
+    slots[-2, 1] += 32
+    assert "too high" not in named_of(changed(tmp_path, dump, slots=slots))[0].cause
+
+
+def test_page_0_came_with_the_free_before_only_if_what_that_named_is_on_no_list(tmp_path):
+    (dump,) = dumps_of("freed-behind-its-clearing")
+    lists = {name: np.append(dump.tensor(name), 416 // 16) for name in ("free_before_swa", "free_pages_swa")}
+    first = named_of(changed(tmp_path, dump, **lists))[0]
+    assert (first.structure, first.defect) == (S.SWA_FREE_LIST, D.ZERO)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from gemma4_runtime.checks.tree_links import Link, Links, broken_links
@@ -24,12 +24,13 @@ def links_of(cache: Any) -> Links | None:
     if core is not cache:
         known = {_name(node, root) for node in core._node_arena.values()}
         leaves = {_name(node, root) for node in core.evictable_device_leaves}
-        return Links([_unified(*one, root, core) for one in nodes], known, leaves, _windows(core, root))
+        parents = _parents(core._node_arena.values(), root)
+        return Links([_unified(*one, root, core) for one in nodes], known, leaves, _windows(core, root), parents)
     listed = getattr(core, "evictable_leaves", None)
     leaves = None if listed is None else {_name(node, root) for node in listed}
     swa = getattr(core, "swa_lru_list", None)
     windows = None if swa is None else {_name(node, root) for node in swa.cache.values()}
-    return Links([_plain(*one, root) for one in nodes], None, leaves, windows)
+    return Links([_plain(*one, root) for one in nodes], None, leaves, windows, _parents(listed or (), root))
 
 
 def broken_of(cache: Any) -> dict[str, int]:
@@ -62,6 +63,15 @@ def _parent(node: Any, root: Any) -> int | None:
     return None if node.parent is None else _name(node.parent, root)
 
 
+def _parents(nodes: Iterable[Any], root: Any) -> dict[int, int | None]:
+    return {_name(node, root): _parent(node, root) for node in nodes if node is not root}
+
+
+def _spare(node: Any, *values: Any) -> int:
+    """Return how many slots the first of a node's values that does not fit its key has beyond it, or lacks."""
+    return next((by for value in values if value is not None and (by := len(value) - len(node.key))), 0)
+
+
 def _unified(node: Any, above: Any, root: Any, core: Any) -> Link:
     from gemma4_runtime.release import ComponentType
 
@@ -73,6 +83,7 @@ def _unified(node: Any, above: Any, root: Any, core: Any) -> Link:
         window=swa is not None and swa.value is not None,
         locks=full.lock_ref,
         window_locks=0 if swa is None else swa.lock_ref,
+        spare=_spare(node, full.value, None if swa is None else swa.value),
     )
 
 
@@ -92,4 +103,5 @@ def _plain(node: Any, above: Any, root: Any) -> Link:
         window=full and hasattr(node, "swa_tombstone") and not node.swa_tombstone,
         locks=getattr(node, "full_lock_ref", getattr(node, "lock_ref", 0)),
         window_locks=getattr(node, "swa_lock_ref", 0),
+        spare=_spare(node, node.value),
     )

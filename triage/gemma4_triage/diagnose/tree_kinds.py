@@ -1,0 +1,80 @@
+"""What is said of a prefix cache's node, by the word that a dump has for what is wrong with it."""
+
+from gemma4_dumps.structures import Defect, Structure
+
+SPLIT = " Another has more than its tokens: as where a split cuts slots at another length than the key (_split_node)."
+_AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
+KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
+    "another parent": (
+        *(Structure.TREE_NODE, Defect.STALE),
+        "names another node as its parent than the one that has it as a child, so that walks to the root (locks, "
+        "unlocks, prefixes) pass that one by",
+        "Look at what moves a node: _split_node has to give the lower part its new parent, and that its old one.",
+    ),
+    "gone and still a child": (
+        *(Structure.TREE_NODE, Defect.STALE),
+        "was evicted or removed and is still among its parent's children, so that a match finds it, and pages that are "
+        "free or somebody else's",
+        "Look at what takes a node out of its parent (_remove_leaf_from_parent): its key has to be the one that it has "
+        "there.",
+    ),
+    "fewer slots than tokens": (
+        *(Structure.TREE_NODE, Defect.LOST),
+        "has fewer slots than its key has tokens, so that what hits it lacks some, or gets those of other tokens",
+        _AT_SLOTS,
+    ),
+    "more slots than tokens": (
+        *(Structure.TREE_NODE, None),
+        "has more slots than its key has tokens, so that what hits it gets those of other tokens",
+        _AT_SLOTS,
+    ),
+    "not a child": (
+        *(Structure.TREE_NODE, Defect.LOST),
+        "is not among the children of its parent, which is in the tree: no match finds it, and its pages are lost",
+        "Look at what puts a node among its parent's children (insert, _add_new_node, _split_node), and by which key.",
+    ),
+    "cut off": (
+        *(Structure.TREE_NODE, Defect.LOST),
+        "cannot be reached from its root, and it counts it as its own all the same: what lay above was evicted or "
+        "removed while this hung on it",
+        "Look at which nodes count as leaves (_is_device_leaf), and at what takes a node out of its parent.",
+    ),
+    "locks below zero": (
+        *(Structure.TREE_LOCK, Defect.NEGATIVE),
+        "has fewer than no locks: it was unlocked once more than it was locked",
+        "Compare inc_lock_ref and dec_lock_ref: each hold has to end once, on the node it began on.",
+    ),
+    "fewer locks than below": (
+        *(Structure.TREE_LOCK, Defect.LOST),
+        "has fewer locks than its children have together, where who locks a node locks all above it: a lock was left "
+        "out on the way to the root, or taken off twice",
+        "Compare inc_lock_ref and dec_lock_ref, and what _split_node copies: both walk from a node to the root.",
+    ),
+    "window locked alone": (
+        *(Structure.TREE_LOCK, Defect.LOST),
+        "has more locks on its sliding window than on itself: its own were taken off, or never taken",
+        "Compare inc_lock_ref and dec_lock_ref of both of a node's counts.",
+    ),
+    "not a leaf": (
+        *(Structure.TREE_LOCK, Defect.EARLY),
+        "is on the list of leaves that may be evicted, and has children, a lock or no tokens: evicting it cuts off, or "
+        "takes away, what is in use",
+        "Look at which nodes count as leaves (_is_device_leaf, _update_evictable_leaf_sets).",
+    ),
+    "listed without a window": (
+        *(Structure.TREE_NODE, Defect.STALE),
+        "is on the list by which sliding windows are evicted, and has none any more",
+        "Look at what gives a node's window up: it has to leave that list then.",
+    ),
+    "unlisted window": (
+        *(Structure.TREE_NODE, Defect.LOST),
+        "has a sliding window and is not on the list by which these are evicted, so that it is never given back",
+        "Look at what gives a node its window (insert, _split_node): it has to join that list then.",
+    ),
+    "unlisted leaf": (
+        *(Structure.TREE_NODE, Defect.LOST),
+        "is a leaf without a lock and not on the list of those that may be evicted, so that it is never given back",
+        "Look at what updates that list when a child or a lock goes (_update_evictable_leaf_sets).",
+    ),
+}
+"""In the order in which one is what the others follow from."""
