@@ -230,6 +230,9 @@ CASES = {
     "mapping-arguments-exchanged": ("allocator-past-pool-end", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
     "mapping-a-page-too-high": ("swa-page-shared", S.SWA_MAPPING, D.OFF_BY_ONE, C.CERTAIN),
     "leaf-not-among-children": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
+    "emptied-without-its-last-page": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.LOST, C.LIKELY),
+    "row-left-on-the-free-list": ("freed-while-held", None, None, C.CERTAIN),
+    "eviction-by-numbers-of-the-window": ("swa-page-replaced-before-free", S.FREE_CALL, D.OTHER_SPACE, C.LIKELY),
     "split-at-another-length": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -355,6 +358,9 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("mapping-a-page-too-high", "is a page too high, 607 where the sliding-window pool gave 591"),
         ("leaf-not-among-children", "is not among the children of its parent, which is in the tree"),
         ("split-at-another-length", "as where a split cuts slots at another length than the key"),
+        ("emptied-without-its-last-page", "its free list was made anew without its last page: it counts fewer pages"),
+        ("row-left-on-the-free-list", "the call that gave it to the request left it there (ReqToTokenPool.alloc)"),
+        ("eviction-by-numbers-of-the-window", "It hands over SWA slots where full slots belong"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
@@ -489,3 +495,27 @@ def test_page_0_came_with_the_free_before_only_if_what_that_named_is_on_no_list(
     lists = {name: np.append(dump.tensor(name), 416 // 16) for name in ("free_before_swa", "free_pages_swa")}
     first = named_of(changed(tmp_path, dump, **lists))[0]
     assert (first.structure, first.defect) == (S.SWA_FREE_LIST, D.ZERO)
+
+
+@pytest.mark.parametrize("left", ["", "7", None])
+def test_a_request_slot_that_its_hand_out_took_off_the_list_was_put_there_since(left):
+    (dump,) = dumps_of("row-left-on-the-free-list")
+    first = named_of(altered(dump, scalars=dump.manifest.scalars | {"slots_left_listed": left}))[0]
+    assert first.confidence is C.LIKELY
+    assert "given back too early or twice" in first.cause
+
+
+def test_a_page_in_the_middle_is_not_the_last_that_a_list_was_made_without(tmp_path):
+    (dump,) = dumps_of("emptied-without-its-last-page")
+    suspects = dump.tensor("suspects").copy()
+    suspects[0, 0] -= 1
+    assert "without its last page" not in named_of(changed(tmp_path, dump, suspects=suspects))[0].cause
+
+
+def test_an_eviction_that_freed_others_windows_goes_by_numbers_only_where_the_numbers_are_alike(tmp_path):
+    robbed, lost = dumps_of("eviction-by-numbers-of-the-window")
+    for number, (column, value) in enumerate(((0, 6), (10, 28))):
+        suspects = robbed.tensor("suspects").copy()
+        suspects[0, column] = value
+        other = changed(tmp_path / str(number), robbed, suspects=suspects)
+        assert D.OTHER_SPACE not in [one.defect for one in named_of(other, lost)]
