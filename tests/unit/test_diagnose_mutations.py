@@ -233,6 +233,7 @@ CASES = {
     "emptied-without-its-last-page": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.LOST, C.LIKELY),
     "row-left-on-the-free-list": ("freed-while-held", None, None, C.CERTAIN),
     "eviction-by-numbers-of-the-window": ("swa-page-replaced-before-free", S.FREE_CALL, D.OTHER_SPACE, C.LIKELY),
+    "window-released-past-its-edge": ("lock-released-twice", S.TREE_LOCK, D.ZERO, C.LIKELY),
     "split-at-another-length": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -519,3 +520,11 @@ def test_an_eviction_that_freed_others_windows_goes_by_numbers_only_where_the_nu
         suspects[0, column] = value
         other = changed(tmp_path / str(number), robbed, suspects=suspects)
         assert D.OTHER_SPACE not in [one.defect for one in named_of(other, lost)]
+
+
+def test_a_release_that_went_past_its_windows_edge_is_told_by_the_stamp_that_is_gone():
+    (dump,) = dumps_of("window-released-past-its-edge")
+    first = named_of(altered(dump, scalars=dump.manifest.scalars | {"tree_broken": "stamp gone:1"}))[0]
+    assert (first.rule, first.structure, first.defect) == ("tree-broken", S.TREE_LOCK, D.STALE)
+    assert first.confidence is C.LIKELY
+    assert "another lock stamped it anew" in first.cause

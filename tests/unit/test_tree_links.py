@@ -14,7 +14,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.tree_links import Broken, Link, Links, broken_links
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.report import report
-from gemma4_runtime.release.tree_links import broken_of, links_of
+from gemma4_runtime.release.tree_links import broken_of, links_of, stamps_gone
 from gemma4_runtime.settings import Leak, Mode
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -119,11 +119,28 @@ def test_sglangs_own_trees_are_silent(world) -> None:
             elif world.requests:
                 world.finish(world.requests[which % len(world.requests)])
             assert broken_of(world.tree) == {}
+            assert stamps_gone(world.tree, world.requests) == 0
         world.flush()
 
     run()
     _grown(world)
     assert len(links_of(world.tree).nodes) >= 3
+
+
+@pytest.mark.releases("0.5.23")  # Before, a request keeps the number of its stamp, and no lock.
+def test_a_lock_whose_stamp_was_overwritten_is_found(monkeypatch) -> None:
+    monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+    world = PoolWorld(monkeypatch, 16)
+    for seed in (1, 2):
+        world.finish(world.start(prompt(seed, 120)))
+        world.start([*prompt(seed, 100), *prompt(9, 20)])
+    assert stamps_gone(world.tree, world.requests) == 0
+    stamp = world.requests[0].lock.receipt.component_lock_uuids[1]
+    for node in world.tree.tree_core._node_arena.values():
+        stamped = node.component_data[1].metadata
+        if stamped.get("uuid") == stamp:
+            stamped["uuid"] += 100
+    assert stamps_gone(world.tree, world.requests) == 1
 
 
 def _stale_parent(root, branch, leaf, tree) -> None:

@@ -27,6 +27,8 @@ class Broken(StrEnum):
     BELOW_ZERO = "locks below zero"
     WINDOW_LOCKS = "window locked alone"
     """Its sliding window has more locks than it has."""
+    STAMP_GONE = "stamp gone"
+    """Not of a node: a request's lock of its sliding window ends at a stamp that no node above has any more."""
     NOT_A_LEAF = "not a leaf"
     """It is on the list of leaves that may be evicted, and has a child with tokens, a lock, or no tokens."""
     UNLISTED = "unlisted leaf"

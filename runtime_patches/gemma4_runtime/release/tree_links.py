@@ -43,6 +43,35 @@ def broken_of(cache: Any) -> dict[str, int]:
     return {} if links is None else dict(Counter(broken.value for broken, _ in broken_links(links)))
 
 
+def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
+    """Return how many requests hold a sliding window whose older edge no node above has the stamp of any more.
+
+    A lock of the window ends at the node that it stamped; releasing one whose stamp is gone goes on to the root.
+
+    Args:
+        cache: As for `broken_of`.
+        requests: Those that may hold a lock.
+    """
+    core = getattr(cache, "tree_core", None)
+    if not hasattr(core, "_node_arena"):
+        return 0
+    from gemma4_runtime.release import ComponentType
+
+    count = 0
+    for lock in (getattr(request, "lock", None) for request in requests):
+        if lock is None or lock.swa_released:
+            continue
+        stamp, node = lock.receipt.component_lock_uuids.get(ComponentType.SWA), core._node_arena.get(lock.node)
+        if not stamp or node is None:
+            continue
+        for _ in range(len(core._node_arena)):
+            if node is None or node.component_data[ComponentType.SWA].metadata.get("uuid") == stamp:
+                break
+            node = node.parent
+        count += node is None
+    return count
+
+
 def _walk(root: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each node below the root with the one that has it as a child, once: a loop ends where it began."""
     waiting, seen = [(child, root) for child in root.children.values()], {id(root)}

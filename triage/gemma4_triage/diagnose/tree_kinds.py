@@ -4,6 +4,7 @@ from gemma4_dumps.structures import Defect, Structure
 
 SPLIT = " Another has more than its tokens: as where a split cuts slots at another length than the key (_split_node)."
 _AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
+STAMP = "stamp gone"
 KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "another parent": (
         *(Structure.TREE_NODE, Defect.STALE),
@@ -38,6 +39,13 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "cannot be reached from its root, and it counts it as its own all the same: what lay above was evicted or "
         "removed while this hung on it",
         "Look at which nodes count as leaves (_is_device_leaf), and at what takes a node out of its parent.",
+    ),
+    STAMP: (
+        *(Structure.TREE_LOCK, Defect.STALE),
+        "no longer has the stamp (uuid) at which a request's lock of its sliding window ends: another lock stamped it "
+        "anew, or it was taken off. The release then goes on to the root, past what that request locked",
+        "Look at what writes a node's stamp: a lock stamps a node that has none (acquire_component_lock), and a split "
+        "hands it on to the upper part.",
     ),
     "locks below zero": (
         *(Structure.TREE_LOCK, Defect.NEGATIVE),
