@@ -234,6 +234,7 @@ CASES = {
     "row-left-on-the-free-list": ("freed-while-held", None, None, C.CERTAIN),
     "eviction-by-numbers-of-the-window": ("swa-page-replaced-before-free", S.FREE_CALL, D.OTHER_SPACE, C.LIKELY),
     "window-released-past-its-edge": ("lock-released-twice", S.TREE_LOCK, D.ZERO, C.LIKELY),
+    "evicted-of-the-other-pool": ("scheduler-exception", None, None, C.LIKELY),
     "split-at-another-length": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -362,6 +363,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("emptied-without-its-last-page", "its free list was made anew without its last page: it counts fewer pages"),
         ("row-left-on-the-free-list", "the call that gave it to the request left it there (ReqToTokenPool.alloc)"),
         ("eviction-by-numbers-of-the-window", "It hands over SWA slots where full slots belong"),
+        ("evicted-of-the-other-pool", "The other pool lacked nothing: what the cache was asked to evict of each"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
