@@ -235,6 +235,7 @@ CASES = {
     "eviction-by-numbers-of-the-window": ("swa-page-replaced-before-free", S.FREE_CALL, D.OTHER_SPACE, C.LIKELY),
     "window-released-past-its-edge": ("lock-released-twice", S.TREE_LOCK, D.ZERO, C.LIKELY),
     "evicted-of-the-other-pool": ("scheduler-exception", None, None, C.LIKELY),
+    "freed-once-and-listed-twice": ("page-freed-twice", S.FULL_FREE_LIST, D.DUPLICATE, C.LIKELY),
     "split-at-another-length": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -364,6 +365,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("row-left-on-the-free-list", "the call that gave it to the request left it there (ReqToTokenPool.alloc)"),
         ("eviction-by-numbers-of-the-window", "It hands over SWA slots where full slots belong"),
         ("evicted-of-the-other-pool", "The other pool lacked nothing: what the cache was asked to evict of each"),
+        ("freed-once-and-listed-twice", "was given back once since it was handed out"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
@@ -530,3 +532,10 @@ def test_a_release_that_went_past_its_windows_edge_is_told_by_the_stamp_that_is_
     assert (first.rule, first.structure, first.defect) == ("tree-broken", S.TREE_LOCK, D.STALE)
     assert first.confidence is C.LIKELY
     assert "another lock stamped it anew" in first.cause
+
+
+def test_a_page_that_stands_twice_may_have_been_freed_twice_where_no_probe_saw_the_calls():
+    dumps = dumps_of("freed-once-and-listed-twice")
+    guards = dumps[0].manifest.guards | {"patches": {}}
+    first = named_of(*(altered(dump, guards=guards) for dump in dumps))[0]
+    assert first.structure is not S.FULL_FREE_LIST
