@@ -78,7 +78,7 @@ def retain_window(cache: Any) -> int | None:
 
 def is_locked_elsewhere(request: Any) -> bool:
     """Return whether a request's lock is on another node than its last; False where it keeps none, as before 0.5.23."""
-    lock = getattr(request, "lock", None)
+    lock: Any = getattr(request, "lock", None)
     return hasattr(lock, "node") and lock.node != request.last_node
 
 

@@ -30,7 +30,8 @@ def links_of(cache: Any) -> Links | None:
     leaves = None if listed is None else {_name(node, root) for node in listed}
     swa = getattr(core, "swa_lru_list", None)
     windows = None if swa is None else {_name(node, root) for node in swa.cache.values()}
-    return Links([_plain(*one, root) for one in nodes], None, leaves, windows, _parents(listed or (), root))
+    parents = _parents([*(listed or ()), *(() if swa is None else swa.cache.values())], root)
+    return Links([_plain(*one, root) for one in nodes], None, leaves, windows, parents)
 
 
 def broken_of(cache: Any) -> dict[str, int]:
@@ -52,7 +53,7 @@ def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
         cache: As for `broken_of`.
         requests: Those that may hold a lock.
     """
-    core = getattr(cache, "tree_core", None)
+    core: Any = getattr(cache, "tree_core", None)
     if not hasattr(core, "_node_arena"):
         return 0
     from gemma4_runtime.release import ComponentType

@@ -325,7 +325,7 @@ class _Call:
                 return None
             number -= 1
         one = self._events[number] if number >= 0 else {}
-        counts = [one.get(name) for name in ("free_before", "free_after")]
+        counts: list[Any] = [one.get(name) for name in ("free_before", "free_after")]
         if self._page or self._bad.column != 1 or not gives_back(one):
             return None
         if not all(isinstance(two, list) and len(two) == 2 for two in counts) or counts[0][1] >= counts[1][1]:
