@@ -205,6 +205,7 @@ OTHERS: dict[str, Incident] = {
     "batch-length-wrong": mutation("batch-length-negative"),
     "slot-beyond-the-map": mutation("row-past-the-end"),
     "lock-released-twice": ended("dec_lock_ref on node with node.full_lock_ref=-1, node.id=10"),
+    "tree-broken": mutation("node-names-its-old-parent"),
     "request-released-twice": mutation("released-again-with-overlap"),
     "counters-contradict": ended(
         "Unexpected overallocated KV cache, req.kv_committed_len=65, req.kv_allocated_len=111"

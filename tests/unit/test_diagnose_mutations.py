@@ -232,6 +232,17 @@ CASES = {
     "last-slots-read-at-the-new-end": ("allocator-past-pool-end", None, None, C.CERTAIN),
     "prefix-not-written": ("request-state-differs", S.REQUEST_ROW, None, C.LIKELY),
     "freed-while-cached": ("freed-while-held", S.FREE_CALL, D.EARLY, C.LIKELY),
+    "freed-behind-its-clearing": ("allocator-past-pool-end", S.FREE_CALL, D.ZERO, C.LIKELY),
+    "mapping-arguments-exchanged": ("allocator-past-pool-end", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
+    "mapping-a-page-too-high": ("swa-page-shared", S.SWA_MAPPING, D.OFF_BY_ONE, C.CERTAIN),
+    "leaf-not-among-children": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
+    "emptied-without-its-last-page": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.LOST, C.LIKELY),
+    "row-left-on-the-free-list": ("freed-while-held", None, None, C.CERTAIN),
+    "eviction-by-numbers-of-the-window": ("swa-page-replaced-before-free", S.FREE_CALL, D.OTHER_SPACE, C.LIKELY),
+    "window-released-past-its-edge": ("lock-released-twice", S.TREE_LOCK, D.ZERO, C.LIKELY),
+    "evicted-of-the-other-pool": ("scheduler-exception", None, None, C.LIKELY),
+    "freed-once-and-listed-twice": ("page-freed-twice", S.FULL_FREE_LIST, D.DUPLICATE, C.LIKELY),
+    "split-at-another-length": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
 
@@ -355,6 +366,16 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("inner-node-counts-as-a-leaf", "is on the list of leaves that may be evicted, and has children"),
         ("evicted-node-stays-a-child", "was evicted or removed and is still among its parent's children"),
         ("hand-out-rolled-by-one", "in a wrong order, each at its neighbour's place"),
+        ("freed-behind-its-clearing", "in place of the SWA pages that it named, which are lost"),
+        ("mapping-arguments-exchanged", "was written with full and SWA slots exchanged"),
+        ("mapping-a-page-too-high", "is a page too high, 607 where the sliding-window pool gave 591"),
+        ("leaf-not-among-children", "is not among the children of its parent, which is in the tree"),
+        ("split-at-another-length", "as where a split cuts slots at another length than the key"),
+        ("emptied-without-its-last-page", "its free list was made anew without its last page: it counts fewer pages"),
+        ("row-left-on-the-free-list", "the call that gave it to the request left it there (ReqToTokenPool.alloc)"),
+        ("eviction-by-numbers-of-the-window", "It hands over SWA slots where full slots belong"),
+        ("evicted-of-the-other-pool", "The other pool lacked nothing: what the cache was asked to evict of each"),
+        ("freed-once-and-listed-twice", "was given back once since it was handed out"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
     ],
 )
@@ -465,3 +486,66 @@ def test_a_list_of_tokens_is_blamed_only_where_a_retracted_request_was_read_by_i
 
 def test_one_pair_of_pages_may_be_a_number_that_was_cut_by_chance():
     assert "bits" not in named_of(*dumps_of("pages-cut-to-8-bits")[:2])[0].cause
+
+
+def test_a_mapping_whose_arguments_were_exchanged_has_the_full_slots_at_every_swa_slot(tmp_path):
+    (dump,) = dumps_of("mapping-arguments-exchanged")
+    there = dump.tensor("full_at_given").copy()
+    there[-1] = 0
+    for number, known in enumerate((there, None)):
+        first = named_of(changed(tmp_path / str(number), dump, full_at_given=known))[0]
+        assert (first.structure, first.defect) == (S.SWA_MAPPING, D.ZERO)
+        assert "exchanged" not in first.cause
+
+
+def test_entries_that_are_not_all_as_many_pages_too_high_are_not_told_so(tmp_path):
+    (dump,) = dumps_of("mapping-a-page-too-high")
+    slots = dump.tensor("slots").copy()
+    slots[-2, 1] += 32
+    assert "too high" not in named_of(changed(tmp_path, dump, slots=slots))[0].cause
+
+
+def test_page_0_came_with_the_free_before_only_if_what_that_named_is_on_no_list(tmp_path):
+    (dump,) = dumps_of("freed-behind-its-clearing")
+    lists = {name: np.append(dump.tensor(name), 416 // 16) for name in ("free_before_swa", "free_pages_swa")}
+    first = named_of(changed(tmp_path, dump, **lists))[0]
+    assert (first.structure, first.defect) == (S.SWA_FREE_LIST, D.ZERO)
+
+
+@pytest.mark.parametrize("left", ["", "7", None])
+def test_a_request_slot_that_its_hand_out_took_off_the_list_was_put_there_since(left):
+    (dump,) = dumps_of("row-left-on-the-free-list")
+    first = named_of(altered(dump, scalars=dump.manifest.scalars | {"slots_left_listed": left}))[0]
+    assert first.confidence is C.LIKELY
+    assert "given back too early or twice" in first.cause
+
+
+def test_a_page_in_the_middle_is_not_the_last_that_a_list_was_made_without(tmp_path):
+    (dump,) = dumps_of("emptied-without-its-last-page")
+    suspects = dump.tensor("suspects").copy()
+    suspects[0, 0] -= 1
+    assert "without its last page" not in named_of(changed(tmp_path, dump, suspects=suspects))[0].cause
+
+
+def test_an_eviction_that_freed_others_windows_goes_by_numbers_only_where_the_numbers_are_alike(tmp_path):
+    robbed, lost = dumps_of("eviction-by-numbers-of-the-window")
+    for number, (column, value) in enumerate(((0, 6), (10, 28))):
+        suspects = robbed.tensor("suspects").copy()
+        suspects[0, column] = value
+        other = changed(tmp_path / str(number), robbed, suspects=suspects)
+        assert D.OTHER_SPACE not in [one.defect for one in named_of(other, lost)]
+
+
+def test_a_release_that_went_past_its_windows_edge_is_told_by_the_stamp_that_is_gone():
+    (dump,) = dumps_of("window-released-past-its-edge")
+    first = named_of(altered(dump, scalars=dump.manifest.scalars | {"tree_broken": "stamp gone:1"}))[0]
+    assert (first.rule, first.structure, first.defect) == ("tree-broken", S.TREE_LOCK, D.STALE)
+    assert first.confidence is C.LIKELY
+    assert "another lock stamped it anew" in first.cause
+
+
+def test_a_page_that_stands_twice_may_have_been_freed_twice_where_no_probe_saw_the_calls():
+    dumps = dumps_of("freed-once-and-listed-twice")
+    guards = dumps[0].manifest.guards | {"patches": {}}
+    first = named_of(*(altered(dump, guards=guards) for dump in dumps))[0]
+    assert first.structure is not S.FULL_FREE_LIST

@@ -46,6 +46,7 @@ class TestWhatIsComputed:
         windows = "Available swa: 400 (available_size=64 + component_evictable_size_=336)"
         finding = only([decode(1), failed, f"\nTry to allocate 73 tokens.\n{pools}\n{windows}\n"])
         assert "did not give up any of the 336" in finding.cause
+        assert "The other pool lacked nothing" in finding.cause
         assert finding.confidence is Confidence.LIKELY
         both = f"\nTry to allocate 73 tokens.\n{pools}\n{windows.replace('64', '90').replace('400', '426')}\n"
         assert "although the pools had room" in only([decode(1), failed, both]).cause

@@ -181,6 +181,16 @@ def test_the_next_chunk_of_a_request_is_the_same_owner(swa):
     assert generations_of(swa.rows)[held(request).req_pool_idx] == 1
 
 
+def test_a_request_slot_that_its_hand_out_left_on_the_list_is_told(swa, monkeypatch):
+    rows = swa.rows
+    taken = swa.start(prompt(1, 20))
+    assert not generations_of(rows).left
+    monkeypatch.setattr(type(rows), "free_slots", property(lambda _: list(range(1, 7)), lambda *_: None), raising=False)
+    slot = held(swa.start(prompt(2, 20))).req_pool_idx
+    assert slot in generations_of(rows).left
+    assert held(taken).req_pool_idx not in generations_of(rows).left - {slot}
+
+
 @pytest.mark.releases("0.5.13.post1")  # 0.5.23 takes no allocation back by restoring the lists.
 @pytest.mark.parametrize("freed_between", [False, True])
 def test_allocations_that_are_taken_back(world, freed_between):

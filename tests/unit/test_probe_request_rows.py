@@ -276,6 +276,19 @@ def test_a_request_that_runs_without_a_lock_on_its_nodes(server):
     assert said.scalars["request_slot"] == (held(request).req_pool_idx if kept else None)
 
 
+@pytest.mark.releases("0.5.23")  # Before, no request keeps its lock.
+def test_requests_whose_locks_are_on_other_nodes_than_their_last(server):
+    server.forward()
+    for request in server.world.requests:
+        server.world.tree.unlock(request.lock)
+        request.lock.node = None
+    said = trapped(server)
+    assert (said.verdict, said.scalars["locked_elsewhere"]) == ("lock_missing", len(server.world.requests))
+    finding = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
+    assert "the lock is on another node than its last" in finding.cause
+    assert finding.confidence is Confidence.LIKELY
+
+
 def test_of_a_row_that_is_new_and_its_nodes_the_row_is_wrong(server):
     server.forward()
     world, page = server.world, server.world.page

@@ -65,6 +65,19 @@ class TestInputTokens:
         # No token is told.
         assert not {50, 51} & {bad.value for bad in said.offences}
 
+    @pytest.mark.parametrize(("lasts", "bits"), [((50, 300, 90000), 8), ((50, 300, 257), None), ((5, 300, 90000), 16)])
+    def test_cut_to_some_bits(self, server, lasts, bits):
+        """One that is not cut says that none was."""
+        server.forward()
+        latest(server, *lasts)
+        server.world.decode = lambda: None
+        read = [last % (1 << (bits or 8)) for last in lasts]
+        if bits is None:
+            read[2] = lasts[2]
+        said = trapped(server, lambda made: made.input_ids.copy_(torch.tensor(read)))
+        assert said.scalars.get("cut_to_bits") == bits
+        assert ("cut to" in named(server).cause) is (bits is not None)
+
     def test_of_the_step_before(self, server):
         server.forward()
         latest(server, 50, 51, 52)

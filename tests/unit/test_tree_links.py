@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.tree_links import Broken, Link, Links, broken_links
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.report import report
-from gemma4_runtime.release.tree_links import broken_of, links_of
+from gemma4_runtime.release.tree_links import broken_of, links_of, stamps_gone
 from gemma4_runtime.settings import Leak, Mode
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -49,11 +50,19 @@ def test_a_tree_as_it_should_be_has_nothing_wrong() -> None:
         (3, {"window_locks": 2}, [(Broken.WINDOW_LOCKS, 3)]),
         (3, {"window": False}, [(Broken.NO_WINDOW, 3)]),
         (2, {"window": True}, [(Broken.WINDOW_UNLISTED, 2)]),
+        (2, {"spare": 16}, [(Broken.MANY_SLOTS, 2)]),
+        (4, {"spare": -16}, [(Broken.FEW_SLOTS, 4)]),
     ],
 )
 def test_a_node_that_is_wrong_has_its_word(node: int, change: dict, found: list) -> None:
     nodes = [replace(one, **change) if one.name == node else one for one in TREE.nodes]
     assert list(broken_links(replace(TREE, nodes=nodes))) == found
+
+
+@pytest.mark.parametrize(("parent", "found"), [(0, Broken.NO_CHILD), (2, Broken.NO_CHILD), (7, Broken.CUT_OFF)])
+def test_a_node_without_a_place_has_a_parent_in_the_tree_or_not(parent: int, found: Broken) -> None:
+    links = replace(TREE, known={0, 2, 3, 4, 5}, parents={5: parent})
+    assert list(broken_links(links)) == [(found, 5)]
 
 
 def test_a_child_that_the_cache_does_not_know_is_one_that_was_removed() -> None:
@@ -110,11 +119,28 @@ def test_sglangs_own_trees_are_silent(world) -> None:
             elif world.requests:
                 world.finish(world.requests[which % len(world.requests)])
             assert broken_of(world.tree) == {}
+            assert stamps_gone(world.tree, world.requests) == 0
         world.flush()
 
     run()
     _grown(world)
     assert len(links_of(world.tree).nodes) >= 3
+
+
+@pytest.mark.releases("0.5.23")  # Before, a request keeps the number of its stamp, and no lock.
+def test_a_lock_whose_stamp_was_overwritten_is_found(monkeypatch) -> None:
+    monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+    world = PoolWorld(monkeypatch, 16)
+    for seed in (1, 2):
+        world.finish(world.start(prompt(seed, 120)))
+        world.start([*prompt(seed, 100), *prompt(9, 20)])
+    assert stamps_gone(world.tree, world.requests) == 0
+    stamp = world.requests[0].lock.receipt.component_lock_uuids[1]
+    for node in world.tree.tree_core._node_arena.values():
+        stamped = node.component_data[1].metadata
+        if stamped.get("uuid") == stamp:
+            stamped["uuid"] += 100
+    assert stamps_gone(world.tree, world.requests) == 1
 
 
 def _stale_parent(root, branch, leaf, tree) -> None:
@@ -127,6 +153,16 @@ def _unlocked_twice(root, branch, leaf, tree) -> None:
 
 def _lock_left_out_above(root, branch, leaf, tree) -> None:
     _lock(leaf, 1)
+
+
+def _not_a_child(root, branch, leaf, tree) -> None:
+    branch.children = {key: child for key, child in branch.children.items() if child is not leaf}
+
+
+def _cut_at_another_length(root, branch, leaf, tree) -> None:
+    of_both = (branch.component_data[0], leaf.component_data[0]) if hasattr(leaf, "component_data") else (branch, leaf)
+    upper, lower = of_both
+    upper.value, lower.value = upper.value[:16], torch.cat((upper.value[16:], lower.value))
 
 
 def _lock(node, by: int) -> None:
@@ -143,6 +179,8 @@ def _lock(node, by: int) -> None:
     [
         (_stale_parent, Broken.OTHER_PARENT, "radix tree node"),
         (_unlocked_twice, Broken.BELOW_ZERO, "radix tree lock"),
+        (_not_a_child, Broken.NO_CHILD, "radix tree node"),
+        (_cut_at_another_length, Broken.FEW_SLOTS, "radix tree node"),
         (_lock_left_out_above, Broken.FEWER_LOCKS, "radix tree lock"),
     ],
 )
@@ -150,9 +188,8 @@ def test_an_audit_tells_it_and_its_dump_is_diagnosed(world, tmp_path, change, br
     change(*_grown(world), world.tree)
     assert Counter(broken_of(world.tree))[broken] == 1
     found = world.audit()
-    if "TREE_BROKEN" not in {finding.fault.name for finding in found.findings}:
+    if {finding.fault.name for finding in found.findings} == {"LOCKED_AT_IDLE"}:
         # A lock that is left over with no request running is told by its pages.
-        assert {finding.fault.name for finding in found.findings} == {"LOCKED_AT_IDLE"}
         return
     guard = Guard(Mode.OFF, tmp_path, dict)
     report(found, found.findings, "idle", Leak.DUMP, guard)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -15,13 +15,20 @@ class Broken(StrEnum):
     """It names another node as its parent than the one that has it as a child."""
     CUT_OFF = "cut off"
     """The cache knows it, and no path from the root leads to it."""
+    NO_CHILD = "not a child"
+    """The cache knows it, and the node that it names as its parent is in the tree and does not have it as a child."""
     GONE = "gone and still a child"
     """A path from the root leads to it, and the cache does not know it any more."""
+    FEW_SLOTS = "fewer slots than tokens"
+    """It has fewer slots than its key has tokens, in the full pool or in its sliding window."""
+    MANY_SLOTS = "more slots than tokens"
     FEWER_LOCKS = "fewer locks than below"
     """It has fewer locks than its children together, and who locks a node locks all that are above it."""
     BELOW_ZERO = "locks below zero"
     WINDOW_LOCKS = "window locked alone"
     """Its sliding window has more locks than it has."""
+    STAMP_GONE = "stamp gone"
+    """Not of a node: a request's lock of its sliding window ends at a stamp that no node above has any more."""
     NOT_A_LEAF = "not a leaf"
     """It is on the list of leaves that may be evicted, and has a child with tokens, a lock, or no tokens."""
     UNLISTED = "unlisted leaf"
@@ -44,6 +51,7 @@ class Link:
         window: It has them in its sliding window too.
         locks: How many hold it.
         window_locks: How many hold its sliding window.
+        spare: Slots that it has beyond the tokens of its key; below 0 where some are missing.
     """
 
     name: int
@@ -53,6 +61,7 @@ class Link:
     window: bool
     locks: int
     window_locks: int = 0
+    spare: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,12 +73,14 @@ class Links:
         known: That the cache knows by their number; None where it keeps no such table.
         leaves: That may be evicted; None where no list has them.
         windows: Whose sliding windows may be evicted; None where no list has them.
+        parents: That those which the cache knows, or has on its list of leaves, name as their parents.
     """
 
     nodes: Sequence[Link]
     known: Collection[int] | None = None
     leaves: Collection[int] | None = None
     windows: Collection[int] | None = None
+    parents: Mapping[int, int | None] = field(default_factory=dict)
 
 
 def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
@@ -81,7 +92,8 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
             inner.add(node.above)
     names = {node.name for node in links.nodes}
     strangers = set(links.known or ()) | set(links.leaves or ()) | set(links.windows or ())
-    yield from ((Broken.CUT_OFF, name) for name in sorted(strangers - names - {0}))
+    for name in sorted(strangers - names - {0}):
+        yield (Broken.NO_CHILD if links.parents.get(name) in names | {0} else Broken.CUT_OFF), name
     for node in links.nodes:
         if links.known is not None and node.name not in links.known:
             # Its other counts and lists are of a node that was given up.
@@ -89,6 +101,8 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
             continue
         if node.parent != node.above:
             yield Broken.OTHER_PARENT, node.name
+        if node.spare:
+            yield (Broken.MANY_SLOTS if node.spare > 0 else Broken.FEW_SLOTS), node.name
         if node.locks < 0 or node.window_locks < 0:
             yield Broken.BELOW_ZERO, node.name
         elif node.locks < below[node.name]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Audit:
         ledger: Of the pools.
         reading: What was looked at.
         generations: By request slot that is in use, how many requests have had it.
+        left_listed: Request slots that were on the list of free ones still when they had just been given out.
     """
 
     findings: tuple[Finding, ...]
@@ -37,6 +38,7 @@ class Audit:
     ledger: LeakLedger
     reading: Reading
     generations: Mapping[int, int] = field(default_factory=dict)
+    left_listed: Collection[int] = ()
 
 
 def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iterable[Any], idle: bool) -> Audit:
@@ -78,7 +80,7 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     generations = generations_of(req_to_token_pool)
     in_use = {slot: generations[slot] for slot in set(reading.holders) - {TREE} if slot in generations}
     alone = () if once else (*_broken(reading), *_unbalanced(sums))
-    return Audit(once or alone, sums, ledger, reading, in_use)
+    return Audit(once or alone, sums, ledger, reading, in_use, generations.left)
 
 
 def _clears_the_mapping(allocator: Any) -> bool:

@@ -55,16 +55,22 @@ class HandOut(NamedTuple):
 
 
 class Generations(defaultdict[int, int]):
-    """Request slot -> how often this pool gave it out while the probe watched."""
+    """Request slot -> how often this pool gave it out while the probe watched.
+
+    Attributes:
+        left: Slots that were still on the list of free ones when they had just been given out.
+    """
 
     def __init__(self) -> None:
         super().__init__(int)
+        self.left: set[int] = set()
         self._asked: list[int] | None = None
         self._answer: list[int] = []
 
     def begin(self, slot: int) -> None:
         """Note that the pool gives out `slot`."""
         self[slot] += 1
+        self.left.discard(slot)
         self._asked = None
 
     def of(self, slots: list[int]) -> list[int]:

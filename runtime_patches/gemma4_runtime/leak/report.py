@@ -101,6 +101,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         | {
             "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
             "generations": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.generations.items())),
+            "slots_left_listed": ",".join(map(str, sorted(audit.left_listed))),
             "caches_prefixes": audit.reading.caches_prefixes,
             "evicted": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.evicted.items())),
             "left_window": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.left_window.items())),

@@ -142,12 +142,15 @@ def around_evict_swa(original: Callable[..., Any], batch: Any, req: Any, *args: 
 def around_req_alloc(original: Callable[..., Any], pool: Any, reqs: Any) -> Any:
     """Run around `ReqToTokenPool.alloc(reqs)`: a slot that is given anew starts a generation."""
     fresh = [held(request).req_pool_idx is None for request in reqs]
+    before = len(pool.free_slots)
     indices = original(pool, reqs)
     if indices is not None:
         generations = generations_of(pool)
-        for new, slot in zip(fresh, indices, strict=True):
-            if new:
-                generations.begin(slot)
+        given = [slot for new, slot in zip(fresh, indices, strict=True) if new]
+        for slot in given:
+            generations.begin(slot)
+        if before - len(pool.free_slots) < len(given):
+            generations.left.update(set(given) & set(pool.free_slots))
     return indices
 
 

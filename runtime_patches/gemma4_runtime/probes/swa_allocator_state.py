@@ -173,6 +173,7 @@ def report_slots(
 
     `swa_before` [n] is what the mapping has for the full slot ahead of each: where a request continues, its last one's.
     `swa_given` [n] is what the sliding-window pool's own allocator gave, where that is known: the mapping has column 1.
+    `full_at_given` [n] is what the mapping has at those: full slots where it was written with its arguments exchanged.
     """
     books = books_of(allocator)
     ledger, given = books.ledger, books.given.get("swa")
@@ -189,6 +190,7 @@ def report_slots(
         found = {"slots": slots, "page_states": torch.stack(states, dim=1), "swa_before": before}
         if given is not None and given.shape == full.shape:
             found["swa_given"] = given.to(torch.int64)
+            found["full_at_given"] = mapping[given.to(torch.int64).clamp(0, mapping.shape[0] - 1)].to(torch.int64)
         return found
 
     owners = lambda: request_slots_of(allocator, full)  # noqa: E731

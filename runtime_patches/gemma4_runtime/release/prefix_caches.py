@@ -76,6 +76,12 @@ def retain_window(cache: Any) -> int | None:
     return window if isinstance(window, int) and window > 0 else None
 
 
+def is_locked_elsewhere(request: Any) -> bool:
+    """Return whether a request's lock is on another node than its last; False where it keeps none, as before 0.5.23."""
+    lock: Any = getattr(request, "lock", None)
+    return hasattr(lock, "node") and lock.node != request.last_node
+
+
 def path_slots(cache: Any, request: Any) -> torch.Tensor | None:
     """Return the slots that a prefix cache's nodes hold for the first tokens of a request, in their order, int64 [n].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from gemma4_runtime.checks.tree_links import Link, Links, broken_links
@@ -24,12 +24,14 @@ def links_of(cache: Any) -> Links | None:
     if core is not cache:
         known = {_name(node, root) for node in core._node_arena.values()}
         leaves = {_name(node, root) for node in core.evictable_device_leaves}
-        return Links([_unified(*one, root, core) for one in nodes], known, leaves, _windows(core, root))
+        parents = _parents(core._node_arena.values(), root)
+        return Links([_unified(*one, root, core) for one in nodes], known, leaves, _windows(core, root), parents)
     listed = getattr(core, "evictable_leaves", None)
     leaves = None if listed is None else {_name(node, root) for node in listed}
     swa = getattr(core, "swa_lru_list", None)
     windows = None if swa is None else {_name(node, root) for node in swa.cache.values()}
-    return Links([_plain(*one, root) for one in nodes], None, leaves, windows)
+    parents = _parents([*(listed or ()), *(() if swa is None else swa.cache.values())], root)
+    return Links([_plain(*one, root) for one in nodes], None, leaves, windows, parents)
 
 
 def broken_of(cache: Any) -> dict[str, int]:
@@ -40,6 +42,35 @@ def broken_of(cache: Any) -> dict[str, int]:
     """
     links = links_of(cache)
     return {} if links is None else dict(Counter(broken.value for broken, _ in broken_links(links)))
+
+
+def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
+    """Return how many requests hold a sliding window whose older edge no node above has the stamp of any more.
+
+    A lock of the window ends at the node that it stamped; releasing one whose stamp is gone goes on to the root.
+
+    Args:
+        cache: As for `broken_of`.
+        requests: Those that may hold a lock.
+    """
+    core: Any = getattr(cache, "tree_core", None)
+    if not hasattr(core, "_node_arena"):
+        return 0
+    from gemma4_runtime.release import ComponentType
+
+    count = 0
+    for lock in (getattr(request, "lock", None) for request in requests):
+        if lock is None or lock.swa_released:
+            continue
+        stamp, node = lock.receipt.component_lock_uuids.get(ComponentType.SWA), core._node_arena.get(lock.node)
+        if not stamp or node is None:
+            continue
+        for _ in range(len(core._node_arena)):
+            if node is None or node.component_data[ComponentType.SWA].metadata.get("uuid") == stamp:
+                break
+            node = node.parent
+        count += node is None
+    return count
 
 
 def _walk(root: Any) -> Iterator[tuple[Any, Any]]:
@@ -62,6 +93,15 @@ def _parent(node: Any, root: Any) -> int | None:
     return None if node.parent is None else _name(node.parent, root)
 
 
+def _parents(nodes: Iterable[Any], root: Any) -> dict[int, int | None]:
+    return {_name(node, root): _parent(node, root) for node in nodes if node is not root}
+
+
+def _spare(node: Any, *values: Any) -> int:
+    """Return how many slots the first of a node's values that does not fit its key has beyond it, or lacks."""
+    return next((by for value in values if value is not None and (by := len(value) - len(node.key))), 0)
+
+
 def _unified(node: Any, above: Any, root: Any, core: Any) -> Link:
     from gemma4_runtime.release import ComponentType
 
@@ -73,6 +113,7 @@ def _unified(node: Any, above: Any, root: Any, core: Any) -> Link:
         window=swa is not None and swa.value is not None,
         locks=full.lock_ref,
         window_locks=0 if swa is None else swa.lock_ref,
+        spare=_spare(node, full.value, None if swa is None else swa.value),
     )
 
 
@@ -92,4 +133,5 @@ def _plain(node: Any, above: Any, root: Any) -> Link:
         window=full and hasattr(node, "swa_tombstone") and not node.swa_tombstone,
         locks=getattr(node, "full_lock_ref", getattr(node, "lock_ref", 0)),
         window_locks=getattr(node, "swa_lock_ref", 0),
+        spare=_spare(node, node.value),
     )

@@ -11,7 +11,7 @@ import torch
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
-from gemma4_runtime.release.prefix_caches import path_slots, unreadable_cache
+from gemma4_runtime.release.prefix_caches import is_locked_elsewhere, path_slots, unreadable_cache
 from gemma4_runtime.release.requests import (
     COMMITS_WHAT_IS_ACCEPTED,
     committed_freed,
@@ -300,7 +300,9 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     wrong = (WrongEntry("unlocked", 0, 0, value, expected),)
     slots = [None if without is None else held(live[without]).req_pool_idx]
     kinds = [Defect.EARLY if without is None else Defect.LOST]
-    report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, slots)
+    moved = sum(is_locked_elsewhere(live[number]) for number in paths)
+    had = {"as_before": None, **({"locked_elsewhere": moved} if moved else {})}
+    report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, slots, had=had)
 
 
 def _changed(scheduler: Any, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[int, int]]:

@@ -20,6 +20,7 @@ from gemma4_runtime.rows.seen import seen_of
 
 NOBODYS = -1
 _INPUTS, _ACCEPTED, _ANSWER = "input tokens", "accepted drafts", "answer's tokens"
+_BITS = (8, 16)
 
 
 def check_input_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
@@ -60,7 +61,21 @@ def check_input_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> No
     summary = f"the forward reads, of the request in slot {slots[bad[0]]}, another token than its latest: that of {of}"
     had = {"as_before": None, "rows_wrong": len(wrong), **_by_sample(scheduler, requests[bad[0]], found[bad[0]])}
     had |= _as_unfiltered(scheduler, requests, found)
+    if (bits := cut_to(found, latest)) is not None:
+        had["cut_to_bits"] = bits
     report_wrong(scheduler, wrong, TOKEN, INIT, _INPUTS, kinds, made, slots, had=had, summary=summary)
+
+
+def cut_to(found: Sequence[int], latest: Sequence[int | None]) -> int | None:
+    """Return to how many bits the latest tokens were cut, where that is what every request reads; None if to none.
+
+    Args:
+        found: What each request reads.
+        latest: The latest of each; None where it is not known.
+    """
+    known = [(token, wanted) for token, wanted in zip(found, latest, strict=True) if wanted is not None and token >= 0]
+    fit = (bits for bits in _BITS if all(token == wanted % (1 << bits) for token, wanted in known))
+    return next(fit, None)
 
 
 def _by_sample(scheduler: Any, request: Any, read: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 | the page                                                       | is wrong               |
 |----------------------------------------------------------------|------------------------|
 | is of the mapping, and its own pool gave another               | the mapping            |
+| is 0, and the free before named one that is on no list         | that free              |
 | came in place of one that the call took off and did not return | what the call returned |
 | continues a request, but not the page of its last slot         | what the call returned |
 | ... of the sliding-window pool, where the mapping leads there  | the mapping            |
@@ -65,6 +66,34 @@ def is_what_the_pool_gave(dump: Dump) -> bool | None:
     if given is None or slots is None or given.shape != slots.shape[:1] or not 0 <= row < len(given):
         return None
     return int(given[row]) == int(slots[row, 1])
+
+
+def led_elsewhere(dump: Dump) -> str:
+    """Return by how many pages the mapping's entries of a hand-out are wrong, in words; "" if not all by as many."""
+    given, slots, size = tensor_or_none(dump, _GIVEN), tensor_or_none(dump, "slots"), dump.manifest.page_size or 1
+    if is_what_the_pool_gave(dump) is not False or given is None or slots is None:
+        return ""
+    wrong = [(own, has) for own, has in zip(given.tolist(), slots[:, 1].tolist(), strict=True) if own != has]
+    apart = {has - own for own, has in wrong}
+    if len(apart) != 1 or (by := apart.pop()) % size:
+        return ""
+    entries = "one slot that was" if len(wrong) == 1 else f"{len(wrong)} slots that were"
+    pages = "a page" if abs(by) == size else f"{abs(by) // size} pages"
+    own, has = wrong[0]
+    return (
+        f" It is the mapping: its entry of {entries} handed out is {pages} too {'high' if by > 0 else 'low'}, {has} "
+        f"where the sliding-window pool gave {own}."
+    )
+
+
+def is_exchanged(dump: Dump) -> bool:
+    """Return whether the mapping has the full slots of a hand-out at the numbers of their SWA slots, and not these."""
+    given, slots, there = (tensor_or_none(dump, name) for name in (_GIVEN, "slots", "full_at_given"))
+    if given is None or slots is None or there is None or slots.ndim != 2 or not len(slots):
+        return False
+    if not slots.shape[:1] == given.shape == there.shape:
+        return False
+    return there.tolist() == slots[:, 0].tolist() != given.tolist()
 
 
 def goes_past_its_page(dump: Dump) -> bool:
@@ -133,6 +162,8 @@ class _Call:
             # The mapping was written after the pool's own allocator had given another slot.
             own = int(tensor_or_none(self._dump, _GIVEN)[self._bad.row])
             proof = (cell(self._dump, _GIVEN, (self._bad.row,), "what the sliding-window pool itself gave"),)
+            if is_exchanged(self._dump):
+                return Wrong(Structure.SWA_MAPPING, Defect.SWAPPED, proof)
             return Wrong(Structure.SWA_MAPPING, self._defect(self._page, [own // self._page_size], taken), proof)
         given = {row[self._bad.column] // self._page_size for row in self._slots}
         unreturned = sorted(page for page in taken if page not in given)
@@ -156,6 +187,8 @@ class _Call:
             return shifted
         if taken[self._page]:
             proof = self._on_list("before", before, self._page, "the list had it before the call")
+            if (freed := self._freed_in_its_place(before)) is not None:
+                return replace(freed, proof=(*proof, *freed.proof))
             return Wrong(free_list_of_pool(self._pool), self._defect_of_list(before), proof)
         if self._pool != "full" or self._expected(self._bad.row, 0) is not None:
             # The call did what it was asked: whoever named that slot is wrong, or two did.
@@ -279,6 +312,30 @@ class _Call:
             proof = event(self._dump, number, "site", f"what gave the request slot {slot}, behind which it has gone on")
             return Wrong(Structure.BATCH_LENGTHS, Defect.FOREIGN if lengths[at] in others else Defect.STALE, (proof,))
         return None
+
+    def _freed_in_its_place(self, before: list[int]) -> Wrong | None:
+        """Return the free behind which nothing was handed out, if none of the SWA pages that it named is on the list.
+
+        That list is longer by it, and has page 0.
+        Its own reading of the mapping gave 0 for them; the probe's, before the free, gave the pages.
+        """
+        number = len(self._events) - 2
+        while number >= 0 and not gives_back(one := self._events[number]):
+            if one.get("free_before") != one.get("free_after"):
+                return None
+            number -= 1
+        one = self._events[number] if number >= 0 else {}
+        counts: list[Any] = [one.get(name) for name in ("free_before", "free_after")]
+        if self._page or self._bad.column != 1 or not gives_back(one):
+            return None
+        if not all(isinstance(two, list) and len(two) == 2 for two in counts) or counts[0][1] >= counts[1][1]:
+            return None
+        named = {slot // self._page_size for slot in slots_of(one.get("swa"))} - {0}
+        if not named or named & set(before):
+            return None
+        told = event(self._dump, number, "call", "the free before it: the list has none of the SWA pages that it named")
+        pages = event(self._dump, number, "swa.0.0", "the first slot of those, by the mapping before that free")
+        return Wrong(Structure.FREE_CALL, Defect.ZERO, (told, pages))
 
     def _of_request(self, column: int, first: int, right: int, taken: Counter[int]) -> Wrong:
         page = self._slots[first][column] // self._page_size

@@ -1,4 +1,4 @@
-"""Several entries of one free list that are others than they were: as many pages are nowhere as places are wrong."""
+"""Several entries of one free list that are others than they were, or that it was made without."""
 
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect
@@ -49,6 +49,38 @@ def several_entries(rule: str, incident: Incident, census: Census, pool: str) ->
             said(missing[0].dump, "step", "the step of the audit that saw it first"),
         ),
         advice=("Look at what writes free_pages beside alloc and free: restore_state, clear, merge_and_sort_free.",),
+        next_commands=(commands.audit(missing[0].dump), commands.serve(incident, "--preset debug", "--debug trap")),
+    )
+
+
+def made_too_short(rule: str, incident: Incident, census: Census, pool: str) -> Finding | None:
+    """Return the finding where a pool's last pages are nowhere, and nothing became of them since the lists were made.
+
+    Emptying the allocator (`clear`) makes its list of as many pages as it says it has.
+    """
+    missing, pages = census.of(pool, NOWHERE), census.pages(pool)
+    gone = sorted(one.page for one in missing)
+    if not gone or pages is None or gone != list(range(pages - len(gone) + 1, pages + 1)):
+        return None
+    if any(one.suspect.last_event != "cleared" for one in missing):
+        return None
+    number = "its last page" if len(gone) == 1 else f"its last {len(gone)} pages"
+    return Finding(
+        rule=rule,
+        structure=free_list_of_pool(pool),
+        defect=Defect.LOST,
+        cause=(
+            f"When the {pool} allocator was emptied (clear, as in a flush), its free list was made anew without "
+            f"{number}: it counts fewer pages (num_pages) than its pool has, or clear ends the list too early."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            *(cell(one.dump, TABLE, (one.row, _PAGE), "a page that is nowhere") for one in missing[:_SHOWN]),
+            said(missing[0].dump, f"extents.pages_{pool}_pool", "pages of the pool"),
+            cell(missing[0].dump, TABLE, (missing[0].row, _LAST_EVENT), f"last event: {missing[0].suspect.last_event}"),
+            said(missing[0].dump, "step", "the step of the audit that saw it first"),
+        ),
+        advice=("Look at what writes num_pages and size of the allocator since the start, and at clear.",),
         next_commands=(commands.audit(missing[0].dump), commands.serve(incident, "--preset debug", "--debug trap")),
     )
 

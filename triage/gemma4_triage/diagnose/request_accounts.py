@@ -19,6 +19,11 @@ CHECKED = "checked"
 """What a dump says of owners where the leak ledger was asked."""
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
+_ELSEWHERE = (
+    " Of {} of them the lock is on another node than its last, as where an insert ends on a new node and the lock is "
+    "taken again on the one before (cache_unfinished_req)."
+)
+
 
 def sentence_of(dump: Dump) -> str | None:
     """Return what a dump says whose entry is wrong for one of the reasons that say all; None for another."""
@@ -45,7 +50,8 @@ def sentence_of(dump: Dump) -> str | None:
     if why == SAME_ROW:
         return f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
     if why == UNLOCKED and slot is None:
-        return f"Running requests hold {expected} tokens of the prefix cache, of which {value} are locked."
+        where = _ELSEWHERE.format(moved) if (moved := scalars.get("locked_elsewhere")) else ""
+        return f"Running requests hold {expected} tokens of the prefix cache, of which {value} are locked.{where}"
     if why == UNLOCKED:
         return f"The request in slot {slot} runs without a lock on the nodes of the prefix cache that it reads."
     if why == RESERVED and scalars.get("structure") == Structure.REQUEST_ROW:

@@ -46,6 +46,8 @@ def _of_input(dump: Dump) -> str:
         of += "not filtered with these (filter_batch, bonus_tokens)"
     elif defect == Defect.STALE:
         of = ": the one before that"
+    elif whose == -1 and (bits := scalars.get("cut_to_bits")) is not None:
+        of = f": what every request reads is its latest as a number that was cut to {bits} bits"
     return f"A step reads another token than the latest of the request in slot {scalars.get('request_slot')}{of}."
 
 
@@ -87,6 +89,7 @@ MORE = {
     "answer_at": "where its result has the tokens that the answer ends in",
     "answer_begins": "where it has those of the request",
     "left_before": "requests that have left since the verification whose first tokens are read",
+    "cut_to_bits": "bits that the latest tokens of all requests of the batch were cut to",
     "read": "tokens of its prompt that have been read",
     "prompt": "tokens of its prompt",
 }

@@ -5,7 +5,18 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.earlier_calls import ALL_AT_ONCE, all_were_asked, asked_wrong, seen_before
 from gemma4_triage.diagnose.evidence import lies_inside, said
-from gemma4_triage.diagnose.hand_out import hand_out_wrong, is_what_the_pool_gave
+from gemma4_triage.diagnose.hand_out import hand_out_wrong, is_exchanged, is_what_the_pool_gave
+from gemma4_triage.diagnose.hand_out_words import (
+    AT_FREES,
+    AT_LISTS,
+    AT_MAP,
+    AT_ROWS,
+    EXCHANGED,
+    GONE_ON,
+    SEEN,
+    WHENCE,
+    WRITTEN,
+)
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import Wrong
@@ -16,34 +27,6 @@ _ASKED = "last_loc"
 """The table of what a call was given: the last slot of each request, from which it continues."""
 _LISTS = (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST)
 _NOT_PROVEN = (*_LISTS, Structure.SWA_MAPPING, Structure.BATCH_LENGTHS, Structure.REQUEST_ROW)
-_SEEN = " An audit before the call had found it on the free list: whoever put it there is the cause."
-_WHENCE: dict[object, str] = {
-    Structure.FULL_FREE_LIST: " The free list held it before the call.",
-    Structure.SWA_FREE_LIST: " The free list held it before the call.",
-    Structure.BATCH_LENGTHS: " It is the length: every other request has grown by one token since the last decode.",
-    Structure.REQUEST_ROW: " It is the row: the decode before gave the request another slot.",
-    Structure.SWA_MAPPING: " The mapping led there: what it has for the request's last slot is none.",
-    Structure.FREE_CALL: " The SWA page in which the request continues had been given back: too early.",
-    (
-        Structure.ALLOCATION,
-        Defect.OTHER_SPACE,
-    ): " It goes on with the full pool's slots, which were not translated.",
-    Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
-}
-_GONE_ON = (
-    "A decode goes on behind a slot that its request has left behind, by the calls before: its length is wrong, and "
-    "what the allocator gave follows from it."
-)
-_WRITTEN = (
-    "The mapping has no slot of the sliding-window pool for what was handed out, although that pool gave one: its "
-    "entry was not written, or was written wrong."
-)
-
-_AT_LISTS = "Look at what changed the free list (free_pages_full, free_pages_swa): a foreign free, a restore_state."
-_AT_ROWS = (
-    "Look at where the row's last slot is read (get_last_loc, last_loc): at the length before this call, less one."
-)
-_AT_MAP = "Look at what writes the mapping after a hand-out: which entries it writes, and in which type."
 
 
 def find(incident: Incident) -> Finding | None:
@@ -65,20 +48,21 @@ def find(incident: Incident) -> Finding | None:
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
     follows = seen_before(incident, dump) if wrong.structure in _LISTS else ()
+    written = mapped and (EXCHANGED if is_exchanged(dump) else WRITTEN)
     gone_on = wrong.structure is Structure.BATCH_LENGTHS and not asked
-    whence = _SEEN if follows else _WHENCE.get((wrong.structure, wrong.defect)) or _WHENCE.get(wrong.structure, "")
+    whence = SEEN if follows else WHENCE.get((wrong.structure, wrong.defect)) or WHENCE.get(wrong.structure, "")
     return Finding(
         rule=ID,
         structure=None if follows else wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
-        cause=_GONE_ON if gone_on else _WRITTEN if mapped else _cause(asked, beyond, all_were_asked(dump)) + whence,
+        cause=GONE_ON if gone_on else written or _cause(asked, beyond, all_were_asked(dump)) + whence,
         # A page 0 that no account says is wrong may follow from what asked for it: a length, a row or a mapping.
         confidence=Confidence.POSSIBLE
         if follows or (wrong.structure is None and not asked and not beyond)
         else Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof, *follows),
         advice=(
-            _AT_MAP if mapped else _AT_ROWS if asked else _AT_LISTS,
+            AT_MAP if mapped else AT_ROWS if asked else AT_FREES if _is_of_a_free(wrong) else AT_LISTS,
             "Trust no output since the first such hand-out.",
         ),
         next_commands=(
@@ -98,6 +82,10 @@ def _cause(asked: bool, beyond: bool, all_at_once: bool = False) -> str:
     if beyond:
         return "The allocator handed out a slot beyond its pool; what lies there is another tensor's."
     return "The allocator handed out a slot below the first of its pool: page 0, which is for padding, or none at all."
+
+
+def _is_of_a_free(wrong: Wrong) -> bool:
+    return (wrong.structure, wrong.defect) == (Structure.FREE_CALL, Defect.ZERO)
 
 
 def _was_asked(dump: Dump) -> bool:
@@ -126,6 +114,10 @@ RULE = Rule(
         Exclusion("the slot lies inside the pool", in_dump(lies_inside)),
         Exclusion(
             "a call before this one put the slot there: then that call is what is wrong", in_dump(_is_from_before)
+        ),
+        Exclusion(
+            "something wrote over the list between the free before the call and the call",
+            in_dump(lambda dump: None if _is_of_a_free(_whence(dump)) else False),
         ),
     ),
     injected_by=("swa-alloc-oob",),

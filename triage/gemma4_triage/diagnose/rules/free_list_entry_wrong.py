@@ -17,7 +17,7 @@ from gemma4_triage.diagnose.census import (
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import listed_while_in_use, nothing_happened, stranger_defect, strangers
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.list_entries import several_entries
+from gemma4_triage.diagnose.list_entries import made_too_short, several_entries
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Finding
@@ -44,7 +44,8 @@ def find(incident: Incident) -> Finding | None:
         beyond = census.of(pool, OUT_OF_RANGE)
         if beyond and nothing_happened(census):
             return _of_start(incident, pool, beyond[0])
-        if (several := several_entries(ID, incident, census, pool)) is not None:
+        several = made_too_short(ID, incident, census, pool) or several_entries(ID, incident, census, pool)
+        if several is not None:
             return several
         missing = single(one for one in census.of(pool, NOWHERE) if one.was_free)
         # More of them are lost by a call, and not by an entry.

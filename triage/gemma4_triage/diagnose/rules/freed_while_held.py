@@ -24,7 +24,8 @@ from gemma4_triage.diagnose.freed_pages import (
     was_handed_out_before,
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.listed_slots import AT_SLOTS, SLOTS, SLOTS_LEFT, left_by_the_hand_out
+from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -40,10 +41,6 @@ _INSTEAD = (
 _OR_ENTRY = (
     ", or the free was right, and a node of the prefix cache or a row names this page where another, which is nowhere "
     "and was never given back, belongs. Their order in the row of the request that cached them tells which."
-)
-_SLOTS = (
-    "A request slot is on the list of free ones although its request runs, so that the next request may get the same "
-    "row of req_to_token: it was given back too early or twice, or something else wrote the list."
 )
 _KEPT = (
     " One call handed all of them out, in both pools: it took fewer pages off its lists than it gave (alloc_extend, "
@@ -64,7 +61,7 @@ def find(incident: Incident) -> Finding | None:
         return _never_freed(incident, dump, held)
     if (again := handed_out_in_use(dump, held)) is not None:
         return given_in_use(incident, dump, again, ID)
-    of_slots = of_request_slots(dump, FREE_AND_HELD)
+    of_slots, left = of_request_slots(dump, FREE_AND_HELD), left_by_the_hand_out(dump)
     stranger = entry_names_another(incident, held)
     instead = bool(held) and (others_are_lost(incident, held[0].pool) or was_handed_out_before(dump, held))
     instead |= stranger
@@ -74,11 +71,11 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=None if of_slots or instead or cleared else Structure.FREE_CALL,
         defect=Defect.STALE if cleared else None if of_slots or instead else Defect.EARLY,
-        cause=_SLOTS if of_slots else _CLEARED if cleared else _PAGES + more,
+        cause=SLOTS_LEFT if left else SLOTS if of_slots else _CLEARED if cleared else _PAGES + more,
         confidence=Confidence.POSSIBLE if instead else Confidence.CERTAIN,
         evidence=_evidence(dump, "request slots" if of_slots else "pages", names_owner=not instead),
         advice=(
-            "The ledger keeps no history of request slots: look at who calls ReqToTokenPool.free, and how often."
+            AT_SLOTS[left]
             if of_slots
             else "The audit names who freed each page and when: start with free_site of the first row.",
         ),
@@ -122,7 +119,12 @@ def _has_no_other_free(dump: Dump) -> bool | None:
     """Return False where the table has the free that is named, or calls have it; of request slots it has none."""
     if dump.manifest.rule != LEAK:
         return False
-    return False if free_and_held(dump) and not of_request_slots(dump, FREE_AND_HELD) else None
+    told = free_and_held(dump) and not of_request_slots(dump, FREE_AND_HELD)
+    return False if told or left_by_the_hand_out(dump) else None
+
+
+def _left(seen: Seen) -> bool:
+    return seen.dump is not None and left_by_the_hand_out(seen.dump)
 
 
 RULE = Rule(
@@ -134,7 +136,7 @@ RULE = Rule(
         Exclusion("a node that the prefix cache gave up is among its nodes still", in_dump(of_a_gone_node)),
         Exclusion(
             "the pages were freed beside the allocator's own calls, which the ledger does not see",
-            lambda seen: False if seen.finding.defect is Defect.EARLY else None,
+            lambda seen: False if seen.finding.defect is Defect.EARLY or _left(seen) else None,
         ),
     ),
     explains=("page-given-twice", "swa-page-shared"),

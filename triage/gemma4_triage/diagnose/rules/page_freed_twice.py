@@ -3,14 +3,14 @@
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose import commands, freed_again
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TWICE_FREE, Listed, first_census, lost_pages, single
 from gemma4_triage.diagnose.cut_pages import cut_to
 from gemma4_triage.diagnose.evidence import by_eviction, cell, said
 from gemma4_triage.diagnose.freed_pages import of_request_slots
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, calls_went_unseen, in_dump
-from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-freed-twice"
 _PAGE = (
@@ -28,6 +28,8 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     meant, of_slots, cut = _meant(incident, dump), of_request_slots(dump, TWICE_FREE), cut_to(incident)
+    if meant is None and not cut and (listed := freed_again.listed_twice(ID, incident, dump)) is not None:
+        return listed
     # An audit has the page alone: an eviction, a row or the mapping may have led either free to it.
     unseen = dump.manifest.rule == LEAK and calls_went_unseen(dump)
     freed_by = Structure.WINDOW_EVICTION if by_eviction(dump) else Structure.FREE_CALL
@@ -39,7 +41,7 @@ def find(incident: Incident) -> Finding | None:
         confidence=Confidence.POSSIBLE if unseen else Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the second free, or the audit that saw it"),
-            *(_of_slots(dump) if of_slots else _of_pages(dump)),
+            *(freed_again.of_slots(dump) if of_slots else freed_again.of_pages(dump)),
             *((said(dump, "scalars.call_site", "who asked for it"),) if by_eviction(dump) else ()),
             *(() if meant is None else (cell(meant.dump, TABLE, (meant.row, 0), "the page that is lost"),)),
         ),
@@ -52,22 +54,6 @@ def find(incident: Incident) -> Finding | None:
             "gemma4-triage audit --live",
         ),
         upstream=("SGLang 25805",),
-    )
-
-
-def _of_pages(dump: Dump) -> tuple[Evidence, ...]:
-    return (
-        said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
-        said(dump, "offence_count", "so many are freed again"),
-        said(dump, "pool_kind", "of which pool"),
-    )
-
-
-def _of_slots(dump: Dump) -> tuple[Evidence, ...]:
-    return (
-        cell(dump, TABLE, (0, 0), "the request slot"),
-        said(dump, "offences.0.value", "how often the list has it"),
-        said(dump, "offence_count", "request slots that stand there more than once"),
     )
 
 
@@ -135,6 +121,12 @@ RULE = Rule(
             in_dump(_nobody_freed),
         ),
         Exclusion("the earlier free was the wrong one: then somebody still holds the page", _is_still_held),
+        Exclusion(
+            "the one call that gave it back was given it twice",
+            lambda seen: (
+                None if seen.finding.structure in (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST) else False
+            ),
+        ),
         Exclusion(
             "a page that was free, or was to be, is nowhere: then this one stands in its place", _took_anothers_place
         ),

@@ -6,6 +6,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import exchange_of, lost_pages
 from gemma4_triage.diagnose.evidence import cell, event, said, tensor_or_none
+from gemma4_triage.diagnose.freed_by_number import freed_by_number
 from gemma4_triage.diagnose.incident import LEAK, LOST_PAGES, Incident
 from gemma4_triage.diagnose.lost_by_the_cache import freed_without, windows_taken_again
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, calls_went_unseen, in_dump
@@ -30,6 +31,8 @@ def find(incident: Incident) -> Finding | None:
     exchange = exchange_of(dump, lost[0])
     at = None if exchange or calls_went_unseen(dump) else _left(dump, lost[0])
     if at is not None:
+        if (other := freed_by_number(ID, incident, dump, lost, at)) is not None:
+            return other
         return _left_behind(dump, at, freed_without(dump, lost[0], *_INSERTS) is not None)
     # Where no other page was handed out and given back in its place, a free that left the SWA side out does the same.
     unseen = calls_went_unseen(dump) or not exchange

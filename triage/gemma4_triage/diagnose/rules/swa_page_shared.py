@@ -8,7 +8,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import HELD_TWICE, first_census
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import peers_lost
-from gemma4_triage.diagnose.hand_out import hand_out_wrong
+from gemma4_triage.diagnose.hand_out import hand_out_wrong, led_elsewhere
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -21,7 +21,7 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     wrong, again = hand_out_wrong(dump), _given_while_held(incident)
-    why = "" if wrong.structure else " Whether the hand-out or the mapping is wrong is not known."
+    why = led_elsewhere(dump) if wrong.structure else " Whether the hand-out or the mapping is wrong is not known."
     if again is not None:
         why = (
             f" It was handed out again at step {again.alloc_step}, and the ledger saw nobody give it back before: the "

@@ -7,13 +7,14 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.tree_words import KINDS
+from gemma4_triage.diagnose.tree_kinds import KINDS, SPLIT
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "tree-broken"
 _FIELD, _BESIDE = "tree_broken", "the same, beside what else is wrong"
 _FOLLOW = ("scheduler-exception", "pool-count-wrong", "lock-left-over", "lock-released-twice")
-_BEFORE_PAGES = ("another parent", "gone and still a child", "cut off")
+_SLOTS = ("fewer slots than tokens", "more slots than tokens")
+_BEFORE_PAGES = ("another parent", "gone and still a child", *_SLOTS, "not a child", "cut off")
 
 
 def find(incident: Incident) -> Finding | None:
@@ -35,8 +36,10 @@ def _counts(dump: Dump) -> dict[str, int]:
 
 def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) -> Finding:
     structure, defect, words, advice = KINDS[kind]
-    others = [f"{one} ({count})" for one, count in counts.items() if one != kind]
+    parted = all(one in counts for one in _SLOTS)
+    others = [f"{one} ({count})" for one, count in counts.items() if one != kind and not (parted and one in _SLOTS)]
     beside = f" Nodes are wrong in other ways too, which may follow from it: {', '.join(others)}." if others else ""
+    beside = (SPLIT if parted and kind in _SLOTS else "") + beside
     number = counts[kind]
     nodes = "A node" if number == 1 else f"Each of {number} nodes"
     died = dump.manifest.rule == PROCESS_END

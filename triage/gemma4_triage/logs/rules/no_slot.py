@@ -122,6 +122,19 @@ def _larger(facts: LogFacts) -> str:
     )
 
 
+_WHICH_POOL = (
+    " The other pool lacked nothing: what the cache was asked to evict of each (evict_from_tree_cache: num_tokens, "
+    "swa_num_tokens) may be exchanged, or asked of one alone."
+)
+
+
+def _free_and_kept(facts: LogFacts, pool: str) -> tuple[int | None, int | None]:
+    """Return how many tokens a pool had free, and how many the cache counts as evictable; None where not said."""
+    text = found.text if (found := facts.remarks.get(pool)) else ""
+    free, kept = (int(match[1]) if (match := words.search(text)) else None for words in (_FREE, _KEPT))
+    return free, kept
+
+
 def _not_given(facts: LogFacts) -> tuple[tuple[str, ...], str, bool]:
     """Return what to do where the pools had room and did not give it, the cause, and whether the numbers tell it."""
     asked = _number(facts, "asked", "Try to allocate")
@@ -132,15 +145,19 @@ def _not_given(facts: LogFacts) -> tuple[tuple[str, ...], str, bool]:
         *(("more states: a larger --max-mamba-cache-size, or --mamba-full-memory-ratio",) if states else ()),
         "then a later release",
     )
-    for pool, name in (("free_full", "full pool"), ("free_swa", "sliding-window pool")):
-        text = found.text if (found := facts.remarks.get(pool)) else ""
-        free, kept = (int(match[1]) if (match := words.search(text)) else None for words in (_FREE, _KEPT))
+    pools = {"free_full": "full pool", "free_swa": "sliding-window pool"}
+    counts = {pool: _free_and_kept(facts, pool) for pool in pools}
+    for pool, name in pools.items():
+        free, kept = counts[pool]
+        others = [one for other, (one, _) in counts.items() if other != pool and one is not None]
         if asked is not None and free is not None and kept and free < asked:
             held = name + (", beside states" if states else "")
             said = (
                 f"A step asked for {asked:.0f} tokens, {free} were free, and the prefix cache did not give up any of "
                 f"the {kept} that it counts as evictable ({held}): a defect of the release, not too small a pool."
             )
+            if any(one >= asked for one in others):
+                said += _WHICH_POOL
             return advice, said, True
     said = "A step found no slot although the pools had room: pages are lost, or one pool refused what the other gave."
     return advice, said, False

@@ -1,8 +1,11 @@
-"""What can be wrong with a node of the prefix cache: the words of a dump, what they come to, and where to look."""
+"""What is said of a prefix cache's node, by the word that a dump has for what is wrong with it."""
 
 from gemma4_dumps.structures import Defect, Structure
 
-KINDS: dict[str, tuple[Structure, Defect, str, str]] = {
+SPLIT = " Another has more than its tokens: as where a split cuts slots at another length than the key (_split_node)."
+_AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
+STAMP = "stamp gone"
+KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "another parent": (
         *(Structure.TREE_NODE, Defect.STALE),
         "names another node as its parent than the one that has it as a child, so that walks to the root (locks, "
@@ -16,11 +19,33 @@ KINDS: dict[str, tuple[Structure, Defect, str, str]] = {
         "Look at what takes a node out of its parent (_remove_leaf_from_parent): its key has to be the one that it has "
         "there.",
     ),
+    "fewer slots than tokens": (
+        *(Structure.TREE_NODE, Defect.LOST),
+        "has fewer slots than its key has tokens, so that what hits it lacks some, or gets those of other tokens",
+        _AT_SLOTS,
+    ),
+    "more slots than tokens": (
+        *(Structure.TREE_NODE, None),
+        "has more slots than its key has tokens, so that what hits it gets those of other tokens",
+        _AT_SLOTS,
+    ),
+    "not a child": (
+        *(Structure.TREE_NODE, Defect.LOST),
+        "is not among the children of its parent, which is in the tree: no match finds it, and its pages are lost",
+        "Look at what puts a node among its parent's children (insert, _add_new_node, _split_node), and by which key.",
+    ),
     "cut off": (
         *(Structure.TREE_NODE, Defect.LOST),
         "cannot be reached from its root, and it counts it as its own all the same: what lay above was evicted or "
         "removed while this hung on it",
         "Look at which nodes count as leaves (_is_device_leaf), and at what takes a node out of its parent.",
+    ),
+    STAMP: (
+        *(Structure.TREE_LOCK, Defect.STALE),
+        "no longer has the stamp (uuid) at which a request's lock of its sliding window ends: another lock stamped it "
+        "anew, or it was taken off. The release then goes on to the root, past what that request locked",
+        "Look at what writes a node's stamp: a lock stamps a node that has none (acquire_component_lock), and a split "
+        "hands it on to the upper part.",
     ),
     "locks below zero": (
         *(Structure.TREE_LOCK, Defect.NEGATIVE),
