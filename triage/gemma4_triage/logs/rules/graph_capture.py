@@ -115,7 +115,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("it fails alike with --disable-cuda-graph",)
         if not no_memory
         else ("another process used the device",),
-        advice=memory if no_memory else (*saver, *_HANDLES) if handles else _WARM if built else _NORMAL if deepep else code,
+        advice=memory
+        if no_memory
+        else (*saver, *_HANDLES)
+        if handles
+        else _WARM
+        if built
+        else _NORMAL
+        if deepep
+        else code,
         next_commands=(PLAN_POOLS,) if no_memory else (),
     )
 
