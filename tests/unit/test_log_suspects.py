@@ -169,7 +169,7 @@ def test_a_log_of_no_server_has_none():
 def test_records_of_suspects_have_their_form():
     """Every name that a text stands for is one that its own conditions ask for, so that it is known."""
     seen = {name for _, name in remarks.MARKS} | pasted.SHOWN
-    known = {"id", "of", "on", "model", "seen", "sign", "both", "engine", "change", "why", "threads"}
+    known = {"id", "of", "on", "model", "seen", "unless", "sign", "both", "engine", "change", "why", "threads"}
     for said in (*quiet_suspects(), *quiet_suspects("vllm.toml"), *quiet_suspects("shown.toml")):
         assert said.keys() <= known, said["id"]
         assert said.get("engine", "vllm") in ("sglang", "vllm")

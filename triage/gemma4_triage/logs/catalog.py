@@ -230,7 +230,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     # Of two ranks that wrote into each other's tracebacks one is left without frames.
     said = {(death.type_name, death.message) for death in facts.deaths if death not in unexplained}
     unexplained = [death for death in unexplained if death.frames or (death.type_name, death.message) not in said]
-    unexplained = _without_groups(unexplained)
+    unexplained = [death for death in _without_groups(unexplained) if not hang.is_an_echo(facts, death)]
     endings += known_issue.beside(endings, facts)
     # What a client writes down of a refusal is no end of a server.
     of_clients = [death for death in unexplained if death.type_name == "BadRequestError" and not death.path]

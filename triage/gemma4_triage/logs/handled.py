@@ -166,6 +166,9 @@ _MORE_THAN_THERE_IS = Handled(
 
 def handling(death: Death) -> Handled | None:
     """Return what the innermost frames took in hand, by their functions and the line; None if those do not say."""
+    if death.path.startswith("server_args"):
+        # A check of the start has nothing in hand yet.
+        return None
     if _MORE_THAN_THERE_IS.functions.match(death.statement):
         return _MORE_THAN_THERE_IS
     names = [frame.partition(" ")[2] for frame in reversed(death.frames[-_HANDLING:])]

@@ -46,6 +46,7 @@ import name module cannot found post http info completions chat internal request
 exception traceback occurred encountered illegal access invalid unhandled operation index bounds details run triggered
 begin end take several minutes load weight weights capture captured avail dtype type bfloat16 torch usage raise return
 self none false line file last recent available evictable protected session_held uncached pool leak detected swa full
+subprocess sigquit cleanup triggering crashed exit code
 mem token_to_kv_pool_allocator available_size evictable_size protected_size max_total_num_tokens
 """
 _COMMON = frozenset(_COMMON_WORDS.split())

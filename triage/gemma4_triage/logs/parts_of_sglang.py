@@ -78,6 +78,12 @@ _RANKS = _part(
     "how ranks are set up",
     "--tp, --dp, --ep, --pp, --nnodes and --node-rank have to fit each other and the GPUs on every node",
 )
+OF_IMAGES = _part(
+    r"layers/attention/vision",
+    "the attention of the image encoder, which --attention-backend does not set",
+    "--mm-attention-backend sdpa (on a CPU, or where fa3 is refused) or triton_attn; then a later release, which "
+    "chooses it by the device",
+)
 _BACKEND = _part(
     r"layers/attention/",
     "the attention backend",
@@ -137,6 +143,7 @@ _PARTS = (
         "the experts of a MoE model",
         "another --moe-runner-backend or --moe-a2a-backend, or a --tp and --ep that fit the number of experts",
     ),
+    OF_IMAGES,
     _BACKEND,
     _part(
         r"disaggregation/encode",

@@ -29,6 +29,7 @@ MARKS = (
 SHOWN = frozenset(
     {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
     | {"arguments_twice", "schema_of_no_type", "states_differ"}
+    | {"alike_again", "only_thoughts"}
     | {"marks_in_arguments", "call_without_arguments", "calls_lost", "forced_call_in_text", "call_without_mark"}
 )
 """Names under which `keep` keeps what such lines show."""
@@ -60,6 +61,10 @@ _RERUN = re.compile(
     rb"\b(?:with|without) --[a-z]|"
     rb"#+ (?:(?:with|without) )?--[a-z][\w-]+(?:[ =][\w./:-]+)?(?:,? .{0,60})?(?<!\\)\s*$"
 )
+GARBLED = r'"([^"\s])\1{7}'
+"""One character again and again, as a note quotes an answer."""
+_ALIKE = re.compile(rb'(?i)"([^"\s])\1{7}|\bsame (?:garbage|garbled|nonsense|output|result|answer)|\bno difference\b')
+_OF_A_KERNEL = re.compile(rb"--[a-z\d-]+-backend\b")
 _UP = ("ready", "http_ready", "vllm_serves", "answer_pasted")
 _CLIENT = re.compile(rb"#+ .{0,40}\bclient\b.{0,80}:\s*$")
 _BUILD = re.compile(rb"(#+ *(?:build|commit|nightly|image|release|version))\b.{0,60}\d")
@@ -210,11 +215,27 @@ _ENDS_IN_CALLS = re.compile(r'"finish_reason":\s*"tool_calls"')
 _NEXT = 2  # lines: one that is empty stands between chunks
 
 
+_THOUGHT = re.compile(r'"reasoning_content":\s*"[^"]')
+_CONTENT = re.compile(r'"(?:content|arguments|name)":\s*"[^"]')
+
+
+def _keep_thoughts(kept: dict[str, Remark], said: Remark, text: str) -> None:
+    """Keep that a stream of a request with tools brought thoughts, then ended with stop, and no content or call."""
+    stream = found[1] if (found := _STREAM.search(text)) else ""
+    if _CONTENT.search(text):
+        kept.pop("thoughts_pasted", None)
+    elif _THOUGHT.search(text):
+        kept["thoughts_pasted"] = Remark(said.place, said.rank, stream)
+    elif _STOPPED.search(text) and (thoughts := kept.pop("thoughts_pasted", None)) and thoughts.text == stream:
+        kept.setdefault("only_thoughts", said)
+
+
 def _keep_end(kept: dict[str, Remark], said: Remark, text: str) -> None:
     """Keep that a stream ended in calls of which none came, or one without arguments; all its chunks have to be here.
 
     What is open is kept as of the chunk before.
     """
+    _keep_thoughts(kept, said, text)
     state = ""
     if (before := kept.pop("open_stream", None)) is not None and said.place.line - before.place.line <= _NEXT:
         state = before.text
@@ -243,6 +264,8 @@ def keep_note(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
             kept["second_build"] = said
     elif _TRIED.match(line) or _NO_STREAM.match(line) or (_RERUN.match(line) and not kept.keys().isdisjoint(_UP)):
         kept["tried"] = said
+        if _ALIKE.search(line) and _OF_A_KERNEL.search(line):
+            kept["alike_again" if "alike" in kept else "alike"] = said
         return b" --" in line
     return False
 

@@ -49,6 +49,9 @@ MARKS = (
     (b"Failed to complete transfers after", "transport_slow"),
     (b"SpecDecoding metrics: ", "vllm_drafts"),
     (b"Application startup complete", "http_ready"),
+    (b"Start of pd disaggregation warmup", "pd_warmup"),
+    (b", in sglang::", "own_native"),
+    (b"Prefill. latency:", "bench_prefill"),
     (b"[topk_topp_sampler.py:", "vllm"),
     (b"EngineCore failed to start", "vllm"),
     (b"EngineCore encountered a fatal error", "vllm"),
@@ -208,11 +211,22 @@ MARKS = (
 OF_A_START = frozenset(
     {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}
     | {"groups_begin", "groups_end", "deep_gemm", "vllm_drafts", "vllm_start", "vllm_serves", "http_ready"}
+    | {"bench_prefill"}
 )
 """What a server alone writes, most of it as it starts: a log that has nothing else is a server's all the same."""
 ORPHANS = re.compile(rb"output for (?:self\.)?rid=(\S+)")
 """What names a request whose outputs nobody waits for."""
-FIRST_TOO = ("before_weights", "after_weights", "left_out", "hung_batch", "compiler", "memory_seen", "vllm_waits")
+FIRST_TOO = (
+    "before_weights",
+    "after_weights",
+    "left_out",
+    "hung_batch",
+    "compiler",
+    "memory_seen",
+    "vllm_waits",
+    "own_native",
+    "bench_prefill",
+)
 """Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler", b'): "MainThread"')
 MOST_STACKS = 16

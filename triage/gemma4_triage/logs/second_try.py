@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from gemma4_triage.logs.facts import LogFacts, Remark
+from gemma4_triage.logs.pasted import GARBLED
 
 _NOTHING_NEW = re.compile(
     r"(?i)\b(?:same (?:error|crash|result|output|answer|garbage|failure)|no (?:change|difference)|also|too|still|"
@@ -54,7 +55,10 @@ def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Tried]:
     if (builds := _between_builds(facts)) is not None:
         yield builds
     tried = facts.remarks.get("tried")
-    if tried is None or _NOTHING_NEW.search(tried.text):
+    if (benches := _between_benchmarks(facts)) is not None:
+        yield benches
+        return
+    if tried is None or _NOTHING_NEW.search(tried.text) or re.search(GARBLED, tried.text):
         return
     at = f"line {tried.place.line}"
     of: Literal["form", "answers"]
@@ -157,6 +161,32 @@ def _between_builds(facts: LogFacts) -> Tried | None:
         "commits between them names the change; report it with both commits and a profile (/start_profile)"
     )
     return Tried("between-builds", change, why, "speed" if slower else "answers")
+
+
+_LATENCY = re.compile(r"latency:\s*(\d+(?:\.\d+)?) s")
+_BENCH_SLOWER = 1.05
+
+
+def _between_benchmarks(facts: LogFacts) -> Tried | None:
+    """Return that a benchmark became slower between two builds, where a note says that its command is the same."""
+    tried, first, last = (facts.remarks.get(name) for name in ("tried", "first_bench_prefill", "bench_prefill"))
+    if tried is None or first is None or last is None or _FLAG.search(tried.text):
+        return None
+    times = [float(found[1]) for one in (first, last) if (found := _LATENCY.search(one.text))]
+    if not first.place.line < tried.place.line < last.place.line or len(times) < 2 or times[0] <= 0:
+        return None
+    if times[1] < _BENCH_SLOWER * times[0]:
+        return None
+    backend = facts.arguments.get("attention_backend", "")
+    change = f"with the build of line {first.place.line} in place of that of line {last.place.line}"
+    why = (
+        f"a prefill took {times[0]:.2f} s before and {times[1]:.2f} s after, {times[1] / times[0] - 1:.0%} more, with "
+        "the same command: a change between both builds is at fault, not batch, memory or arguments. Stay with the "
+        "faster one, or take a newer build that may have it mended; the same command with another --attention-backend"
+        f"{f' than {backend}' if backend else ''} on both says whether it is that backend's; git bisect names the "
+        "change"
+    )
+    return Tried("between-builds", change, why, "speed")
 
 
 def _rates(facts: LogFacts, line: int) -> tuple[float, float] | None:

@@ -360,7 +360,7 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
             # What is known of this very model stands for the same switch of all models.
             found.setdefault(change, suspect)
     # Of a start that never came to its end nobody has seen answers.
-    if answered or _READY & facts.remarks.keys() or "note" in facts.understood:
+    if answered or _READY & facts.remarks.keys() or "bench_prefill" in facts.remarks or "note" in facts.understood:
         for suspect in _of_records(facts, start, vllm):
             found.setdefault(suspect.change, suspect)
     kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
@@ -396,6 +396,7 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
                 all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
                 and ("model" not in said or re.search(said["model"], start.model))
                 and all(name in facts.remarks for name in said.get("seen", "").split())
+                and said.get("unless") not in facts.remarks
             ):
                 change, why = (said[name].format_map(known) for name in ("change", "why"))
                 yield Suspect(said["id"], change, why, tuple(said.get("threads", ())), said["of"], "sign" in said)
@@ -636,6 +637,20 @@ def aborted_before(facts: LogFacts, death: Death) -> str:
     return (
         f"line {aborted.place.line} tells of a request that was aborted just before: one that ends in the middle of a "
         "step is a frequent defect. Clients and routers that wait longer and give up fewer; then a later release"
+    )
+
+
+def in_its_warmup(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to do where a split server died of its own first requests, before any client's; empty if not so."""
+    begun, ready = facts.remarks.get("pd_warmup"), facts.remarks.get("ready")
+    if begun is None or facts.served or death.place.line < begun.place.line or ready is not None:
+        return ()
+    each = ", which with --enable-dp-attention are one for each rank" * (
+        facts.settings.get("enable_dp_attention") == "True"
+    )
+    return (
+        f"once with --skip-server-warmup: it died of the server's own first requests (line {begun.place.line}){each}. "
+        "If it then serves, the warm-up of this release is at fault: the release before, or a later one",
     )
 
 

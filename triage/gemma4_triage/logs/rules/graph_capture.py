@@ -32,6 +32,12 @@ _SAVER = (
     "--disable-custom-all-reduce"
 )
 _DEEPEP = pattern(r"(?:deep_?ep|token_dispatcher)\w*\.py:|.* \w*deepep\w*$")
+_BUILT = pattern(r"\w*(?:buffer|deep_?ep)\w*\.py:\d+ __init__$|.* get_\w*buffer$")
+_WARM = (
+    "--disable-cuda-graph (of a prefill server nothing is lost), or another --moe-a2a-backend (the older deepep, or "
+    "none)",
+    "a later release, which builds that buffer before it captures; NCCL, GIN, InfiniBand and memory need no tuning",
+)
 _NORMAL = (
     "--deepep-mode auto or low_latency: steps of decode then take the mode that a graph can hold",
     "or --disable-cuda-graph (of a prefill server nothing is lost: prefills are not captured)",
@@ -59,8 +65,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     reason = failed[1] if failed else ""
     handles = any(_ALL_REDUCE.match(frame) for death in facts.deaths for frame in death.frames[-3:])
     deepep = not no_memory and any(_DEEPEP.match(frame) for one in (death, *facts.deaths) for frame in one.frames[-4:])
+    built = deepep and any(map(_BUILT.match, (frame for one in facts.deaths for frame in one.frames[-2:])))
     if handles and not no_memory:
         cause = "Graph capture failed in the custom all-reduce, as ranks exchanged handles: memory is not the cause."
+    elif built:
+        cause = "The buffer that carries tokens to other GPUs' experts was built within the capture, at the first "
+        cause += "dispatch, where it may neither allocate nor wait: memory and network are not the cause."
     elif deepep:
         cause = "DeepEP's normal mode, which asks the CPU for the numbers of tokens, was captured into a graph, and it "
         cause += "cannot be: memory is not the cause."
@@ -105,7 +115,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("it fails alike with --disable-cuda-graph",)
         if not no_memory
         else ("another process used the device",),
-        advice=memory if no_memory else (*saver, *_HANDLES) if handles else _NORMAL if deepep else code,
+        advice=memory
+        if no_memory
+        else (*saver, *_HANDLES)
+        if handles
+        else _WARM
+        if built
+        else _NORMAL
+        if deepep
+        else code,
         next_commands=(PLAN_POOLS,) if no_memory else (),
     )
 

@@ -377,6 +377,8 @@ def _explains(death: Death) -> bool:
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     death = next(filter(_explains, facts.failures), None)
+    if death is not None and is_an_echo(facts, death):
+        return
     asked = next((alarm for alarm in facts.alarms if alarm.kind == "health"), None)
     if death is None and asked is not None and _several_wait(facts.stacks):
         # Somebody looked where it stands while it did not answer.
@@ -387,6 +389,17 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         death = Death(stood.place, stood.rank, "", stood.text) if waits else None
     if death is not None:
         yield _tell(facts, death)
+
+
+_OF_THE_CODE = frozenset({"TypeError", "AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError"})
+
+
+def is_an_echo(facts: LogFacts, hung: Death) -> bool:
+    """Say whether a rank hung for another one that had died of its own code before, which is what to mend."""
+    if facts.stacks or not _explains(hung):
+        return False
+    before = (one for one in facts.deaths if one.place.line < hung.place.line and one.type_name in _OF_THE_CODE)
+    return any(one.path and one.rank not in ("", hung.rank) for one in before)
 
 
 def _several_wait(stacks: Sequence[Stack]) -> bool:

@@ -12,6 +12,8 @@ _EMPTY = pattern(
     r"non-?(?:empty|zero)|\bidle\b|Triton Error .*invalid configuration argument"
 )
 _IDLES = pattern(r".* \w*(?:forward_idle|idle_batch|prepare_(?:for_)?idle|idle_input|execute_idle)\w*$")
+_AGREE = pattern(r".* prepare_mlp_sync_batch\w*$")
+"""Where ranks tell each other what they run; one that idles has a batch without most of what the others' have."""
 _PARALLEL = pattern(r"\bDP\d")
 
 
@@ -20,7 +22,8 @@ def _explains(death: Death) -> bool:
     if not raised or "CUDA error" in death.message:
         return False
     idles = any(map(_IDLES.match, death.frames))
-    return idles or (_PARALLEL.search(death.rank) is not None and _EMPTY.search(death.message) is not None)
+    lacks = "NoneType" in death.message and any(map(_AGREE.match, death.frames[-2:]))
+    return idles or lacks or (_PARALLEL.search(death.rank) is not None and _EMPTY.search(death.message) is not None)
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:

@@ -10,7 +10,7 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern
 from gemma4_triage.logs.rules import draft_bookkeeping
-from gemma4_triage.logs.suspects import of_files, switched_on
+from gemma4_triage.logs.suspects import in_its_warmup, of_files, switched_on
 
 _MESSAGE = pattern(
     r"device-side assert triggered|Assertion .{0,60}(?:sizes\[i\] <= index|srcIndex < srcSelectDimSize)|"
@@ -43,6 +43,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(at(facts, death.place, exception_text(death), what),),
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(
+            *in_its_warmup(facts, death),
             *((held.look,) if held else ()),
             *(
                 (f"once without {part.without}: its file stands in the traceback",)

@@ -8,6 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
+from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
 from gemma4_triage.logs.rule import (
@@ -22,7 +23,14 @@ from gemma4_triage.logs.rule import (
 )
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL
-from gemma4_triage.logs.suspects import NAMED, aborted_before, as_the_draft_was_loaded, of_files, switched_on
+from gemma4_triage.logs.suspects import (
+    NAMED,
+    aborted_before,
+    as_the_draft_was_loaded,
+    in_its_warmup,
+    of_files,
+    switched_on,
+)
 from gemma4_triage.logs.tracebacks import TORN
 
 ID = "other-crash"
@@ -72,6 +80,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+                *_not_given(facts, death),
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
@@ -79,6 +88,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *patched,
                 *_of_vllm(death),
                 *adapters_of_experts.apart(facts, death),
+                *in_its_warmup(facts, death),
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
@@ -89,6 +99,24 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             ),
             next_commands=_commands(death),
         )
+
+
+_READS = pattern(r"\b(?:server_args|args)\.([a-z]\w+)")
+_OF_DRAFTS = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+
+def _not_given(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield which arguments to give where a line reads some that the start has left at None."""
+    if "NoneType" not in death.message:
+        return
+    names = dict.fromkeys(filter(is_an_argument, _READS.findall(death.statement)))
+    lacking = [name for name in names if facts.settings.get(name, "None" if facts.settings else "") == "None"]
+    # A line of several that are all unknown says nothing.
+    if lacking and (len(lacking) < len(names) or len(names) == 1):
+        flags = ", ".join(f"--{name.replace('_', '-')}{' 1' * name.endswith('topk')}" for name in lacking)
+        rest = [f"--{name.replace('_', '-')}" for name in _OF_DRAFTS if name not in lacking]
+        of_drafts = f", beside {' and '.join(rest)}; or none of these" if lacking[0] in _OF_DRAFTS else ""
+        yield f"give {flags}, which the start left at None and this line reads{of_drafts}; then a later release"
 
 
 _PATCH = pattern(r"Patched sglang\.\S+ -> (\w+)")

@@ -15,7 +15,7 @@ from gemma4_triage.logs.alarms import SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
-from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, REQUEST, part_of, part_of_file
+from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, OF_IMAGES, REQUEST, part_of, part_of_file
 from gemma4_triage.logs.refused_too import LACKING, OF_CUDA, WITHOUT_BUFFER, also_refused, refused_too
 from gemma4_triage.logs.room_asked import room_asked
 from gemma4_triage.logs.rule import (
@@ -397,7 +397,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *as_the_draft_was_loaded(facts, death),
             *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
-            *((NOT_YET,) if LACKING.search(said) and part is not ARGUMENTS and tried is None else ()),
+            *((NOT_YET,) if LACKING.search(said) and part not in (ARGUMENTS, OF_IMAGES) and tried is None else ()),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
             *(
                 (
@@ -488,7 +488,8 @@ _SPOKEN = (
     (pattern(r"(?i)\btop_?k\b.{0,40}specul|eagle_topk"), "--speculative-eagle-topk"),
     (pattern(r"(?i)moe runner"), "--moe-runner-backend"),
     (pattern(r"(?i)two[- ]batch"), "--enable-two-batch-overlap"),
-    (pattern(r"(?i)disaggregat"), "--disaggregation-mode"),
+    (pattern(r"(?i)(?<!encoder )disaggregat"), "--disaggregation-mode"),
+    (pattern(r"(?i)encoder disaggregat"), "--encoder-only, --language-only"),
 )
 """What checks of arguments call them in prose, and what the start calls them."""
 

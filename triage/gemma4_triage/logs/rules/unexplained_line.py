@@ -13,7 +13,7 @@ from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
 from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.rules.refused_by_check import NOT_YET
-from gemma4_triage.logs.suspects import of_files, switched_on
+from gemma4_triage.logs.suspects import features, of_files, switched_on
 
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
@@ -175,6 +175,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     kind = _KINDS.get(lead.kind, _LAST)
     frames = [frame for frame in lead.more if ".py:" in frame][:1] if lead.kind == "signalled" else []
     where = f", in {frames[0]}" if frames else ""
+    own = _own_native(facts) if lead.kind == "signalled" and not frames else ""
+    where = f", in {own}" if own else where
     others = [alarm for alarm in left if alarm is not lead][:_SHOWN]
     life = last_sign_of_life(facts, lead.place)
     busy = _busy(facts, lead)
@@ -208,6 +210,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (_NO_BATCH, *look)
     elif lead.kind == "signalled" and (stands := of_files(lead.more)) is not None:
         look = (f"once without {stands.without}: its file stands in the stack of the crash", *look)
+    if own:
+        look = (*_of_own_native(facts, own), *look)
     if lead.kind == "signalled" and facts.served:
         look = (*look, *switched_on(facts))
     if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
@@ -234,6 +238,31 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         advice=look,
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",) if lead.kind in _PROBES_SEE else (),
     )
+
+
+_FUNCTION = pattern(r", in (sglang::\w+(?:::\w+)+)")
+
+
+def _own_native(facts: LogFacts) -> str:
+    """Return the innermost function of SGLang's own C++ code in the stack of a crash; "" if none is there."""
+    said = facts.remarks.get("first_own_native")
+    found = _FUNCTION.search(said.text) if said is not None else None
+    return found[1] if found else ""
+
+
+def _of_own_native(facts: LogFacts, function: str) -> Iterator[str]:
+    """Yield what to change about SGLang's own C++ code: the sizes that it was given by hand, then its argument."""
+    parts = [part for part in function.lower().split("::")[1:] if len(part) > 3]
+    given = [(name, value) for name, value in facts.arguments.items() if value.isdecimal()]
+    sizes = [f"--{name.replace('_', '-')} {value}" for name, value in given if any(one in name for one in parts)]
+    if sizes:
+        yield (
+            f"without {', '.join(sizes)}: sizes of that code, which the start takes as they are; by default they fit "
+            "each other. Else a capacity (cache, buffer) well above every depth, width and length, never equal to one"
+        )
+    for one in features(facts):
+        if one.words is not None and one.words.search(function):
+            yield f"once {one.without}: the crash is in its code; then a later release, which may refuse such sizes"
 
 
 _ASSERTED = pattern(r"(?<![\w/])(?:\S*/)?([\w.-]+\.(?:cpp|cc|cxx|hpp|h|cu)):\d+: (?!.*thread: \[).{0,400}Assertion ")

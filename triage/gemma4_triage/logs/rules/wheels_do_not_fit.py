@@ -53,6 +53,55 @@ _NOT_IMPORTED = (
 )
 
 
+_OWN_MODULE = pattern(r"when loading \S*?(?:models|processors)\.(\w+): (.{1,200})")
+_CLASS = pattern(r"\['?(\w+)'?")
+_OF_A_GPU = pattern(r"(?i)\bsm_?\d{2}|\bFA[34]\b|capability|only supported on|built for")
+_FOR_ANOTHER_GPU = (
+    "the line names kernels that this GPU has not, and the model's file asks for them as it is imported, whatever "
+    "backend is chosen: a later release, whose import does without, or that import moved into the function that needs "
+    "it; no other packages, transformers or arguments help",
+)
+_LACKS_A_NAME = (
+    "mend what that line says first: the packages of SGLang's pyproject in a fresh environment, or its image; then a "
+    "later release, whose import does without",
+)
+
+
+def _not_imported(facts: LogFacts, finding: Finding) -> dict[str, Any] | None:
+    """Return what to say where SGLang's own file of the model was left out, since its import failed; None if not so."""
+    said, named = facts.remarks["not_imported"].text, _CLASS.search(str(finding.evidence[0].value))
+    module = _OWN_MODULE.search(said)
+    if module is None or named is None or not named[1].lower().startswith(module[1].replace("_", "").lower()):
+        return None
+    return {
+        "cause": f"This release has code for {named[1]}, and its file {module[1]} could not be imported: {module[2]}. "
+        "That the architecture is not supported follows from it alone.",
+        "advice": _FOR_ANOTHER_GPU if _OF_A_GPU.search(module[2]) else _LACKS_A_NAME,
+    }
+
+
+_OF_THE_CHECKPOINT = pattern(r"dynamic_module_utils\.py:")
+_ASKED_OF = pattern(r"cannot import name '(\w+)' from '(transformers)")
+
+
+def _of_its_code(facts: LogFacts, finding: Finding) -> dict[str, Any] | None:
+    """Return what to say where code that the checkpoint brings asks transformers for what it has no more; else None."""
+    raised = (one for one in facts.failures if f"line {one.place.line}" == finding.evidence[0].field)
+    death = next((one for one in raised if any(map(_OF_THE_CHECKPOINT.match, one.frames))), None)
+    asked = _ASKED_OF.search(death.message) if death is not None else None
+    if death is None or asked is None:
+        return None
+    return {
+        "cause": f"The checkpoint's own code ({death.frame.partition(':')[0]}), which --trust-remote-code runs, asks "
+        f"the installed transformers for {asked[1]}, which that has no more. The server is whole.",
+        "advice": (
+            "without --trust-remote-code: where the server has the model built in, it needs none of that code",
+            "else an earlier transformers, which the model's card names, in an environment of its own, or that import "
+            "taken out of the checkpoint's file",
+        ),
+    }
+
+
 # Those of CUDA, torch and what lies beside them are the general case.
 _HEADER = pattern(
     r"fatal error: ((?!cu|nv|nccl|thrust|torch|ATen|c10|cooperative|device_|flashinfer|tvm)[\w./+-]+): No such file"
@@ -120,7 +169,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         missing = _HEADER.search(str(compiler[0].value)) if compiler else None
         update: dict[str, Any] = {"evidence": (*finding.evidence, *compiler, *lacking)}
         if unknown:
-            update["advice"] = (_NOT_IMPORTED, *finding.advice)
+            update |= _not_imported(facts, finding) or {"advice": (_NOT_IMPORTED, *finding.advice)}
+        update |= _of_its_code(facts, finding) or {}
         if missing:
             update["cause"] = (
                 f"Code is compiled on this machine, and a header of the system, {missing[1]}, is missing: no wheel "
