@@ -200,6 +200,9 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
 }
 """By rule and how the sentence begins: what makes it true of the dumps on which the rule spoke."""
 ELSEWHERE = {
+    ("freed-while-held", "a node that"): lambda _, dump: altered(
+        dump, scalars=dump.manifest.scalars | {"tree_broken": "gone and still a child:1"}
+    ),
     ("freed-while-held", "the holder"),
     ("page-freed-twice", "a page that was free"),
     ("finished-requests-not-released", "a request runs"),
@@ -213,6 +216,7 @@ UNLESS_PROVEN = {
     ("window-not-evicted", "its pages were given back"),
     ("request-state-differs", "the nodes have that order too"),
     ("allocator-past-pool-end", "a call before"),
+    ("allocator-past-pool-end", "something wrote"),
     ("batch-length-wrong", "the lengths are right"),
     ("cache-insert-wrong", "the cache was to have"),
     ("evicted-not-freed", "it is the other"),
@@ -220,6 +224,7 @@ UNLESS_PROVEN = {
     ("evicted-page-counted", "the pages without"),
     ("evicted-page-counted", "somebody gave"),
     ("finished-requests-not-released", "the pages were lost"),
+    ("page-freed-twice", "the one call"),
     ("pages-lost-between-calls", "the group held them"),
     ("free-list-entry-wrong", "a call that"),
     ("freed-while-held", "the audit's table"),
@@ -246,6 +251,7 @@ UNLESS_PROVEN = {
     ("table-too-narrow", "the other of"),
     ("token-differs", "the count is right"),
     ("token-differs", "the request's answer"),
+    ("tree-broken", "the exception came"),
     ("unassigned-page", "-1 was written"),
     ("verify-input-left-on-batch", "the state has"),
 }
