@@ -200,9 +200,7 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
 }
 """By rule and how the sentence begins: what makes it true of the dumps on which the rule spoke."""
 ELSEWHERE = {
-    ("freed-while-held", "a node that"): lambda _, dump: altered(
-        dump, scalars=dump.manifest.scalars | {"tree_broken": "gone and still a child:1"}
-    ),
+    ("freed-while-held", "a node that"),
     ("freed-while-held", "the holder"),
     ("page-freed-twice", "a page that was free"),
     ("finished-requests-not-released", "a request runs"),
