@@ -92,8 +92,9 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
             inner.add(node.above)
     names = {node.name for node in links.nodes}
     strangers = set(links.known or ()) | set(links.leaves or ()) | set(links.windows or ())
-    for name in sorted(strangers - names - {0}):
-        yield (Broken.NO_CHILD if links.parents.get(name) in names | {0} else Broken.CUT_OFF), name
+    there = names | {0}
+    for name in sorted(strangers - there):
+        yield (Broken.NO_CHILD if links.parents.get(name) in there else Broken.CUT_OFF), name
     for node in links.nodes:
         if links.known is not None and node.name not in links.known:
             # Its other counts and lists are of a node that was given up.

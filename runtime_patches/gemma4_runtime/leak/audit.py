@@ -80,7 +80,7 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     generations = generations_of(req_to_token_pool)
     in_use = {slot: generations[slot] for slot in set(reading.holders) - {TREE} if slot in generations}
     alone = () if once else (*_broken(reading), *_unbalanced(sums))
-    return Audit(once or alone, sums, ledger, reading, in_use, generations.left)
+    return Audit(once or alone, sums, ledger, reading, in_use, frozenset(generations.left))
 
 
 def _clears_the_mapping(allocator: Any) -> bool:

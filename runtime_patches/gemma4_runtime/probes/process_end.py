@@ -178,8 +178,8 @@ def _tree(scheduler: Any, notes: list[str]) -> dict[str, str]:
             return {}
         cache = getattr(cache, "inner", cache)
         broken, named = dict(broken_of(cache)), ("running_batch", "last_batch", "cur_batch")
-        held = [one for name in named for one in getattr(getattr(scheduler, name, None), "reqs", None) or ()]
-        if gone := stamps_gone(cache, {id(one): one for one in held}.values()):
+        running = [one for name in named for one in getattr(getattr(scheduler, name, None), "reqs", None) or ()]
+        if gone := stamps_gone(cache, {id(one): one for one in running}.values()):
             broken[Broken.STAMP_GONE.value] = gone
     # Broad on purpose: a cache in the middle of a change may have anything in it, and the rest is worth having.
     except Exception as error:  # noqa: BLE001

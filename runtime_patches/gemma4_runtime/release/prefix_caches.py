@@ -40,6 +40,8 @@ def unreadable_cache(cache: Any) -> str:
     if kind not in READABLE:
         return f"{kind} is not one of {', '.join(READABLE)}"
     core = getattr(cache, "tree_core", None)
+    if kind == "UnifiedRadixCache" and core is None:
+        return f"{kind} of this release keeps its nodes in another form"
     if core is not None and (core.enable_hicache or core.enable_external_cache_linker):
         return f"{kind} moves pages to the host or to another store"
     if core is not None and cache.supports_mamba():

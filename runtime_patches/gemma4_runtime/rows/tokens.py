@@ -74,6 +74,9 @@ def cut_to(found: Sequence[int], latest: Sequence[int | None]) -> int | None:
         latest: The latest of each; None where it is not known.
     """
     known = [(token, wanted) for token, wanted in zip(found, latest, strict=True) if wanted is not None and token >= 0]
+    # A token 0 alone is what a buffer has that nobody wrote.
+    if not any(token for token, wanted in known if token != wanted):
+        return None
     fit = (bits for bits in _BITS if all(token == wanted % (1 << bits) for token, wanted in known))
     return next(fit, None)
 

@@ -69,6 +69,12 @@ def was_freed(page: Suspect) -> bool:
     return later or page.free_step > page.alloc_step
 
 
+def are_mapped_and_free(audit: Dump) -> bool:
+    """Return whether the mapped pages that an audit names are full ones that were given back, or that nobody has had."""
+    listed = [one for one in lost_pages(audit) if one.fault == "stale_mapping"]
+    return bool(listed) and all(one.pool == "full" and one.last_event in ("freed", "cleared") for one in listed)
+
+
 def of_a_gone_node(dump: Dump) -> bool:
     """Return whether the cache has a node among its nodes that it gave up: then its pages' free was right."""
     return "gone and still a child" in str(dump.manifest.scalars.get("tree_broken"))

@@ -3,7 +3,16 @@
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import NOWHERE, OUT_OF_RANGE, TWICE_FREE, Census, Listed, invalid_defect
+from gemma4_triage.diagnose.census import (
+    FREE_AND_HELD,
+    HELD_TWICE,
+    NOWHERE,
+    OUT_OF_RANGE,
+    TWICE_FREE,
+    Census,
+    Listed,
+    invalid_defect,
+)
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import strangers
 from gemma4_triage.diagnose.guards import Guards
@@ -64,6 +73,9 @@ def made_too_short(rule: str, incident: Incident, census: Census, pool: str) -> 
         return None
     if any(one.suspect.last_event != "cleared" for one in missing):
         return None
+    # What stands on the list in a page's place, or twice, says that the list was written after it was made.
+    if strangers(census, pool) or census.of(pool, OUT_OF_RANGE, HELD_TWICE, FREE_AND_HELD, TWICE_FREE):
+        return None
     number = "its last page" if len(gone) == 1 else f"its last {len(gone)} pages"
     return Finding(
         rule=rule,
@@ -71,7 +83,8 @@ def made_too_short(rule: str, incident: Incident, census: Census, pool: str) -> 
         defect=Defect.LOST,
         cause=(
             f"When the {pool} allocator was emptied (clear, as in a flush), its free list was made anew without "
-            f"{number}: it counts fewer pages (num_pages) than its pool has, or clear ends the list too early."
+            f"{number}: it counts fewer pages (num_pages) than its pool has, or clear ends the list too early, or its end "
+            "was cut off since."
         ),
         confidence=Confidence.CERTAIN,
         evidence=(

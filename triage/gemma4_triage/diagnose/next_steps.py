@@ -48,6 +48,7 @@ _ELSEWHERE = "the beginning is in another log or another process"
 REASONS: dict[str, str] = {
     "answer-parser": _ARGUMENT,
     "bus-error": _HOST,
+    "busy-session": _ARGUMENT,
     "chat-template": _ARGUMENT,
     "collective-timeout": _ELSEWHERE,
     "device-fault": _HOST,

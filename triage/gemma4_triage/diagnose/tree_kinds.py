@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     ),
     "cut off": (
         *(Structure.TREE_NODE, Defect.LOST),
-        "cannot be reached from its root, and it counts it as its own all the same: what lay above was evicted or "
+        "cannot be reached from the root, though the cache still counts it as its own: what lay above was evicted or "
         "removed while this hung on it",
         "Look at which nodes count as leaves (_is_device_leaf), and at what takes a node out of its parent.",
     ),
@@ -55,12 +55,13 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "fewer locks than below": (
         *(Structure.TREE_LOCK, Defect.LOST),
         "has fewer locks than its children have together, where who locks a node locks all above it: a lock was left "
-        "out on the way to the root, or taken off twice",
+        "out on the way to the root, taken off twice, or taken off from a node above the one that it began on",
         "Compare inc_lock_ref and dec_lock_ref, and what _split_node copies: both walk from a node to the root.",
     ),
     "window locked alone": (
-        *(Structure.TREE_LOCK, Defect.LOST),
-        "has more locks on its sliding window than on itself: its own were taken off, or never taken",
+        *(Structure.TREE_LOCK, None),
+        "has more locks on its sliding window than on itself: its own were taken off or never taken, or one of its "
+        "window was left over",
         "Compare inc_lock_ref and dec_lock_ref of both of a node's counts.",
     ),
     "not a leaf": (
@@ -76,12 +77,12 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     ),
     "unlisted window": (
         *(Structure.TREE_NODE, Defect.LOST),
-        "has a sliding window and is not on the list by which these are evicted, so that it is never given back",
+        "has a sliding window and is not on the list by which these are evicted, so that no eviction finds it",
         "Look at what gives a node its window (insert, _split_node): it has to join that list then.",
     ),
     "unlisted leaf": (
         *(Structure.TREE_NODE, Defect.LOST),
-        "is a leaf without a lock and not on the list of those that may be evicted, so that it is never given back",
+        "is a leaf without a lock and not on the list of those that may be evicted, so that no eviction finds it",
         "Look at what updates that list when a child or a lock goes (_update_evictable_leaf_sets).",
     ),
 }

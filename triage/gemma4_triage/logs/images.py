@@ -70,5 +70,5 @@ def _nightly(facts: LogFacts) -> str:
     return (
         f"the nightly image of the day before {found['tag']}, or the last release: if that serves, the change between "
         "both is at fault, of code or of packages in the image (pip list of both, side by side: a package that went "
-        "missing makes what compiles kernels as it serves stand or fail). A longer time-out changes nothing"
+        "missing makes what compiles kernels as it serves stand or fail)"
     )

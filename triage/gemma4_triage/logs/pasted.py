@@ -6,6 +6,7 @@ answer is kept: `said_of` puts in its place what it shows, as a line of its own.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -129,10 +130,10 @@ def _has_zeros(ids: object) -> bool:
 
 _STATE_TYPE = re.compile(r"ssm dtype: (\S+)")
 _TYPES = re.compile(rb'"type\\?":\s*\\?"(\w+)')
-_JSON_TYPES = frozenset(
-    {"object", "array", "string", "number", "integer", "boolean", "null"}
-    | {"json_schema", "json_object", "text", "function", "image_url", "input_text", "structural_tag"}
+_TYPES_OF_LANGUAGES = frozenset(
+    ("any", "str", "int", "float", "double", "bool", "dict", "list", "map", "tuple", "enum", "date", "datetime", "None")
 )
+"""What stands for a type in schemas that are none; other words are types of what else a request has."""
 _ARGUMENTS = re.compile(r'"arguments":\s*"((?:[^"\\]|\\.)*)"')
 _FEWEST_ALIKE = 4  # characters
 
@@ -141,7 +142,13 @@ def _is_twice(quoted: str) -> bool:
     """Say whether arguments of a call begin anew within themselves, as where a stream wrote what it had written."""
     given = re.sub(r"\\(.)", r"\1", quoted)
     begin = found[0] if (found := _BEGINS_OBJECT.match(given)) else ""
-    return len(begin) >= _FEWEST_ALIKE and given.find(begin, len(begin)) > 0
+    again = given.find(begin, len(begin)) if len(begin) >= _FEWEST_ALIKE else -1
+    try:
+        # A part within may have the name of the first.
+        json.JSONDecoder().raw_decode(given.strip())
+    except ValueError:
+        return again > 0
+    return False
 
 
 _BEGINS_OBJECT = re.compile(r'\s*\{"\w{1,80}":')
@@ -168,7 +175,7 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
         if _NO_THOUGHTS.search(line):
             kept["schema_without_thoughts"] = kept[name]
         types = {found.decode() for found in _TYPES.findall(line[line.find(b'"schema') :].partition(b'"messages"')[0])}
-        if not types <= _JSON_TYPES:
+        if types & _TYPES_OF_LANGUAGES:
             kept["schema_of_no_type"] = kept[name]
     elif name == "states":
         first, found = kept.get("first_states"), _STATE_TYPE.search(kept[name].text)
@@ -220,13 +227,20 @@ _CONTENT = re.compile(r'"(?:content|arguments|name)":\s*"[^"]')
 
 
 def _keep_thoughts(kept: dict[str, Remark], said: Remark, text: str) -> None:
-    """Keep that a stream of a request with tools brought thoughts, then ended with stop, and no content or call."""
+    """Keep that a stream of which all chunks are here brought thoughts, then ended with stop, and no content or call."""
     stream = found[1] if (found := _STREAM.search(text)) else ""
     if _CONTENT.search(text):
         kept.pop("thoughts_pasted", None)
     elif _THOUGHT.search(text):
-        kept["thoughts_pasted"] = Remark(said.place, said.rank, stream)
-    elif _STOPPED.search(text) and (thoughts := kept.pop("thoughts_pasted", None)) and thoughts.text == stream:
+        before = kept.get("thoughts_pasted")
+        whole = before is None or said.place.line - before.place.line <= _NEXT
+        kept["thoughts_pasted"] = Remark(said.place, said.rank, stream if whole else "")
+    elif (
+        _STOPPED.search(text)
+        and (thoughts := kept.pop("thoughts_pasted", None)) is not None
+        and thoughts.text == stream
+        and said.place.line - thoughts.place.line <= _NEXT
+    ):
         kept.setdefault("only_thoughts", said)
 
 

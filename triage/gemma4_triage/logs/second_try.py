@@ -164,13 +164,14 @@ def _between_builds(facts: LogFacts) -> Tried | None:
 
 
 _LATENCY = re.compile(r"latency:\s*(\d+(?:\.\d+)?) s")
-_BENCH_SLOWER = 1.05
+_BENCH_SLOWER = 1.1
+_BUILD_SAID = re.compile(r"(?i)\b(?:build|version|release|commit|image|nightly|main|\d+\.\d+\.\d+|upgrad\w+)\b")
 
 
 def _between_benchmarks(facts: LogFacts) -> Tried | None:
     """Return that a benchmark became slower between two builds, where a note says that its command is the same."""
     tried, first, last = (facts.remarks.get(name) for name in ("tried", "first_bench_prefill", "bench_prefill"))
-    if tried is None or first is None or last is None or _FLAG.search(tried.text):
+    if tried is None or first is None or last is None or _FLAG.search(tried.text) or not _BUILD_SAID.search(tried.text):
         return None
     times = [float(found[1]) for one in (first, last) if (found := _LATENCY.search(one.text))]
     if not first.place.line < tried.place.line < last.place.line or len(times) < 2 or times[0] <= 0:

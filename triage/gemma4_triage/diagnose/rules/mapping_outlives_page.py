@@ -5,7 +5,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census, lost_pages
 from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
-from gemma4_triage.diagnose.freed_pages import missing_for_one_in_use
+from gemma4_triage.diagnose.freed_pages import are_mapped_and_free, missing_for_one_in_use
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.lost_by_the_cache import freed_without
@@ -14,6 +14,16 @@ from gemma4_triage.diagnose.where_wrong import are_free
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "mapping-outlives-page"
+
+
+_STILL_THERE = (
+    "SWA pages were given back while the full-to-SWA mapping still leads to them; whoever frees these full slots frees "
+    "the SWA pages again, which by then may serve another request."
+)
+_LEFT = (
+    "The full-to-SWA mapping still leads from full pages that are free to SWA pages that are free: a free, or a reset "
+    "of the allocators, did not clear its entries. A hand-out writes them anew; until then they are stale."
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -52,6 +62,7 @@ def find(incident: Incident) -> Finding | None:
             evidence=tuple(evidence),
             next_commands=(commands.serve(incident, "--debug trap"),),
         )
+    left = at_free is None and at_audit is not None and are_mapped_and_free(at_audit)
     # What a step did wrong before, with pages of the same request, may have left it so, or a call that nobody saw.
     follows = (
         at_free is None
@@ -62,13 +73,12 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=None if follows else Structure.SWA_MAPPING,
         defect=None if follows else Defect.STALE,
-        cause=(
-            "SWA pages were given back while the full-to-SWA mapping still leads to them; whoever frees these full "
-            "slots frees the SWA pages again, which by then may serve another request."
-        ),
+        cause=_LEFT if left else _STILL_THERE,
         confidence=Confidence.POSSIBLE if follows else Confidence.CERTAIN,
         evidence=tuple(evidence),
-        advice=(
+        advice=("Look at what clears entries: free_swa, clear_full_to_swa_mapping, and clear of the allocator.",)
+        if left
+        else (
             "SGLang 0.5.13 releases SWA pages whole and clears only the mapping entries that it was given; from 0.5.14 "
             "on the whole page is cleared. Look for a caller of free_swa that names part of a page.",
             "In SGLang's own log this ends as more SWA slots free than the pool has, many requests later.",

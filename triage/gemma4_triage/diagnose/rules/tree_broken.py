@@ -1,5 +1,6 @@
 """Nodes of the prefix cache do not hang together: a link, a lock or a list of them is wrong."""
 
+import re
 from collections.abc import Iterator
 
 from gemma4_dumps.reader import Dump
@@ -7,12 +8,19 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.tree_kinds import KINDS, SPLIT
+from gemma4_triage.diagnose.tree_kinds import KINDS, SPLIT, STAMP
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "tree-broken"
 _FIELD, _BESIDE = "tree_broken", "the same, beside what else is wrong"
 _FOLLOW = ("scheduler-exception", "pool-count-wrong", "lock-left-over", "lock-released-twice")
+_INNERMOST = 4
+_CHANGES = (
+    *("_split_node", "_add_new_node", "insert", "_insert_helper", "evict", "redistribute_on_node_split"),
+    *("acquire_component_lock", "release_component_lock", "inc_lock_ref", "dec_lock_ref"),
+)
+"""Functions of SGLang's that leave a tree as it must not be until they return."""
+_OF_THE_DEVICE = re.compile(r"(?i)cuda|out of memory|\bhip\b|device-side|illegal memory")
 _SLOTS = ("fewer slots than tokens", "more slots than tokens")
 _BEFORE_PAGES = ("another parent", "gone and still a child", *_SLOTS, "not a child", "cut off")
 
@@ -41,23 +49,22 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
     beside = f" Nodes are wrong in other ways too, which may follow from it: {', '.join(others)}." if others else ""
     beside = (SPLIT if parted and kind in _SLOTS else "") + beside
     number = counts[kind]
-    nodes = "A node" if number == 1 else f"Each of {number} nodes"
     died = dump.manifest.rule == PROCESS_END
-    when = " when the scheduler died of an exception" if died else ""
+    nodes = "a node" if number == 1 else f"each of {number} nodes"
+    # Of stamps it is requests that are counted.
+    nodes = "a node" if kind == STAMP else nodes
+    when = f"As the scheduler died of an exception, {nodes}" if died else nodes.capitalize()
     return Finding(
         rule=ID,
         structure=structure,
         defect=defect,
-        cause=f"{nodes} of the prefix cache{when} {words}.{beside}",
+        cause=f"{when} of the prefix cache {words}.{beside}",
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, f"scalars.{_FIELD}", "what is wrong with how many nodes"),
             said(dump, "step", "when it was seen first"),
             *((said(dump, "scalars.message", "what the exception said"),) if died else ()),
-            *(
-                said(one, f"scalars.{_FIELD}", "the same, beside what else is wrong")
-                for one in _beside(incident, dump, kind)
-            ),
+            *(said(one, f"scalars.{_FIELD}", _BESIDE) for one in _beside(incident, dump, kind)),
         ),
         advice=(advice, "A flush_cache makes the tree anew."),
         next_commands=(commands.show(dump) if died else commands.audit(dump),),
@@ -74,8 +81,18 @@ def _beside(incident: Incident, dump: Dump, kind: str) -> Iterator[Dump]:
 
 
 def _half_done(dump: Dump) -> bool | None:
-    """Return None of an exception, which may have come out of the middle of a change; an audit runs between steps."""
-    return None if dump.manifest.rule == PROCESS_END else False
+    """Return whether an exception came out of the middle of a change, or of the device; None where it may have.
+
+    A change that is half done leaves the very same. An audit runs between steps.
+    """
+    if dump.manifest.rule != PROCESS_END:
+        return False
+    scalars = dump.manifest.scalars
+    frames = [one for one in str(scalars.get("traceback")).split(" > ") if one.startswith("sglang.")][-_INNERMOST:]
+    changing = any(one.rpartition(":")[0].rpartition(".")[2] in _CHANGES for one in frames)
+    # A release that goes past its stamp asserts in the middle of one, and the stamp was gone before.
+    changing &= STAMP not in _counts(dump)
+    return True if changing or _OF_THE_DEVICE.search(str(scalars.get("message"))) else None
 
 
 RULE = Rule(
@@ -86,12 +103,6 @@ RULE = Rule(
             "the exception came out of the middle of a change to the tree, which was half done", in_dump(_half_done)
         ),
     ),
-    explains=(
-        *FOLLOWS_FROM_AN_ENTRY,
-        "scheduler-exception",
-        "pool-count-wrong",
-        "lock-left-over",
-        "lock-released-twice",
-    ),
+    explains=(*FOLLOWS_FROM_AN_ENTRY, *_FOLLOW),
     leads_to=LOSES_PAGES,
 )

@@ -28,12 +28,18 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if not running or max(running)[1]:
         return
     limits = [name for name in _LIMITS if name in facts.arguments]
+    # A prefill's line counts what ran ahead of it: of a turn that is being read it has none.
+    decoded = any(
+        rate is not None and line == max(running)[0]
+        for rank in facts.schedulers
+        for line, rate in zip(rank.series["line"], rank.series["generated_per_s"], strict=True)
+    )
     yield Finding(
         rule=RULE.id,
         cause="A session refuses its next turn for one that still runs, and nothing runs on this server: a turn that "
         "was given up, or ran out of time while it waited in the queue, has left its mark on the session, and nothing "
-        "takes that back. It is a defect of this release; the client's request is right.",
-        confidence=Confidence.LIKELY,
+        "takes that back, which is a defect of the release.",
+        confidence=Confidence.LIKELY if decoded else Confidence.POSSIBLE,
         evidence=(
             at(facts, said.place, said.text, "the last such refusal"),
             over(facts, f"line {max(running)[0]}", max(running)[1], "#running-req of the last batch line before it"),
