@@ -89,7 +89,8 @@ def test_every_rule_over_logs_has_a_line_that_runs_or_says_why_not(cli, monkeypa
     lines, silent = set(), set()
     for rule, log in MADE.items():
         path = tmp_path / f"{rule}.log"
-        path.write_text("".join([STARTED, *log]))
+        # A command of vLLM's is a server of its own.
+        path.write_text("".join(log if log[0].startswith("$ vllm") else [STARTED, *log]))
         (incident,) = json.loads(cli("diagnose", path, "--json")[1])["incidents"]
         # As `logs` judges it.
         found = [finding["rule"] for finding in incident["findings"]]

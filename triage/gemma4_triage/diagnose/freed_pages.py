@@ -22,6 +22,7 @@ from gemma4_triage.diagnose.census import (
     Listed,
     first_census,
     invalid_defect,
+    lost_pages,
 )
 from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
@@ -70,7 +71,7 @@ def was_freed(page: Suspect) -> bool:
 
 
 def are_mapped_and_free(audit: Dump) -> bool:
-    """Return whether the mapped pages that an audit names are full ones that were given back, or that nobody has had."""
+    """Return whether all mapped pages that an audit names are full ones that were given back, or that nobody had."""
     listed = [one for one in lost_pages(audit) if one.fault == "stale_mapping"]
     return bool(listed) and all(one.pool == "full" and one.last_event in ("freed", "cleared") for one in listed)
 

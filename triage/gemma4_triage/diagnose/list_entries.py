@@ -83,8 +83,8 @@ def made_too_short(rule: str, incident: Incident, census: Census, pool: str) -> 
         defect=Defect.LOST,
         cause=(
             f"When the {pool} allocator was emptied (clear, as in a flush), its free list was made anew without "
-            f"{number}: it counts fewer pages (num_pages) than its pool has, or clear ends the list too early, or its end "
-            "was cut off since."
+            f"{number}: it counts fewer pages (num_pages) than its pool has, or clear ends the list too early, or its "
+            "end was cut off since."
         ),
         confidence=Confidence.CERTAIN,
         evidence=(

@@ -47,6 +47,7 @@ _ELSEWHERE = "the beginning is in another log or another process"
 
 REASONS: dict[str, str] = {
     "answer-parser": _ARGUMENT,
+    "blocks-kept": _ELSEWHERE,
     "bus-error": _HOST,
     "busy-session": _ARGUMENT,
     "chat-template": _ARGUMENT,

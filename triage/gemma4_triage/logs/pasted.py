@@ -130,10 +130,21 @@ def _has_zeros(ids: object) -> bool:
 
 _STATE_TYPE = re.compile(r"ssm dtype: (\S+)")
 _TYPES = re.compile(rb'"type\\?":\s*\\?"(\w+)')
-_TYPES_OF_LANGUAGES = frozenset(
-    ("any", "str", "int", "float", "double", "bool", "dict", "list", "map", "tuple", "enum", "date", "datetime", "None")
-)
-"""What stands for a type in schemas that are none; other words are types of what else a request has."""
+_JSON_TYPES = frozenset(("object", "array", "string", "number", "integer", "boolean", "null"))
+_SCHEMA = re.compile(rb'"(?:json_)?schema\\?":\s*(?=\{)')
+
+
+def _schema_in(line: bytes) -> bytes:
+    """Return the object behind the last name of a schema in a request; what else it has has types of its own."""
+    begin = next((found.end() for found in reversed(list(_SCHEMA.finditer(line)))), None)
+    depth = 0
+    for at in range(begin, min(len(line), begin + _LONGEST)) if begin is not None else ():
+        depth += {ord("{"): 1, ord("}"): -1}.get(line[at], 0)
+        if not depth:
+            return line[begin : at + 1]
+    return b"" if begin is None else line[begin : begin + _LONGEST]
+
+
 _ARGUMENTS = re.compile(r'"arguments":\s*"((?:[^"\\]|\\.)*)"')
 _FEWEST_ALIKE = 4  # characters
 
@@ -174,8 +185,7 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
     if name == "asked_schema":
         if _NO_THOUGHTS.search(line):
             kept["schema_without_thoughts"] = kept[name]
-        types = {found.decode() for found in _TYPES.findall(line[line.find(b'"schema') :].partition(b'"messages"')[0])}
-        if types & _TYPES_OF_LANGUAGES:
+        if {found.decode() for found in _TYPES.findall(_schema_in(line))} - _JSON_TYPES:
             kept["schema_of_no_type"] = kept[name]
     elif name == "states":
         first, found = kept.get("first_states"), _STATE_TYPE.search(kept[name].text)
@@ -227,7 +237,7 @@ _CONTENT = re.compile(r'"(?:content|arguments|name)":\s*"[^"]')
 
 
 def _keep_thoughts(kept: dict[str, Remark], said: Remark, text: str) -> None:
-    """Keep that a stream of which all chunks are here brought thoughts, then ended with stop, and no content or call."""
+    """Keep that a stream, all of whose chunks are here, brought thoughts, then ended with stop and had no content."""
     stream = found[1] if (found := _STREAM.search(text)) else ""
     if _CONTENT.search(text):
         kept.pop("thoughts_pasted", None)
