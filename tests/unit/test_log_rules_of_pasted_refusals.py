@@ -2,10 +2,11 @@
 
 import pytest
 
+from gemma4_triage.finding import Confidence
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.suspects import suspects
-from made_logs import MADE, SESSION, death, decode, found_in, only, stamp, started, told
+from made_logs import MADE, SESSION, death, decode, found_in, only, prefill, stamp, started, told
 
 BODY = '{"error":{"message":"%s","type":"invalid_request_error","code":%d}}\n'
 COUNTS = (
@@ -60,6 +61,12 @@ def test_a_session_in_which_a_turn_runs_is_busy():
     assert found_in([decode(9, running=1), SESSION]) == ()
 
 
+def test_a_prefill_of_the_turn_itself_leaves_open_whether_the_session_is_busy():
+    assert only([decode(1, running=1), decode(9, running=0), SESSION]).confidence is Confidence.LIKELY
+    first = prefill(1).replace("#running-req: 4", "#running-req: 0")
+    assert only([started(), first, SESSION]).confidence is Confidence.POSSIBLE
+
+
 def test_blocks_are_kept_where_a_transfer_failed_alone():
     assert "blocks-kept" not in {one.rule for one in found_in([*MADE["blocks-kept"][:1], *MADE["blocks-kept"][2:]])}
 
@@ -103,6 +110,7 @@ def test_an_abort_is_told_where_the_request_that_timed_out_is_its():
     [
         (r'{"id":null,"function":{"name":null,"arguments":"{\"path\": \"a\"{\"path\": \"a\"}"}}', True),
         (r'{"function":{"name":"f","arguments":"{\"path\": \"a\", \"other\": {\"b\": 1}}"}}', False),
+        (r'{"function":{"name":"f","arguments":"{\"path\": \"a\", \"within\": {\"path\": \"b\"}}"}}', False),
     ],
 )
 def test_arguments_that_begin_anew_are_shown(line, shown):
@@ -112,7 +120,9 @@ def test_arguments_that_begin_anew_are_shown(line, shown):
 
 @pytest.mark.parametrize(("name", "shown"), [("strng", True), ("string", False)])
 def test_a_type_that_no_schema_has_is_shown(name, shown):
-    asked = '$ curl s -d {"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"%s"}}}}\n'
+    # What stands behind the schema has types of its own.
+    asked = '$ curl s -d {"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"%s"}}},'
+    asked += '"thinking":{"type":"enabled"}}\n'
     ids = [one.id for one in suspects(read(decode(1), asked % name))]
     assert ("schema-of-no-type" in ids) is shown
 

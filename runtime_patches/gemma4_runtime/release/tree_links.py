@@ -99,7 +99,8 @@ def _parents(nodes: Iterable[Any], root: Any) -> dict[int, int | None]:
 
 def _spare(node: Any, *values: Any) -> int:
     """Return how many slots the first of a node's values that does not fit its key has beyond it, or lacks."""
-    return next((by for value in values if value is not None and (by := len(value) - len(node.key))), 0)
+    tokens = 0 if node.key is None else len(node.key)
+    return next((by for value in values if value is not None and (by := len(value) - tokens)), 0)
 
 
 def _unified(node: Any, above: Any, root: Any, core: Any) -> Link:

@@ -168,6 +168,12 @@ def keeps_prefixes(dump: Dump) -> bool:
     return dump.manifest.scalars.get("caches_prefixes") is not False
 
 
+def are_mapped_and_free(audit: Dump) -> bool:
+    """Return whether all mapped pages that an audit names are full ones that were given back, or that nobody had."""
+    listed = [one for one in lost_pages(audit) if one.fault == "stale_mapping"]
+    return bool(listed) and all(one.pool == "full" and one.last_event in ("freed", "cleared") for one in listed)
+
+
 def first_census(incident: Incident) -> Census | None:
     """Return the first audit that found something; None if there is none that can be read."""
     audits = list(incident.of(rule=LEAK))

@@ -22,7 +22,6 @@ from gemma4_triage.diagnose.census import (
     Listed,
     first_census,
     invalid_defect,
-    lost_pages,
 )
 from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
@@ -68,17 +67,6 @@ def was_freed(page: Suspect) -> bool:
         return page.free_step is not None
     later = page.free_step == page.alloc_step and page.last_event not in TAKEN
     return later or page.free_step > page.alloc_step
-
-
-def are_mapped_and_free(audit: Dump) -> bool:
-    """Return whether all mapped pages that an audit names are full ones that were given back, or that nobody had."""
-    listed = [one for one in lost_pages(audit) if one.fault == "stale_mapping"]
-    return bool(listed) and all(one.pool == "full" and one.last_event in ("freed", "cleared") for one in listed)
-
-
-def of_a_gone_node(dump: Dump) -> bool:
-    """Return whether the cache has a node among its nodes that it gave up: then its pages' free was right."""
-    return "gone and still a child" in str(dump.manifest.scalars.get("tree_broken"))
 
 
 def holder_has_ended(dump: Dump) -> bool | None:

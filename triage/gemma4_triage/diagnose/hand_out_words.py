@@ -3,22 +3,18 @@
 from gemma4_dumps.structures import Defect, Structure
 
 SEEN = " An audit before the call had found it on the free list: whoever put it there is the cause."
+ZEROED = (Structure.FREE_CALL, Defect.ZERO)
+UNTRANSLATED = (Structure.ALLOCATION, Defect.OTHER_SPACE)
 WHENCE: dict[object, str] = {
     Structure.FULL_FREE_LIST: " The free list held it before the call.",
     Structure.SWA_FREE_LIST: " The free list held it before the call.",
     Structure.BATCH_LENGTHS: " It is the length: every other request has grown by one token since the last decode.",
     Structure.REQUEST_ROW: " It is the row: the decode before gave the request another slot.",
     Structure.SWA_MAPPING: " The mapping led there: what it has for the request's last slot is none.",
-    (
-        Structure.FREE_CALL,
-        Defect.ZERO,
-    ): " The free before it put page 0 on the list in place of the SWA pages that it named, which are lost, as where "
-    "it reads the mapping behind its clearing.",
+    ZEROED: " The free before it put page 0 on the list in place of the SWA pages that it named, which are lost, as "
+    "where it reads the mapping behind its clearing.",
     Structure.FREE_CALL: " The SWA page in which the request continues had been given back: too early.",
-    (
-        Structure.ALLOCATION,
-        Defect.OTHER_SPACE,
-    ): " It goes on with the full pool's slots, which were not translated.",
+    UNTRANSLATED: " It goes on with the full pool's slots, which were not translated.",
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
 GONE_ON = (

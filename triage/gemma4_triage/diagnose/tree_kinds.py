@@ -1,10 +1,11 @@
 """What is said of a prefix cache's node, by the word that a dump has for what is wrong with it."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 
 SPLIT = " Another has more than its tokens: as where a split cuts slots at another length than the key (_split_node)."
 _AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
-STAMP = "stamp gone"
+STAMP, GONE = "stamp gone", "gone and still a child"
 KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "another parent": (
         *(Structure.TREE_NODE, Defect.STALE),
@@ -12,7 +13,7 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "unlocks, prefixes) pass that one by",
         "Look at what moves a node: _split_node has to give the lower part its new parent, and that its old one.",
     ),
-    "gone and still a child": (
+    GONE: (
         *(Structure.TREE_NODE, Defect.STALE),
         "was evicted or removed and is still among its parent's children, so that a match finds it, and pages that are "
         "free or somebody else's",
@@ -87,3 +88,8 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     ),
 }
 """In the order in which one is what the others follow from."""
+
+
+def of_a_gone_node(dump: Dump) -> bool:
+    """Return whether the cache has a node among its nodes that it gave up: then its pages' free was right."""
+    return GONE in str(dump.manifest.scalars.get("tree_broken"))

@@ -16,7 +16,6 @@ from gemma4_triage.diagnose.freed_pages import (
     handed_out_in_use,
     handed_out_since,
     holder_has_ended,
-    of_a_gone_node,
     of_request_slots,
     others_are_lost,
     was_freed,
@@ -26,6 +25,7 @@ from gemma4_triage.diagnose.freed_pages import (
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.listed_slots import AT_SLOTS, SLOTS, SLOTS_LEFT, left_by_the_hand_out
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
+from gemma4_triage.diagnose.tree_kinds import of_a_gone_node
 from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Evidence, Finding
 

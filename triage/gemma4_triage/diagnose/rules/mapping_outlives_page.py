@@ -3,9 +3,9 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census, lost_pages
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, are_mapped_and_free, first_census, lost_pages
 from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
-from gemma4_triage.diagnose.freed_pages import are_mapped_and_free, missing_for_one_in_use
+from gemma4_triage.diagnose.freed_pages import missing_for_one_in_use
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.lost_by_the_cache import freed_without

@@ -8,7 +8,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.tree_kinds import KINDS, SPLIT, STAMP
+from gemma4_triage.diagnose.tree_kinds import GONE, KINDS, SPLIT, STAMP
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "tree-broken"
@@ -22,7 +22,7 @@ _CHANGES = (
 """Functions of SGLang's that leave a tree as it must not be until they return."""
 _OF_THE_DEVICE = re.compile(r"(?i)cuda|out of memory|\bhip\b|device-side|illegal memory")
 _SLOTS = ("fewer slots than tokens", "more slots than tokens")
-_BEFORE_PAGES = ("another parent", "gone and still a child", *_SLOTS, "not a child", "cut off")
+_BEFORE_PAGES = ("another parent", GONE, *_SLOTS, "not a child", "cut off")
 
 
 def find(incident: Incident) -> Finding | None:
