@@ -118,6 +118,11 @@ def test_arguments_that_begin_anew_are_shown(line, shown):
     assert ("arguments-twice" in ids) is shown
 
 
+def test_arguments_of_any_depth_are_read():
+    deep = r"{\"a\":" * 1_100
+    read(decode(1), f' {{"function":{{"name":"f","arguments":"{deep}"}}}}\n')
+
+
 @pytest.mark.parametrize(("name", "shown"), [("strng", True), ("string", False)])
 def test_a_type_that_no_schema_has_is_shown(name, shown):
     # What stands behind the schema has types of its own.

@@ -146,6 +146,7 @@ def _schema_in(line: bytes) -> bytes:
 
 
 _ARGUMENTS = re.compile(r'"arguments":\s*"((?:[^"\\]|\\.)*)"')
+_BEGINS_OBJECT = re.compile(r'\s*\{"\w{1,80}":')
 _FEWEST_ALIKE = 4  # characters
 
 
@@ -153,16 +154,17 @@ def _is_twice(quoted: str) -> bool:
     """Say whether arguments of a call begin anew within themselves, as where a stream wrote what it had written."""
     given = re.sub(r"\\(.)", r"\1", quoted)
     begin = found[0] if (found := _BEGINS_OBJECT.match(given)) else ""
-    again = given.find(begin, len(begin)) if len(begin) >= _FEWEST_ALIKE else -1
+    if len(begin) < _FEWEST_ALIKE or begin not in given[len(begin) :]:
+        return False
     try:
         # A part within may have the name of the first.
         json.JSONDecoder().raw_decode(given.strip())
     except ValueError:
-        return again > 0
+        return True
+    except RecursionError:
+        # Too deep to tell.
+        return False
     return False
-
-
-_BEGINS_OBJECT = re.compile(r'\s*\{"\w{1,80}":')
 
 
 _OF_ANSWERS = (
