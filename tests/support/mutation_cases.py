@@ -1,4 +1,4 @@
-"""Of each folder of kept dumps: the rule, structure, defect and confidence that are named first."""
+"""The cases of kept dumps: which rule, structure, defect and confidence are named first of each folder."""
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.finding import Confidence
