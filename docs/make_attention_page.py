@@ -88,8 +88,7 @@ and values are under way while the kernel ahead still runs.
 *apart* is the step without it (arm `all-apart`), *ours* with it (arm `all`). Logits were compared before anything was
 timed. Rows of {most_requests} and of 26B's 3 requests come from the last {old} commands, with clusters that multiplied
 without tensor cores and kept only a part of a request's keys under way, and with full layers apart in both arms. With
-more than {most_requests} requests both arms have the same graph today, because one launch was slower in most of these
-(E4B's 4 requests had `layer-tail`, which is not in force there today):
+more than {most_requests} requests both arms have the same graph today, because one launch was slower in most of these:
 
 ```
 {many_commands}
@@ -98,7 +97,9 @@ more than {most_requests} requests both arms have the same graph today, because 
 | model, batch | apart, ms | one launch, ms | apart / one launch |
 |---|---|---|---|
 {many}
-What is in force today, but for the experts of 26B, which are faster since ([experts](products.md#experts)):
+What is in force today, but for the experts of 26B, which are faster since ([experts](products.md#experts)), and for
+`layer-tail` in the rows of E4B's 4 requests, which have it no more
+([measured without it](products.md#a-layer-behind-its-attention-in-one-launch)):
 
 | model, batch, context | as shipped, ms | apart, ms | ours, ms | apart / ours | as shipped / ours | kernels |
 |---|---|---|---|---|---|---|
