@@ -220,7 +220,7 @@ Whole steps, all defaults with and without it, 768 tokens of context:
 |---|---|---|---|---|---|---|
 """
 SLIDING_HEAD = """
-With 4 requests of E4B, as which SGLang's graphs run 3 too, a step does not gain by it: in all layers it made one of 8192
+With 4 requests of E4B, as which SGLang's graphs run 3 too, no step gains by it: in all layers it made one of 8192
 tokens slower, of which no rows are kept, and in sliding layers alone it was as fast as *one by one*, which is in force:
 
 ```
