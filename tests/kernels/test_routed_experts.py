@@ -83,6 +83,7 @@ def test_every_way_to_cut(plan, dtype):
         assert_right(routed_experts(*given, plan, path="kernel"), *given)
 
 
+@pytest.mark.sampled(3)
 @needs_kernel
 @by_plan
 def test_a_row_has_the_same_bits_each_time_and_whatever_the_other_rows_are(plan):

@@ -77,6 +77,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("path", PATHS)

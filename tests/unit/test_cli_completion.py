@@ -201,6 +201,7 @@ def start_file(tmp_path):
     return install
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_bash_and_zsh_complete(start_file, shell):
     """Only at a prompt do they complete all, so each gets a terminal."""

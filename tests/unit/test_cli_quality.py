@@ -142,6 +142,7 @@ class TestServersThatFail:
         assert part["base"] == {"answered": 9, "right": 9, "unreadable": 0, "failed": 1, "not_asked": 20}
         assert (part["with"]["answered"], part["compared"], part["verdict"]) == (COUNT, 9, "no worse")
 
+    @pytest.mark.slow
     def test_a_server_that_hangs_is_said_and_its_answers_are_kept(self, quality, questions, tmp_path):
         words = ("--questions", questions, "--timeout", 0.5, "--parallel", 2)
         with endpoint(well_informed) as base, endpoint(hanging_after(9, well_informed)) as other:

@@ -103,7 +103,7 @@ def test_what_any_two_dumps_differ_in_does_not_count(tmp_path):
     assert {"dump_id", "created_utc"} <= {one.path for one in comparison.volatile}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_one_planted_change_is_found_at_its_place(tmp_path_factory, data):
     dtype = data.draw(DTYPES)

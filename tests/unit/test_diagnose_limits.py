@@ -203,7 +203,7 @@ class TestFarTooMuch:
         assert code == 4
         assert "and the zips before it unpack to more than 10 bytes" in document["message"]
 
-    @pytest.mark.sampled(3)
+    @pytest.mark.slow
     @pytest.mark.parametrize("pids", ["of one", "of each", "overlapping"])
     def test_a_thousand_readings_that_name_processes(self, pids):
         def hostile(at: int) -> Reading:

@@ -33,6 +33,7 @@ def child(*words: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_killed_before_every_single_file_operation(tmp_path):
     # Three files, the lock, the survey, the removal of one dump, the counters, the rename.
     assert int(child("file-events", tmp_path)) > 30

@@ -36,7 +36,7 @@ def test_alarming_words_of_a_server_that_goes_on_are_no_finding(name):
         assert rules(before + HEALTHY[name] + decode(9)) == []
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_no_envelope_makes_another_log_of_it(wrapper):
     wrap = WRAPPERS[wrapper]

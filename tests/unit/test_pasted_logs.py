@@ -52,7 +52,7 @@ def test_a_clean_log_has_no_finding(name):
     assert findings(facts) == ()
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_clean_log_has_no_finding_behind_any_prefix(wrapper):
     found = {}

@@ -56,6 +56,7 @@ def guard(tmp_path):
 actions = st.lists(st.tuples(st.sampled_from("sssdddddff"), st.integers(0, 3), st.integers(1, 90)), max_size=25)
 
 
+@pytest.mark.sampled(2)
 def test_silent_on_clean_histories(world):
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(actions)
