@@ -54,7 +54,8 @@ test-release: types
 	$(PYTEST) $(MARKED)
 
 # Of each other release. Of the live engine what it has of its own, and little of what the newest has run too, since both
-# together are more than an hour: a test is `twice` by tests/conftest.py. make test-release RELEASE=... runs all.
+# together are more than an hour: a test is `twice` by tests/conftest.py, or is marked so, where its file has one like it.
+# make test-release RELEASE=... runs all.
 test-releases:
 	@for release in $(filter-out $(DEFAULT),$(RELEASES)); do \
 	  $(MAKE) --no-print-directory test-release RELEASE=$$release WHICH="releases and not twice" || exit 1; done

@@ -87,7 +87,10 @@ def test_drafts_start_from_what_they_start_from_without_spec_v2(sides, name):
         (20, {"page_size": 64, "speculative_num_steps": 1, "speculative_num_draft_tokens": 2}),
         # Only triton has pages of one token; its interpreter needs a second for a step.
         (2, {"attention_backend": "triton", "page_size": 1}),
-        (2, {"attention_backend": "triton", "speculative_num_steps": 2, "speculative_eagle_topk": 2}),
+        pytest.param(
+            *(2, {"attention_backend": "triton", "speculative_num_steps": 2, "speculative_eagle_topk": 2}),
+            marks=pytest.mark.twice,
+        ),
     ],
     ids=["pages of 64, one draft", "pages of 1", "a tree two wide"],
 )
@@ -103,7 +106,12 @@ def test_greedy_tokens_are_the_same_in_pages_of_other_sizes(sides, mtp_arguments
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"prefill_attention_backend": "triton", "decode_attention_backend": "trtllm_mha"}],
+    [
+        {},
+        pytest.param(
+            {"prefill_attention_backend": "triton", "decode_attention_backend": "trtllm_mha"}, marks=pytest.mark.twice
+        ),
+    ],
     ids=["trtllm_mha", "hybrid"],
 )
 def test_trtllm_is_given_a_bound_where_it_would_read_lengths(sides, mtp_arguments, run_engine, tmp_path, changes):

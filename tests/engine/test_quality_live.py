@@ -91,9 +91,9 @@ def servers(toy, environment, tmp_path):
 
 def test_two_servers_of_which_one_is_worse_and_one_dies(servers, questions, environment, tmp_path):
     (good, good_process), (bad, _) = servers
-    asked = ("--questions", questions, "--colours", "--output", tmp_path / "run", "--force")
+    asked = ("--questions", questions, "--output", tmp_path / "run", "--force")
 
-    code, document, said = quality(environment, *asked, "--base-url", good, "--with-url", bad)
+    code, document, said = quality(environment, *asked, "--colours", "--base-url", good, "--with-url", bad)
     mmlu, colours = document["parts"]
     assert (code, mmlu["verdict"], mmlu["compared"]) == (1, "worse", 24), said
     assert mmlu["interval_high"] < 0 < mmlu["only_base_right"]
