@@ -5,6 +5,7 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "swa-writes-cached-untranslated": ("write-past-buffer", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.CERTAIN),
     "mapping-zero": ("mapping-entry-wrong", S.SWA_MAPPING, D.ZERO, C.CERTAIN),
     "mapping-foreign": ("mapping-entry-wrong", S.SWA_MAPPING, D.FOREIGN, C.CERTAIN),
     "tree-node-negative": ("holder-entry-wrong", S.TREE_NODE, D.NEGATIVE, C.CERTAIN),
@@ -159,7 +160,7 @@ CASES = {
     "free-of-a-free-neighbour": ("page-freed-twice", S.FREE_CALL, D.OFF_BY_ONE, C.CERTAIN),
     "free-of-a-running-requests-page": ("request-state-differs", None, None, C.POSSIBLE),
     "window-freed-early": ("null-page-in-live-column", S.FREE_CALL, D.EARLY, C.LIKELY),
-    "swa-writes-not-translated": ("write-past-buffer", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.LIKELY),
+    "swa-writes-not-translated": ("write-past-buffer", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.CERTAIN),
     "evicted-and-not-counted": ("evicted-page-counted", S.REQUEST_COUNTERS, None, C.LIKELY),
     "node-in-another-order": ("request-state-differs", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
     "goes-on-in-a-free-page": ("mapping-outlives-page", None, None, C.POSSIBLE),

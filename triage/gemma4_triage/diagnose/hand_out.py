@@ -63,7 +63,7 @@ def is_what_the_pool_gave(dump: Dump) -> bool | None:
     if not offences or offences[0].table != "slots" or offences[0].column != 1:
         return None
     row = offences[0].row
-    if given is None or slots is None or given.shape != slots.shape[:1] or not 0 <= row < len(given):
+    if given is None or slots is None or slots.shape != (len(given), 2) or not 0 <= row < len(given):
         return None
     return int(given[row]) == int(slots[row, 1])
 
@@ -146,7 +146,7 @@ class _Call:
         self._page = bad.value // self._page_size
         self._before, self._after = (self._list(name) for name in ("before", "pages"))
         slots = tensor_or_none(dump, "slots")
-        self._slots = [] if slots is None or slots.ndim != 2 else slots.tolist()
+        self._slots = [] if slots is None or slots.shape[1] != len(POOLS) else slots.tolist()
         self._events = readable_events(dump)
 
     @property

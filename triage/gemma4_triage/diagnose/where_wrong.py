@@ -31,7 +31,7 @@ from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.finding import Evidence
 
-FULL, WRITES = "page_table", "out_cache_loc"
+FULL, WRITES, SWA_TABLE = "page_table", "out_cache_loc", "swa_page_table"
 TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
 BELIEVED, ROWS_THERE_ARE = "believed_lengths", "rows_of_requests"
 _ENOUGH = 3
@@ -341,6 +341,7 @@ class _Source:
         full = self._at(WRITES)
         if self._is_untranslated():
             proof = self._said(WRITES, "the full slot, which the whole list still has")
+            proof += self._translated_elsewhere()
             return Wrong(Structure.WRITE_LOCATIONS, Defect.OTHER_SPACE, proof)
         # A full slot that is real was translated as the map has it, which the allocator wrote in the same call.
         return Wrong(Structure.WRITE_LOCATIONS if full is not None and full < self._page_size else None, self._defect())
@@ -352,6 +353,17 @@ class _Source:
             return False
         return len({int(slot) // self._page_size for slot in swa.flatten()}) > 1
 
+    def _translated_elsewhere(self) -> tuple[Evidence, ...]:
+        """Return what says that the map makes another page of the entry's: the sliding layers' table has that."""
+        table, lengths, row = tensor_or_none(self._dump, SWA_TABLE), tensor_or_none(self._dump, LENGTHS), self._bad.row
+        if table is None or lengths is None or not 0 <= row < min(len(lengths), table.shape[0]):
+            return ()
+        token = int(lengths[row]) - self._stored(row) + self._bad.column
+        at = (row, token // self._page_size)
+        if not 0 <= at[1] < table.shape[1] or table[at] in (0, self._bad.value // self._page_size):
+            return ()
+        return (cell(self._dump, SWA_TABLE, at, "the page that this token has in the sliding-window pool"),)
+
     @property
     def _page_size(self) -> int:
         return self._dump.manifest.page_size or 1
@@ -361,10 +373,23 @@ class _Source:
 
     def _at(self, name: str, whole_row: bool = False) -> Any:
         """Return the value at the entry's place of another tensor; None if there is no such place."""
-        table, row, column = tensor_or_none(self._dump, name), self._bad.row, self._bad.column
-        if table is None or table.ndim != 2 or not (0 <= row < table.shape[0] and 0 <= column < table.shape[1]):
+        table, place = tensor_or_none(self._dump, name), self._place(name)
+        if place is None or (whole_row and len(place) != 2):
             return None
-        return table[row, : self._live(table.shape[1])] if whole_row else int(table[row, column])
+        return table[place[0], : self._live(table.shape[1])] if whole_row else int(table[place])
+
+    def _place(self, name: str) -> tuple[int, ...] | None:
+        """Return where the entry's place is in another tensor, a table or a list in which rows follow each other."""
+        table, begins = tensor_or_none(self._dump, name), tensor_or_none(self._dump, f"{name}_indptr")
+        row, column = self._bad.row, self._bad.column
+        if table is None or row < 0 or column < 0:
+            return None
+        if table.ndim == 2:
+            return (row, column) if row < table.shape[0] and column < table.shape[1] else None
+        if table.ndim != 1 or begins is None or begins.ndim != 1 or row + 1 >= len(begins):
+            return None
+        at = int(begins[row]) + column
+        return (at,) if 0 <= at < min(int(begins[row + 1]), len(table)) else None
 
     def _live(self, columns: int, row: int | None = None) -> int:
         """Return how many columns of a row are live; of the bad entry's if no row is named."""
@@ -417,14 +442,15 @@ class _Source:
     def _stored(self, row: int) -> int:
         """Return of how many tokens of a row this forward stores the keys."""
         writes, begins = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, f"{WRITES}_indptr")
-        if writes is None:
+        if writes is None or writes.ndim not in (1, 2) or row < 0:
             return 0
         if writes.ndim == 2:
-            return writes.shape[1]
+            return writes.shape[1] if row < writes.shape[0] else 0
         return int(begins[row + 1] - begins[row]) if begins is not None and 0 <= row < len(begins) - 1 else 0
 
     def _said(self, name: str, meaning: str) -> tuple[Evidence, ...]:
-        return (cell(self._dump, name, (self._bad.row, self._bad.column), meaning),)
+        place = self._place(name)
+        return () if place is None else (cell(self._dump, name, place, meaning),)
 
     def _may_be_old(self) -> bool:
         """Return whether a table has nothing where this forward begins a page: one of the step before had nothing yet.
