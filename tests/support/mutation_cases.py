@@ -5,6 +5,7 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "entry-of-a-row-zero-within-a-page": ("held-outside-pool", S.REQUEST_ROW, D.ZERO, C.CERTAIN),
     "swa-writes-cached-untranslated": ("write-past-buffer", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.CERTAIN),
     "mapping-zero": ("mapping-entry-wrong", S.SWA_MAPPING, D.ZERO, C.CERTAIN),
     "mapping-foreign": ("mapping-entry-wrong", S.SWA_MAPPING, D.FOREIGN, C.CERTAIN),
@@ -105,7 +106,7 @@ CASES = {
     "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
     "node-lost": ("pages-leaked", S.TREE_NODE, D.LOST, C.LIKELY),
     "full-table-zero": ("null-page-in-live-column", S.FULL_TABLE, D.ZERO, C.CERTAIN),
-    "write-zero": ("null-page-in-live-column", S.WRITE_LOCATIONS, D.ZERO, C.CERTAIN),
+    "write-zero": ("null-page-in-live-column", S.WRITE_LOCATIONS, D.ZERO, C.LIKELY),
     "row-index-negative": ("null-page-in-live-column", S.ROW_INDICES, D.NEGATIVE, C.LIKELY),
     "node-behind-a-row": ("request-state-differs", S.TREE_NODE, None, C.LIKELY),
     "nodes-swapped": ("request-state-differs", None, None, C.POSSIBLE),

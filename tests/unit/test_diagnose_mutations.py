@@ -143,6 +143,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("evicted-of-the-other-pool", "The other pool lacked nothing: what the cache was asked to evict of each"),
         ("freed-once-and-listed-twice", "was given back once since it was handed out"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
+        ("entry-of-a-row-zero-within-a-page", "at token 115, 1 of its entries in all, and slots of pages at 12 tokens"),
         ("swa-writes-cached-untranslated", "is the full pool's (out_cache_loc), which was not translated"),
     ],
 )

@@ -98,6 +98,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         scalars=_scalars(audit)
         | _lost_in(audit)
         | (_counted(audit) if group[0].fault is Fault.UNBALANCED else {})
+        | ({"stray_entries": _stray(audit)} if audit.reading.stray_entries else {})
         | {
             "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
             "generations": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.generations.items())),
@@ -173,6 +174,11 @@ def _counted(audit: Audit) -> dict[str, int]:
     listed = {f"{one.pool}_listed": one.free.size * page for one in reading.pools if one.pool != REQUEST_SLOTS}
     cached = {f"{pool}_cached": pages * page for pool, pages in reading.cached_pages.items()}
     return listed | cached | {"full_locked": reading.locked.size * page}
+
+
+def _stray(audit: Audit) -> str:
+    told = sorted(audit.reading.stray_entries.items())
+    return ",".join(f"{slot}:{first}:{count}:{behind}" for slot, (first, count, behind) in told)
 
 
 def _lost_in(audit: Audit) -> dict[str, str]:

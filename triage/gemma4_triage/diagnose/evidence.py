@@ -103,7 +103,7 @@ _TABLES = (
     *("page_table", "swa_page_table", "translated_page_table", "request_rows", "edges", "holders", "last_loc"),
     *("lengths", "lives", "page_states", "pages_lost", "req_to_token", "requests", "rows", "shares", "slots"),
     *(f"start_{name}" for name in ("free_full", "free_swa", "released_full", "released_swa", "mapping")),
-    *("suspects", "table"),
+    *("suspects", "table", "row_slots"),
 )
 _DIMENSIONS: dict[str, int] = {**dict.fromkeys(_LISTS, 1), **dict.fromkeys(_TABLES, 2)}
 """Of tensors that a probe writes in one form alone: in another one they are not what a rule takes them for."""

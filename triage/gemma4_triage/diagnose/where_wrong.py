@@ -7,7 +7,7 @@
 | the full layers' table    | `request_rows`, the request's row             | the table, where the row says otherwise |
 | ... a row of it as a whole | the other requests' rows                     | the table, where it has another's      |
 | ... and equals that       | whether the row holds nothing at all          | the row; or which row it is            |
-| out_cache_loc             | the row's page for that token                 | the list, where the row says otherwise |
+| out_cache_loc             | the row's page for that token, `row_slots`    | the list, where the row says otherwise |
 | swa_out_cache_loc         | out_cache_loc                                 | that, where it is no slot of a page;   |
 |                           |                                               | the list, where all of it is the same  |
 
@@ -33,6 +33,7 @@ from gemma4_triage.finding import Evidence
 
 FULL, WRITES, SWA_TABLE = "page_table", "out_cache_loc", "swa_page_table"
 TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
+ROW_SLOTS = "row_slots"
 BELIEVED, ROWS_THERE_ARE = "believed_lengths", "rows_of_requests"
 _ENOUGH = 3
 """Of how many pages a row tells whose it is."""
@@ -331,11 +332,21 @@ class _Source:
         if held * page + at % page == self._bad.value or held < 1:
             # The row was written from the same hand-out.
             return Wrong(None, self._defect())
+        if (of_row := self._of_rows_entry()) is not None:
+            return of_row
         if self._bad.value % page == at % page and not self._hand_outs_are_watched():
             # Right within its page, as what hands out whole pages leaves it; the row has the page since before.
             return Wrong(None, self._defect(), handed_out=True)
         proof = (cell(self._dump, rows, (row, at // page), "the page that the row has for that token"),)
         return Wrong(Structure.WRITE_LOCATIONS, self._defect(), proof)
+
+    def _of_rows_entry(self) -> Wrong | None:
+        """Return what says that the row has this very slot for the token, in the midst of a page."""
+        if self._at(ROW_SLOTS) != self._bad.value:
+            return None
+        if not self._hand_outs_are_watched():
+            return Wrong(None, self._defect(), handed_out=True)
+        return Wrong(Structure.REQUEST_ROW, self._defect(), self._said(ROW_SLOTS, "what the row has for that token"))
 
     def _of_swa_writes(self) -> Wrong:
         full = self._at(WRITES)
