@@ -146,6 +146,11 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("entry-of-a-row-zero-within-a-page", "at token 115, 1 of its entries in all, and slots of pages at 12 tokens"),
         ("insert-a-token-too-long", "is 1 token too long: it has 144 tokens, and the request keys of 143"),
         ("window-of-a-node-a-page-on", "handed out with the full one, 15, the node page 16, the one beside it"),
+        (
+            "results-of-a-decode-exchanged",
+            "have changed places: each of its slots is right, and went to another request",
+        ),
+        ("host-lengths-in-another-order", "put together in another order. It is the host's"),
         ("swa-writes-cached-untranslated", "is the full pool's (out_cache_loc), which was not translated"),
     ],
 )

@@ -390,10 +390,11 @@ class TestInserts:
             return prefilled(request, tree, tokens)
 
         monkeypatch.setattr(pool_world.scheduler, "prefilled", overwritten)
+        monkeypatch.setattr(inserts, "live_requests", lambda _: server.world.requests)
         said = trapped_by(server, lambda: server.world.start([*range(300, 340)]))
         assert (said.scalars["why"], said.scalars["value"], said.scalars["token"]) == (
             "torn",
-            901,
+            401,
             server.world.page + 1,
         )
         assert (named(server).structure, named(server).confidence) == (Structure.REQUEST_ROW, Confidence.LIKELY)

@@ -3,7 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.copied_lengths import COPIED, miscounted, not_filtered
+from gemma4_triage.diagnose.copied_lengths import AT_ORDER, COPIED, in_order, miscounted, not_filtered, reordered
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
@@ -41,11 +41,20 @@ def _of_copies(incident: Incident, dump: Dump) -> Finding:
         before, lengths = counted, ", ".join(map(str, readable_events(dump)[counted]["seq_lens"]))
         how = "it was not counted up" if by < 0 else "it was counted up twice"
         which = f" Each request has a token more than in the decode before: the copy on the {other} is wrong, {how}."
+    order = None if kept or other else reordered(dump)
+    if order is not None:
+        which = in_order(order)
     told = bool(kept or other)
     return Finding(
         rule=ID,
         structure=Structure.BATCH_LENGTHS,
-        defect=Defect.STALE if kept or by < 0 else Defect.OFF_BY_ONE if near else None,
+        defect=Defect.SWAPPED
+        if order is not None
+        else Defect.STALE
+        if kept or by < 0
+        else Defect.OFF_BY_ONE
+        if near
+        else None,
         cause=(
             "A batch has another length for a request on the host than on the device. Pages are counted by the one "
             f"and filled by the other, so that requests get each other's pages, or none.{which}"
@@ -61,6 +70,8 @@ def _of_copies(incident: Incident, dump: Dump) -> Finding:
         advice=(
             f"Look at what writes {COPIED[other]} there: prepare_for_decode counts both copies up."
             if other
+            else AT_ORDER
+            if order is not None
             else "Look at what writes seq_lens and seq_lens_cpu, and at which of the two was left out or done twice.",
         ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
