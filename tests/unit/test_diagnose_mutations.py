@@ -151,6 +151,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
             "have changed places: each of its slots is right, and went to another request",
         ),
         ("host-lengths-in-another-order", "put together in another order. It is the host's"),
+        ("evicted-twice-and-handed-out", "(21, 25) were given back twice, both times by evict_tree"),
         ("swa-writes-cached-untranslated", "is the full pool's (out_cache_loc), which was not translated"),
     ],
 )

@@ -44,17 +44,12 @@ def _of_copies(incident: Incident, dump: Dump) -> Finding:
     order = None if kept or other else reordered(dump)
     if order is not None:
         which = in_order(order)
-    told = bool(kept or other)
+    told, one_off = bool(kept or other), Defect.OFF_BY_ONE if near else None
+    defect = Defect.STALE if kept or by < 0 else one_off
     return Finding(
         rule=ID,
         structure=Structure.BATCH_LENGTHS,
-        defect=Defect.SWAPPED
-        if order is not None
-        else Defect.STALE
-        if kept or by < 0
-        else Defect.OFF_BY_ONE
-        if near
-        else None,
+        defect=defect if order is None else Defect.SWAPPED,
         cause=(
             "A batch has another length for a request on the host than on the device. Pages are counted by the one "
             f"and filled by the other, so that requests get each other's pages, or none.{which}"
@@ -126,21 +121,17 @@ def _defect(dump: Dump, row: int) -> Defect | None:
     return Defect.PAST_END if lengths[row] > max(tokens) + _AHEAD else None
 
 
-def _is_of_copies(dump: Dump) -> bool:
-    return dump.manifest.rule == COPIES
-
-
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
         Exclusion(
             "the batch is no decode: a prefill in chunks has a part of its prompt",
-            in_dump(lambda dump: not _is_of_copies(dump) and dump.manifest.forward_mode != "DECODE"),
+            in_dump(lambda dump: dump.manifest.rule != COPIES and dump.manifest.forward_mode != "DECODE"),
         ),
         Exclusion(
             "the lengths are right, and the request's tokens were changed",
-            in_dump(lambda dump: False if _is_of_copies(dump) else None),
+            in_dump(lambda dump: False if dump.manifest.rule == COPIES else None),
         ),
     ),
     leads_to=("other-crash", "index-outside-tensor"),
