@@ -97,6 +97,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         | {"rows_of_requests": audit.reading.rows},
         scalars=_scalars(audit)
         | _lost_in(audit)
+        | _dropped(audit)
         | (_counted(audit) if group[0].fault is Fault.UNBALANCED else {})
         | ({"stray_entries": _stray(audit)} if audit.reading.stray_entries else {})
         | {
@@ -206,6 +207,24 @@ def _lost_in(audit: Audit) -> dict[str, str]:
                     found[f"{name}_lost_in"] = "listed twice"
                 elif lost[0] in after and held[0] not in after:
                     found[f"{name}_lost_in"] = "free list"
+                break
+    return found
+
+
+def _dropped(audit: Audit) -> dict[str, str]:
+    """Return, by pool, how many pages the latest call took that lost one of them without giving it, of how many."""
+    found = {}
+    for number, (name, history) in enumerate(audit.ledger.pools.items()):
+        nowhere = [one.pages for one in audit.findings if one.pool == name and one.fault is Fault.NOWHERE]
+        lost = [page for page in np.concatenate(nowhere).tolist() if _was_free(history, page)] if nowhere else []
+        for call in reversed(audit.ledger.hand_outs) if lost else ():
+            if call.pool != number:
+                continue
+            given = _on_host((call.slots,)) // audit.ledger.page_size
+            taken = np.setdiff1d(_on_host(call.before), _on_host(call.after))
+            dropped = np.setdiff1d(taken, given)
+            if np.isin(lost, dropped).any():
+                found[f"{name}_dropped"] = f"{dropped.size}:{taken.size}:{int(np.isin(lost, dropped).all())}"
                 break
     return found
 
