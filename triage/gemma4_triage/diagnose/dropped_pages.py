@@ -44,8 +44,8 @@ def dropped_by_a_hand_out(rule: str, incident: Incident, dump: Dump) -> Finding 
             *(event(dump, number, "site", "the latest hand-out then") for number in calls[-1:]),
         ),
         advice=(
-            "Look at what takes pages off free_pages in alloc_extend and alloc_decode: by the call's num_new_pages, and "
-            "not by an upper bound of it.",
+            "Look at what takes pages off free_pages in alloc_extend and alloc_decode: by num_new_pages of the call, "
+            "and not by an upper bound of it.",
             "The pool stays smaller until a flush_cache or a restart.",
         ),
         next_commands=(commands.audit(dump),),
