@@ -14,6 +14,7 @@ CASES = {
     "pages-taken-beyond-need": ("pages-leaked", S.FULL_FREE_LIST, D.LOST, C.CERTAIN),
     "pool-shrunk-by-a-page": ("pool-size-differs", S.POOL_SIZE, D.OFF_BY_ONE, C.LIKELY),
     "window-lock-left-at-its-boundary": ("tree-broken", S.TREE_LOCK, D.OFF_BY_ONE, C.CERTAIN),
+    "prefix-longer-than-its-nodes": ("scheduler-exception", S.REQUEST_COUNTERS, None, C.LIKELY),
     "swa-writes-cached-untranslated": ("write-past-buffer", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.CERTAIN),
     "mapping-zero": ("mapping-entry-wrong", S.SWA_MAPPING, D.ZERO, C.CERTAIN),
     "mapping-foreign": ("mapping-entry-wrong", S.SWA_MAPPING, D.FOREIGN, C.CERTAIN),

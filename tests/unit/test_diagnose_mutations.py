@@ -155,6 +155,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("pages-taken-beyond-need", "2 of 8 of the full pool and 2 of 8 of the swa pool went to nobody"),
         ("pool-shrunk-by-a-page", "its size (size_full, size) has become a page too small since"),
         ("window-lock-left-at-its-boundary", "and no node is: locks of windows were left over"),
+        ("prefix-longer-than-its-nodes", "gave a request a prefix of 64 tokens, and the nodes up to the one"),
         ("swa-writes-cached-untranslated", "is the full pool's (out_cache_loc), which was not translated"),
     ],
 )

@@ -215,7 +215,11 @@ def _dropped(audit: Audit) -> dict[str, str]:
     """Return, by pool, how many pages the latest call took that lost one of them without giving it, of how many."""
     found = {}
     for number, (name, history) in enumerate(audit.ledger.pools.items()):
-        nowhere = [one.pages for one in audit.findings if one.pool == name and one.fault is Fault.NOWHERE]
+        of_pool = [one for one in audit.findings if one.pool == name]
+        nowhere = [one.pages for one in of_pool if one.fault is Fault.NOWHERE]
+        if any(one.fault in (Fault.FREE_AND_HELD, Fault.HELD_TWICE) for one in of_pool):
+            # Others may have been given in their places.
+            continue
         lost = [page for page in np.concatenate(nowhere).tolist() if _was_free(history, page)] if nowhere else []
         for call in reversed(audit.ledger.hand_outs) if lost else ():
             if call.pool != number:
