@@ -211,6 +211,9 @@ ELSEWHERE = {
 }
 """Made true on other dumps, in test_diagnose_premises.py, _contained.py, _mutations.py and _order_of_entries.py."""
 UNLESS_PROVEN = {
+    ("null-page-in-live-column", "the row itself"),
+    ("held-outside-pool", "the request's row was written"),
+    ("held-outside-pool", "that page was handed out"),
     ("window-not-evicted", "its pages were given back"),
     ("request-state-differs", "the nodes have that order too"),
     ("allocator-past-pool-end", "a call before"),

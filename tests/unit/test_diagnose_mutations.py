@@ -143,6 +143,20 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("evicted-of-the-other-pool", "The other pool lacked nothing: what the cache was asked to evict of each"),
         ("freed-once-and-listed-twice", "was given back once since it was handed out"),
         ("cache-emptied-alone", "it was emptied (flush_cache, a reset of its tree)"),
+        ("entry-of-a-row-zero-within-a-page", "at token 115, 1 of its entries in all, and slots of pages at 12 tokens"),
+        ("insert-a-token-too-long", "is 1 token too long: it has 144 tokens, and the request keys of 143"),
+        ("window-of-a-node-a-page-on", "handed out with the full one, 15, the node page 16, the one beside it"),
+        (
+            "results-of-a-decode-exchanged",
+            "have changed places: each of its slots is right, and went to another request",
+        ),
+        ("host-lengths-in-another-order", "put together in another order. It is the host's"),
+        ("evicted-twice-and-handed-out", "(21, 25) were given back twice, both times by evict_tree"),
+        ("pages-taken-beyond-need", "2 of 8 of the full pool and 2 of 8 of the swa pool went to nobody"),
+        ("pool-shrunk-by-a-page", "its size (size_full, size) has become a page too small since"),
+        ("window-lock-left-at-its-boundary", "and no node is: locks of windows were left over"),
+        ("prefix-longer-than-its-nodes", "gave a request a prefix of 64 tokens, and the nodes up to the one"),
+        ("swa-writes-cached-untranslated", "is the full pool's (out_cache_loc), which was not translated"),
     ],
 )
 def test_what_the_sentence_says_of_its_dump(case, words):

@@ -28,7 +28,7 @@ def test_an_earlier_step_comes_first_whatever_the_certainty():
 
 @pytest.mark.parametrize(("step", "confidence"), [(3, C.LIKELY), (4, C.CERTAIN)])
 def test_of_one_step_no_two_structures_are_certain(step, confidence):
-    one, other = dumps_of("full-table-zero")[0], dumps_of("write-zero")[0]
+    one, other = dumps_of("full-table-zero")[0], dumps_of("kernel-told-of-fewer-keys")[0]
     host, guards = one.manifest.host, one.manifest.guards
     of_one = [
         Dump(one.path, one.manifest.model_copy(update={"step": 3})),

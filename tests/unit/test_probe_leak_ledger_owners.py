@@ -229,6 +229,29 @@ class TestProvenance:
         assert [piece["value"] for piece in before] == [slot for slot, _ in owners[:2]]
         assert all(text in piece["meaning"] for text, piece in zip(texts, before, strict=False))
 
+    def test_pages_that_a_call_takes_beyond_what_it_gives_are_told_by_the_lists_about_it(self, swa, guard, monkeypatch):
+        pool = swa.allocator.swa_attn_allocator
+        ledger_of(swa.allocator)
+        count, kernel = pool.free_pages.numel(), alloc_kernels.alloc_extend_kernel
+        of_release = not getattr(pool, "use_triton_kernels", True)
+        right = paged.alloc_extend_naive if of_release else kernel[()]
+
+        def takes_more(prefix_lens, seq_lens, last_loc, free_pages, out_indices, *sizes):
+            right(prefix_lens, seq_lens, last_loc, free_pages, out_indices, *sizes)
+            if free_pages.numel() == count:
+                pool.free_pages = pool.free_pages[:-2]
+
+        place = (paged, "alloc_extend_naive") if of_release else (kernel, "_function")
+        monkeypatch.setattr(*place, takes_more)
+        swa.start(prompt(1, 40))
+        found = swa.audit()
+        report(found, found.findings, "step", Leak.DUMP, guard)
+        (dump,) = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
+        assert dump.manifest.scalars["swa_dropped"] == "2:5:1"
+        (incident,) = group([dump])
+        finding = conclude(incident)[0]
+        assert (finding.structure, finding.defect) == (Structure.SWA_FREE_LIST, Defect.LOST)
+
     @pytest.mark.parametrize("lost_in", ["hand-out", "listed twice", "free list"])
     def test_of_a_free_page_in_anothers_place_the_lists_about_the_call_tell_what_is_wrong(
         self, swa, guard, monkeypatch, lost_in

@@ -217,6 +217,17 @@ class TestWrites:
         with pytest.raises(TrappedViolation, match=r"slot 0 of 2576 in out_cache_loc\[1, 0\]"):
             build(backend, self.locations(backend, int(backend.req_to_token[1, 32]), 0))
 
+    def test_what_the_rows_have_for_the_tokens_that_are_written_is_in_the_dump(self, attach, backend, swa_allocator):
+        attach("trap", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [34, 20])
+        backend.kept_runner.req_to_token_pool = SimpleNamespace(req_to_token=backend.req_to_token)
+        backend.req_to_token[1, 33] = 0
+        forward_batch = batch([34, 20], rows=[1, 2])
+        forward_batch.out_cache_loc = torch.tensor([0, other := int(backend.req_to_token[2, 19])])
+        with pytest.raises(TrappedViolation, match=r"slot 0 of 2576 in out_cache_loc") as caught:
+            build(backend, forward_batch)
+        assert read_dump(caught.value.dump).tensor("row_slots").tolist() == [[0], [other]]
+
     def test_a_frozen_draft_writes_nothing(self, attach, backend, swa_allocator):
         dumps = attach("trap", "page-table", *STAND_INS)
         fill(backend, swa_allocator, [33])

@@ -8,14 +8,15 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+import pool_world
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.allocator_history import History
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
-from gemma4_runtime.checks.request_rows import check_path
+from gemma4_runtime.checks.request_rows import check_path, torn_pages
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
-from gemma4_runtime.rows import tokens
+from gemma4_runtime.rows import inserts, tokens
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.incident import Incident
@@ -372,6 +373,39 @@ class TestInserts:
             None,
             Confidence.POSSIBLE,
         )
+
+    def test_the_page_that_a_full_one_was_handed_out_with_tells_which_is_wrong(self, server, monkeypatch):
+        server.forward()
+        monkeypatch.setattr(window_component(), "_translate_full_to_swa", lambda _, slots: slots * 0 + 17)
+        monkeypatch.setattr(inserts, "served_by", lambda scheduler, page: {"handed_out_with": 1})
+        trapped_by(server, lambda: server.world.start([*PROMPT, *range(300, 340)]))
+        assert (named(server).structure, named(server).confidence) == (Structure.SWA_MAPPING, Confidence.CERTAIN)
+
+    def test_a_slot_of_another_page_in_the_midst_of_one_that_is_put_in(self, server, monkeypatch):
+        server.forward()
+        prefilled = pool_world.scheduler.prefilled
+
+        def overwritten(request, tree, tokens):
+            server.world.rows.req_to_token[held(request).req_pool_idx, server.world.page + 1] = 401
+            return prefilled(request, tree, tokens)
+
+        monkeypatch.setattr(pool_world.scheduler, "prefilled", overwritten)
+        monkeypatch.setattr(inserts, "live_requests", lambda _: server.world.requests)
+        said = trapped_by(server, lambda: server.world.start([*range(300, 340)]))
+        assert (said.scalars["why"], said.scalars["value"], said.scalars["token"]) == (
+            "torn",
+            401,
+            server.world.page + 1,
+        )
+        assert (named(server).structure, named(server).confidence) == (Structure.REQUEST_ROW, Confidence.LIKELY)
+
+    def test_slots_follow_the_first_one_of_their_page(self):
+        whole = np.array([8, 9, 10, 11, 20, 21, 22, 23, 32])
+        assert torn_pages(whole, 4) == ()
+        (wrong,) = torn_pages(np.where(whole == 23, 7, whole), 4)
+        assert (wrong.column, wrong.value, wrong.expected) == (7, 7, 23)
+        # A page that begins within one is wrong throughout.
+        assert len(torn_pages(whole[:8] + 1, 4)) == 8
 
     def test_of_pages_that_were_put_in_and_not_given_back_either_may_be_wrong(self):
         path, value, back = np.arange(8, 16), np.array([8, 9, 10, 11, 20, 21, 22, 23]), np.array([3])

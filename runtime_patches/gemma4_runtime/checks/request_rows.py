@@ -174,6 +174,19 @@ def check_path(path: np.ndarray, value: np.ndarray, back: np.ndarray, page_size:
     return tuple(WrongEntry("given back", 0, int(column), int(path[column])) for column in at)
 
 
+def torn_pages(value: np.ndarray, page_size: int) -> tuple[WrongEntry, ...]:
+    """Return the slots, of what is put into the prefix cache, [tokens], that do not follow the first one of their page.
+
+    Each is what an earlier request left there, or was overwritten.
+    """
+    pages = value[: value.size // page_size * page_size].reshape(-1, page_size)
+    expected = pages[:, :1] // page_size * page_size + np.arange(page_size)
+    return tuple(
+        WrongEntry("torn", 0, int(at), int(value[at]), int(expected.flat[at]))
+        for at in np.flatnonzero(pages != expected)
+    )
+
+
 def check_values(found: Sequence[int], expected: Sequence[int | None]) -> tuple[WrongEntry, ...]:
     """Return the entries of a batch's list, [n], that are not what their requests say, [n]; None: nothing is said."""
     return tuple(

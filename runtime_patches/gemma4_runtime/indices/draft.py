@@ -207,6 +207,8 @@ def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, An
     rows = _request_rows(build)
     if rows is not None:
         found["request_rows"] = rows
+    if use.writes and (slots := _row_slots(build)) is not None:
+        found["row_slots"] = slots
     full_pages = _to_translate(build, use, held)
     if full_pages is not None:
         found["translated_page_table"] = payload(translate(build.pool, full_pages, build.page_size))
@@ -241,6 +243,24 @@ def _request_rows(build: Build) -> TensorPayload | None:
         return payload(torch.where(known[:, None], rows // build.page_size, -1))
     except RuntimeError:
         # After a crash nothing of the device can be asked.
+        return None
+
+
+def _row_slots(build: Build) -> TensorPayload | None:
+    """Return what each request's row has now for the tokens that are written, int64 [rows, tokens]; None if unknown."""
+    table = _req_to_token(build)
+    writes = next((one for one in build.arrays if not one.paged and one.indptr is None and one.space == "full"), None)
+    if table is None or writes is None or writes.values.ndim != 2 or not build.rows:
+        return None
+    try:
+        slots, each = build.request_slots.to(table.device, torch.int64)[:, None], writes.values.shape[1]
+        lengths = build.cache_seqlens.to(table.device, torch.int64)[:, None]
+        tokens = lengths - each + torch.arange(each, device=table.device)
+        known = (slots >= 0) & (slots < table.shape[0]) & (tokens >= 0) & (tokens < table.shape[1])
+        rows = table[slots.clamp(0, table.shape[0] - 1), tokens.clamp(0, table.shape[1] - 1)].to(torch.int64)
+        return payload(torch.where(known, rows, -1))
+    except RuntimeError:
+        # After a crash nothing of the device can be asked; a draft's rows may be counted otherwise.
         return None
 
 

@@ -97,7 +97,9 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         | {"rows_of_requests": audit.reading.rows},
         scalars=_scalars(audit)
         | _lost_in(audit)
+        | _dropped(audit)
         | (_counted(audit) if group[0].fault is Fault.UNBALANCED else {})
+        | ({"stray_entries": _stray(audit)} if audit.reading.stray_entries else {})
         | {
             "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
             "generations": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.generations.items())),
@@ -175,6 +177,11 @@ def _counted(audit: Audit) -> dict[str, int]:
     return listed | cached | {"full_locked": reading.locked.size * page}
 
 
+def _stray(audit: Audit) -> str:
+    told = sorted(audit.reading.stray_entries.items())
+    return ",".join(f"{slot}:{first}:{count}:{behind}" for slot, (first, count, behind) in told)
+
+
 def _lost_in(audit: Audit) -> dict[str, str]:
     """Return how a pool lost the only free page that is nowhere, where a page that is held is free as well.
 
@@ -200,6 +207,28 @@ def _lost_in(audit: Audit) -> dict[str, str]:
                     found[f"{name}_lost_in"] = "listed twice"
                 elif lost[0] in after and held[0] not in after:
                     found[f"{name}_lost_in"] = "free list"
+                break
+    return found
+
+
+def _dropped(audit: Audit) -> dict[str, str]:
+    """Return, by pool, how many pages the latest call took that lost one of them without giving it, of how many."""
+    found = {}
+    for number, (name, history) in enumerate(audit.ledger.pools.items()):
+        of_pool = [one for one in audit.findings if one.pool == name]
+        nowhere = [one.pages for one in of_pool if one.fault is Fault.NOWHERE]
+        if any(one.fault in (Fault.FREE_AND_HELD, Fault.HELD_TWICE) for one in of_pool):
+            # Others may have been given in their places.
+            continue
+        lost = [page for page in np.concatenate(nowhere).tolist() if _was_free(history, page)] if nowhere else []
+        for call in reversed(audit.ledger.hand_outs) if lost else ():
+            if call.pool != number:
+                continue
+            given = _on_host((call.slots,)) // audit.ledger.page_size
+            taken = np.setdiff1d(_on_host(call.before), _on_host(call.after))
+            dropped = np.setdiff1d(taken, given)
+            if np.isin(lost, dropped).any():
+                found[f"{name}_dropped"] = f"{dropped.size}:{taken.size}:{int(np.isin(lost, dropped).all())}"
                 break
     return found
 

@@ -75,6 +75,8 @@ class Reading:
         left_window: By request slot, how many of its first tokens no later token sees through the sliding window.
         rows: How many rows req_to_token has, that of slot 0 included.
         cached_pages: How many pages nodes of the prefix cache hold, by pool.
+        stray_entries: By request slot, of its own entries of the row that are of no page: the first one's token, how
+            many there are, and how many of pages follow the first.
         broken: What is wrong with nodes of the prefix cache, in the words of `checks.tree_links`, and with how many.
     """
 
@@ -93,6 +95,7 @@ class Reading:
     rows: int = 0
     cached_pages: Mapping[str, int] = field(default_factory=dict)
     broken: Mapping[str, int] = field(default_factory=dict)
+    stray_entries: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -168,6 +171,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         int(table.shape[0]),
         cached,
         broken_of(_inner(tree_cache)),
+        dict(_stray_entries(rows, row_slots, row_pages, page, full.pages)),
     )
 
 
@@ -185,6 +189,16 @@ def _edges(requests: Sequence[Any], page: int, width: int) -> Iterator[tuple[int
             column = max(counted - 2, 0)
             end = min((counted + 4) * page, held(request).kv_committed_len, width)
             yield held(request).req_pool_idx, column, max(end, column * page)
+
+
+def _stray_entries(
+    rows: Sequence[Row], slots: Sequence[np.ndarray], held_pages: Sequence[np.ndarray], page: int, pages: int
+) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    for row, entries, sorted_pages in zip(rows, slots, held_pages, strict=True):
+        if sorted_pages.size and (sorted_pages[0] < 1 or sorted_pages[-1] > pages):
+            strange = (entries < page) | (entries >= (pages + 1) * page)
+            first = int(strange.argmax())
+            yield row.slot, (row.start + first, int(strange.sum()), int((~strange[first:]).sum()))
 
 
 def _left_window(requests: Sequence[Any], window: int | None) -> Iterator[tuple[int, int]]:

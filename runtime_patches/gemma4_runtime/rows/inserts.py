@@ -13,10 +13,13 @@ import torch
 
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_runtime.checks.request_rows import WrongEntry, check_path
+from gemma4_runtime.checks.request_rows import WrongEntry, check_path, torn_pages
+from gemma4_runtime.leak.auditor import live_requests
 from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.release.allocators import free_page_parts, pending_slots
 from gemma4_runtime.release.prefix_caches import inserted_path, inserted_swa, unreadable_cache
+from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.owner import served_by
 from gemma4_runtime.rows.report import INSERT, INSERTED, report_wrong
 
 
@@ -49,23 +52,24 @@ def check_insert(scheduler: Any, cache: Any, params: Any, insert: Callable[[], A
     if getattr(result, "rotation_tail_declined", False) or (path := inserted_path(cache, result)) is None:
         return result
     was_back, back = _pages(before, waiting, page), _pages(free_page_parts(inner), pending_slots(allocator), page)
-    held, put_in = (torch.as_tensor(one).flatten().cpu().to(torch.int64).numpy() for one in (path, params.value))
-    wrong = check_path(held, put_in, back[~torch.isin(back, was_back)].numpy(), page)
+    on_path, put_in = (torch.as_tensor(one).flatten().cpu().to(torch.int64).numpy() for one in (path, params.value))
+    wrong = check_path(on_path, put_in, back[~torch.isin(back, was_back)].numpy(), page)
     if not wrong:
         _check_window(scheduler, cache, result)
+        _check_pages(scheduler, put_in, page)
         return result
     gave_back = wrong[0].why == "given back"
     # What the request has of the cache's own, and the cache had before the insert, is the cache's before and after it.
     cached = min(int(params.prev_prefix_len), int(result.prefix_len))
     had = {
         "as_before": None,
-        "path_slots": len(held),
+        "path_slots": len(on_path),
         "path_tokens": len(put_in),
         "cached_tokens": cached,
-        "pages_missing": int(np.setdiff1d(put_in // page, [*(held // page), *back.tolist()]).size),
+        "pages_missing": int(np.setdiff1d(put_in // page, [*(on_path // page), *back.tolist()]).size),
         "was_cached": all(one.column < cached for one in wrong) if gave_back else None,
     }
-    by, shown = BY.get(), {"path": TensorPayload.from_array(held), "inserted": TensorPayload.from_array(put_in)}
+    by, shown = BY.get(), {"path": TensorPayload.from_array(on_path), "inserted": TensorPayload.from_array(put_in)}
     structure = Structure.FREE_CALL if gave_back else Structure.TREE_NODE
     kinds = [Defect.EARLY if gave_back else Defect.DUPLICATE] * len(wrong)
     whose = [None if by is None else by[0]]
@@ -87,11 +91,27 @@ def _check_window(scheduler: Any, cache: Any, result: Any) -> None:
     if not at.size:
         return
     wrong = [WrongEntry("window", 0, int(i), int(swa[i]), int(expected[i])) for i in at]
-    same = bool((swa == full).all())
+    same, page = bool((swa == full).all()), scheduler.token_to_kv_pool_allocator.page_size
     had = {"as_before": None, "node_slots": len(full), "full_slot": int(full[at[0]]), "untranslated": same}
+    had |= served_by(scheduler, int(full[at[0]]) // page)
     by, kinds = BY.get(), [Defect.OTHER_SPACE if same else None] * len(wrong)
     whose = [None if by is None else by[0]]
     report_wrong(scheduler, wrong, INSERTED, INSERT, Structure.TREE_NODE, kinds, None, whose, had=had)
+
+
+def _check_pages(scheduler: Any, value: np.ndarray, page: int) -> None:
+    """Hold the slots that were put in, [tokens], against the order that they have in their pages."""
+    wrong, by = torn_pages(value, page), BY.get()
+    if not wrong:
+        return
+    slot = None if by is None else by[0]
+    whose = (held(one) for one in live_requests(scheduler))
+    committed = next((one.kv_committed_len for one in whose if one.req_pool_idx == slot), None)
+    had = {"as_before": None, "path_tokens": len(value), "committed": committed}
+    shown = {"inserted": TensorPayload.from_array(value)}
+    longer = committed is not None and len(value) > committed
+    structure = Structure.TREE_NODE if longer else Structure.REQUEST_ROW
+    report_wrong(scheduler, wrong, INSERTED, INSERT, structure, [None] * len(wrong), None, [slot], shown, had)
 
 
 def _pages(lists: Sequence[torch.Tensor], waiting: Sequence[torch.Tensor], page_size: int) -> torch.Tensor:

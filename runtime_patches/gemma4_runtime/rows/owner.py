@@ -53,3 +53,14 @@ def given_up(scheduler: Any, page: int, *, nodes_are_gone: bool) -> dict[str, An
     ended = [(int(life[4]), int(life[5])) for life in lives if life[5] >= 0]
     told = {"page_free_site": Site(ended[-1][0]).name.lower(), "page_free_step": ended[-1][1]} if ended else {}
     return told and told | {"nodes_are_gone": nodes_are_gone}
+
+
+def served_by(scheduler: Any, page: int) -> dict[str, Any]:
+    """Return, for a dump, the SWA page that a full page was handed out with; nothing where the ledger does not know."""
+    if not current.switched_on("leak-ledger"):
+        return {}
+    ledger = ledger_of(scheduler.token_to_kv_pool_allocator)
+    ledger.log.drain()
+    pages = ledger.pools["full"]
+    known = 0 < page <= pages.pages and pages.peer[page] > 0
+    return {"handed_out_with": int(pages.peer[page])} if known else {}

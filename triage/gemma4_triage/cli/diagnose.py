@@ -57,7 +57,7 @@ def diagnose(
     its own. What this release is known for is a note, and no incident.
 
     Exits 0 if nothing is wrong, notes aside, 1 for a cause, 4 if evidence is damaged or cannot be read, or was not
-    read to its end and nothing is found in the rest, 5 if there was nothing to look at.
+    read to its end and nothing is found in the rest, 5 if there was nothing to look at, 70 if a rule of ours broke off.
     """
     from gemma4_triage.diagnose.unread import Unread, in_part
     from gemma4_triage.report.diagnosis_document import (

@@ -1,6 +1,7 @@
 """From an incident to findings: every rule asked, consequences dropped, the rest ranked.
 
-1. Every rule but fallbacks sees the whole incident, and speaks if nothing rules its cause out; see rule.py.
+1. Every rule but fallbacks sees the whole incident, and speaks if nothing rules its cause out; see rule.py. One that
+   raises is a note behind all others, or where nothing else is found a finding.
 2. A finding is dropped if one that is at least as certain, and began no later, explains its rule and is of the same
    page or request. A possible one without a structure gives way to what is certain in that step, too.
    Its dumps become evidence of that one, as a consequence or, where one names neither, as what may follow.
@@ -41,10 +42,11 @@ from dataclasses import replace
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.census import owners_before
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, resting_on, said
+from gemma4_triage.diagnose.failed_rule import ask
 from gemma4_triage.diagnose.incident import PROCESS_END, REQUEST_ROWS, Access, Incident
 from gemma4_triage.diagnose.rules import injected_fault, request_state_differs
 from gemma4_triage.diagnose.subjects import began, is_of_same, said_again, said_elsewhere, seen
-from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, more_certain, ranked
+from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, causes, more_certain, ranked
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
 _BY_ID = {rule.id: rule for rule in RULES}
@@ -65,11 +67,15 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
         incident: what belongs together.
         from_logs: what logs.catalog.findings made of the incident's logs.
     """
-    asked = [finding for rule in RULES if not rule.fallback and (finding := rule.speak(incident)) is not None]
+    failed: list[Finding] = []
+    asked = [finding for rule in RULES if not rule.fallback and (finding := ask(rule, incident, failed)) is not None]
     found = _with_the_death(list(without_consequences(asked, incident)), incident)
-    found += _of_other_structures(found, incident)
+    found += _of_other_structures(found, incident, failed)
     for rule in RULES:
-        while rule.fallback and (finding := rule.speak(incident.without(resting_on(found, incident)))) is not None:
+        while rule.fallback:
+            finding = ask(rule, incident.without(resting_on(found, incident)), failed)
+            if finding is None:
+                break
             found.append(finding)
     every = _account_for_faults(_join_logs(ranked(found), from_logs, incident))
     held = (_hold_against_fix(finding, incident) for finding in every)
@@ -77,7 +83,9 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
     named = [_with_all_owners(finding, incident) for finding in hold_against_each_other(vouched, incident)]
     for at, piece in (*said_again(named, incident), *said_elsewhere(named, incident)):
         named[at] = named[at].model_copy(update={"evidence": (*named[at].evidence, piece)})
-    return _in_order(named, incident)
+    ordered = _in_order(named, incident)
+    kind = Kind.NOTE if causes(ordered) else Kind.CAUSE
+    return (*ordered, *(one.model_copy(update={"kind": kind}) for one in failed))
 
 
 def _join_logs(found: Sequence[Finding], from_logs: Iterable[Finding], incident: Incident) -> list[Finding]:
@@ -193,7 +201,7 @@ def _with_the_death(found: list[Finding], incident: Incident) -> list[Finding]:
     ]
 
 
-def _of_other_structures(found: Sequence[Finding], incident: Incident) -> list[Finding]:
+def _of_other_structures(found: Sequence[Finding], incident: Incident, failed: list[Finding]) -> list[Finding]:
     """Return what `request-rows` found of structures that nothing so far is about, beside the first that it found.
 
     Whether these follow from that one is not known.
@@ -203,7 +211,7 @@ def _of_other_structures(found: Sequence[Finding], incident: Incident) -> list[F
     while first is not None:
         rest = incident.without(resting_on([*found, *more], incident))
         dumps = tuple(dump for dump in rest.dumps if dump.manifest.rule == REQUEST_ROWS)
-        spoken = request_state_differs.RULE.speak(replace(rest, dumps=dumps)) if dumps else None
+        spoken = ask(request_state_differs.RULE, replace(rest, dumps=dumps), failed) if dumps else None
         if spoken is None or spoken.structure in {one.structure for one in (*found, *more)}:
             break
         told = (*spoken.ruled_out_if, _FOLLOWS.format(other=_what(first)))

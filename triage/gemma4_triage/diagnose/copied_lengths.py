@@ -1,10 +1,17 @@
 """Which of the two copies of a batch's lengths is wrong, the host's or the device's, by the decode before."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.evidence import readable_events, tensor_or_none
+from gemma4_triage.diagnose.recorded_calls import slots_of, spans
 
 COPIED = {"host": "seq_lens_cpu", "device": "seq_lens"}
 """The columns of the tensor `lengths` of a dump of `swa-alloc-lengths`, with SGLang's names."""
+_OTHER_ORDER = " Both have the same lengths, each at another request: one of them was put together in another order."
+_WHOSE_ORDER = " It is the {copy}'s: by the slots that requests go on from, the other has each one's own."
+AT_ORDER = "Look at the order in which merge_batch and filter_batch put seq_lens and seq_lens_cpu together."
 
 
 def not_filtered(dump: Dump) -> tuple[str, int]:
@@ -50,3 +57,37 @@ def miscounted(dump: Dump) -> tuple[str, int, int]:
         return "", 0, 0
     which = pair.index(0) ^ 1
     return tuple(COPIED)[which], pair[which], at
+
+
+def reordered(dump: Dump) -> str | None:
+    """Return which copy has the lengths of the other in another order, "" where that is not told; None if neither.
+
+    A request goes on from the last slot that an earlier call gave it, with as many tokens as it had then, and one more.
+    """
+    records, lengths = readable_events(dump), tensor_or_none(dump, "lengths")
+    if lengths is None or lengths.shape[1] != len(COPIED) or sorted(lengths[:, 0]) != sorted(lengths[:, 1]):
+        return None
+    had, last_loc = _lengths_by_last_slot(records[:-1]), records[-1].get("last_loc") if records else None
+    last = [had.get(slot) for slot in last_loc] if isinstance(last_loc, list) else []
+    known = [
+        (one + 1, copies) for one, copies in zip(last, lengths.tolist(), strict=False) if one and copies[0] != copies[1]
+    ]
+    wrong = [name for at, name in enumerate(COPIED) if all(copies[at] != one for one, copies in known)]
+    right = [name for at, name in enumerate(COPIED) if all(copies[at] == one for one, copies in known)]
+    return wrong[0] if len(known) > 1 and len(wrong) == len(right) == 1 and wrong != right else ""
+
+
+def _lengths_by_last_slot(records: list[Mapping[str, Any]]) -> dict[int, int]:
+    """Return how many tokens a request had when a call gave it its last slot, by that."""
+    found: dict[int, int] = {}
+    for call in records:
+        slots, ends = slots_of(call.get("full")), call.get("seq_lens")
+        for at, first, end in spans(call) if str(call.get("call")).startswith("alloc_") else ():
+            if isinstance(ends, list) and first < end <= len(slots) and isinstance(ends[at], int):
+                found[slots[end - 1]] = ends[at]
+    return found
+
+
+def in_order(copy: str) -> str:
+    """Return what is said of lengths in another order. copy: which is wrong, "" if that is not known."""
+    return _OTHER_ORDER + (_WHOSE_ORDER.format(copy=copy) if copy else "")

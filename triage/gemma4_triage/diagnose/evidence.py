@@ -39,8 +39,11 @@ def said(dump: Dump, field: str, meaning: str) -> Evidence:
 
 
 def cell(dump: Dump, tensor: str, index: tuple[int, ...], meaning: str) -> Evidence:
-    """Return one entry of a tensor. Raises DumpError, IndexError."""
-    value = dump.tensor(tensor)[index].item()
+    """Return one entry of a tensor; its value is None where the dump has no such place, or it cannot be read."""
+    found = tensor_or_none(dump, tensor)
+    shape = () if found is None or found.ndim != len(index) else found.shape
+    there = bool(shape) and all(0 <= at < size for at, size in zip(index, shape, strict=True))
+    value = found[index].item() if found is not None and there else None
     return Evidence(
         source=dump.manifest.dump_id, field=f"{tensor}[{', '.join(map(str, index))}]", value=value, meaning=meaning
     )
@@ -91,8 +94,17 @@ def lies_inside(dump: Dump) -> bool | None:
     return all(bad.lower <= bad.value < bad.upper for bad in listed) if listed else None
 
 
-_LISTS = ("cache_seqlens", "believed_lengths", "request_slots", "free_before_full", "free_before_swa", "swa_before")
-_TABLES = ("page_table", "swa_page_table", "translated_page_table", "request_rows")
+_LISTS = (
+    *("cache_seqlens", "believed_lengths", "request_slots", "free_before_full", "free_before_swa", "swa_before"),
+    *("free_pages_full", "free_pages_swa", "full_at_given", "inserted", "path", "req_pool_indices", "seq_lens"),
+    *("seq_lens_cpu", "swa_given", "out_cache_loc_indptr", "swa_out_cache_loc_indptr"),
+)
+_TABLES = (
+    *("page_table", "swa_page_table", "translated_page_table", "request_rows", "edges", "holders", "last_loc"),
+    *("lengths", "lives", "page_states", "pages_lost", "req_to_token", "requests", "rows", "shares", "slots"),
+    *(f"start_{name}" for name in ("free_full", "free_swa", "released_full", "released_swa", "mapping")),
+    *("suspects", "table", "row_slots"),
+)
 _DIMENSIONS: dict[str, int] = {**dict.fromkeys(_LISTS, 1), **dict.fromkeys(_TABLES, 2)}
 """Of tensors that a probe writes in one form alone: in another one they are not what a rule takes them for."""
 

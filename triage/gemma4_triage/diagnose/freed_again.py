@@ -1,9 +1,11 @@
 """Pages that stand twice on a free list: whether they were given back twice, and what is shown of them."""
 
-from gemma4_dumps.audit_findings import TABLE, suspects
+from collections.abc import Sequence
+
+from gemma4_dumps.audit_findings import TABLE, Suspect, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import TWICE_FREE
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
@@ -13,6 +15,63 @@ from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _BACK = ("freed", "free_asked")
+_TIMES = ("first", "again")
+
+
+def freed_again_and_given(rule: str, incident: Incident, dump: Dump, held: Sequence[Suspect]) -> Finding | None:
+    """Return the finding where pages were given back twice with nobody having them in between, and handed out since.
+
+    By the audit's latest events: each has two frees of each page, and no hand-out of it between them.
+    """
+    told = {one.page: _two_frees(dump, one) for one in held}
+    first = next(iter(told.values()), None)
+    if first is None or None in told.values():
+        return None
+    sites = [str(readable_events(dump)[number].get("site")) for number in first]
+    how = f"both times by {sites[0]}" if sites[0] == sites[1] else f"by {sites[0]}, and again by {sites[1]}"
+    pages = ", ".join(map(str, sorted(told)))
+    return Finding(
+        rule=rule,
+        structure=Structure.FREE_CALL,
+        defect=Defect.DUPLICATE,
+        cause=(
+            f"Pages of the {held[0].pool} pool ({pages}) were given back twice, {how}, with nobody having them in "
+            "between: they stood on the free list twice, and it has them still, though they were handed out since."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "offence_count", "pages that are free and held"),
+            *(
+                event(dump, number, "site", f"who gave it back, {which}")
+                for number, which in zip(first, _TIMES, strict=True)
+            ),
+            *(
+                event(dump, number, "step", f"in which step, {which}")
+                for number, which in zip(first, _TIMES, strict=True)
+            ),
+            *of_pages(dump),
+        ),
+        advice=(
+            "Look at what the second call hands over: an eviction frees each node's slots once (_evict_component, "
+            "device_frees), a release those that its request alone has.",
+        ),
+        next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
+    )
+
+
+def _two_frees(dump: Dump, page: Suspect) -> tuple[int, int] | None:
+    """Return the events that gave a page back twice; None where they do not show it, or a hand-out stands between."""
+    frees: list[int] = []
+    for number, one in enumerate(readable_events(dump)):
+        if one.get("pool") != page.pool or page.page not in (one.get("first_pages") or ()):
+            continue
+        if one.get("kind") == "freed":
+            frees.append(number)
+        elif one.get("kind") in ("handed_out", "owned", "given"):
+            if len(frees) > 1:
+                break
+            frees.clear()
+    return (frees[0], frees[1]) if len(frees) > 1 else None
 
 
 def listed_twice(rule: str, incident: Incident, dump: Dump) -> Finding | None:

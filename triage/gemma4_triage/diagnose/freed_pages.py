@@ -80,7 +80,7 @@ def holder_has_ended(dump: Dump) -> bool | None:
     if isinstance(running, str) and of_request_slots(dump, FREE_AND_HELD):
         return not {str(slot.page) for slot in free_and_held(dump)} & set(running.split(","))
     pages = {page.page for page in free_and_held(dump) if page.pool == "full"}
-    if table is None or table.ndim != 2 or not isinstance(running, str):
+    if table is None or table.shape[1] != 3 or not isinstance(running, str):
         return None
     alive = {str(TREE), *running.split(",")}
     holders = [str(int(holder)) for page, holder, _ in table.tolist() if page in pages]

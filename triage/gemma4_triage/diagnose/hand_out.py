@@ -35,6 +35,7 @@ from gemma4_triage.diagnose.where_wrong import Wrong, free_list_of_pool
 from gemma4_triage.finding import Evidence
 
 POOLS = ("full", "swa")
+_SHOWN = 3
 _GIVEN = "swa_given"
 
 
@@ -63,7 +64,7 @@ def is_what_the_pool_gave(dump: Dump) -> bool | None:
     if not offences or offences[0].table != "slots" or offences[0].column != 1:
         return None
     row = offences[0].row
-    if given is None or slots is None or given.shape != slots.shape[:1] or not 0 <= row < len(given):
+    if given is None or slots is None or slots.shape != (len(given), 2) or not 0 <= row < len(given):
         return None
     return int(given[row]) == int(slots[row, 1])
 
@@ -146,7 +147,7 @@ class _Call:
         self._page = bad.value // self._page_size
         self._before, self._after = (self._list(name) for name in ("before", "pages"))
         slots = tensor_or_none(dump, "slots")
-        self._slots = [] if slots is None or slots.ndim != 2 else slots.tolist()
+        self._slots = [] if slots is None or slots.shape[1] != len(POOLS) else slots.tolist()
         self._events = readable_events(dump)
 
     @property
@@ -176,6 +177,8 @@ class _Call:
             return Wrong(Structure.ALLOCATION, self._defect(self._page, unreturned, taken), proof)
         if (displaced := self.displaced()) is not None:
             return displaced
+        if (exchanged := self._exchanged(before, taken)) is not None:
+            return exchanged
         strayed = [self._of_request(*one, taken) for one in self._strayed()]
         if strayed:
             # What continues a page does not come off a list, even if the call took this page off for another request.
@@ -234,6 +237,25 @@ class _Call:
             return None
         told = event(self._dump, len(self._events) - 1, "site", "slots are not at their tokens' places in a page")
         return Wrong(Structure.ALLOCATION, Defect.SWAPPED, (told,))
+
+    def _exchanged(self, before: list[int], taken: Counter[int]) -> Wrong | None:
+        """Return a decode's result as wrong where each of its slots is right, and of another request of the batch."""
+        column, size = self._bad.column, self._page_size
+        opened = [page for page in before if taken[page]]
+        lasts = [self._last_slot(first, column) for _, first, _ in spans(self._call)]
+        if "prefix_lens" in self._call or len(lasts) != len(self._slots) or lasts.count(None) != len(opened):
+            return None
+        pages = iter(opened)
+        right = [next(pages) * size if last is None else last + 1 for last in lasts]
+        given = [row[column] for row in self._slots]
+        wrong = [at for at, slot in enumerate(given) if slot != right[at]]
+        if not wrong or Counter(given) != Counter(right):
+            return None
+        proof = tuple(
+            cell(self._dump, "slots", (at, column), f"what the request was given whose slot is {right[at]}")
+            for at in wrong[:_SHOWN]
+        )
+        return Wrong(Structure.ALLOCATION, Defect.SWAPPED, proof)
 
     def _shifted(self) -> Iterator[Wrong]:
         """Yield what a request was given that continues in the right page, and not behind its last slot.

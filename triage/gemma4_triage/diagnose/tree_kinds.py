@@ -6,6 +6,14 @@ from gemma4_dumps.structures import Defect, Structure
 SPLIT = " Another has more than its tokens: as where a split cuts slots at another length than the key (_split_node)."
 _AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
 STAMP, GONE = "stamp gone", "gone and still a child"
+WINDOW, PROTECTED = "window locked alone", ("full_protected", "swa_protected")
+LEFT_OVER = (
+    "has more locks on its sliding window than on itself: with no request left windows are locked still, and no node "
+    "is: locks of windows were left over",
+    Defect.OFF_BY_ONE,
+    "Compare where a lock of the window and its release end (acquire_component_lock, release_component_lock): both "
+    "count the node whose stamp (uuid) ends them.",
+)
 KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "another parent": (
         *(Structure.TREE_NODE, Defect.STALE),
@@ -59,7 +67,7 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "out on the way to the root, taken off twice, or taken off from a node above the one that it began on",
         "Compare inc_lock_ref and dec_lock_ref, and what _split_node copies: both walk from a node to the root.",
     ),
-    "window locked alone": (
+    WINDOW: (
         *(Structure.TREE_LOCK, None),
         "has more locks on its sliding window than on itself: its own were taken off or never taken, or one of its "
         "window was left over",

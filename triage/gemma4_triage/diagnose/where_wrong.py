@@ -7,7 +7,7 @@
 | the full layers' table    | `request_rows`, the request's row             | the table, where the row says otherwise |
 | ... a row of it as a whole | the other requests' rows                     | the table, where it has another's      |
 | ... and equals that       | whether the row holds nothing at all          | the row; or which row it is            |
-| out_cache_loc             | the row's page for that token                 | the list, where the row says otherwise |
+| out_cache_loc             | the row's page for that token, `row_slots`    | the list, where the row says otherwise |
 | swa_out_cache_loc         | out_cache_loc                                 | that, where it is no slot of a page;   |
 |                           |                                               | the list, where all of it is the same  |
 
@@ -31,8 +31,9 @@ from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.finding import Evidence
 
-FULL, WRITES = "page_table", "out_cache_loc"
+FULL, WRITES, SWA_TABLE = "page_table", "out_cache_loc", "swa_page_table"
 TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
+ROW_SLOTS = "row_slots"
 BELIEVED, ROWS_THERE_ARE = "believed_lengths", "rows_of_requests"
 _ENOUGH = 3
 """Of how many pages a row tells whose it is."""
@@ -331,16 +332,27 @@ class _Source:
         if held * page + at % page == self._bad.value or held < 1:
             # The row was written from the same hand-out.
             return Wrong(None, self._defect())
+        if (of_row := self._of_rows_entry()) is not None:
+            return of_row
         if self._bad.value % page == at % page and not self._hand_outs_are_watched():
             # Right within its page, as what hands out whole pages leaves it; the row has the page since before.
             return Wrong(None, self._defect(), handed_out=True)
         proof = (cell(self._dump, rows, (row, at // page), "the page that the row has for that token"),)
         return Wrong(Structure.WRITE_LOCATIONS, self._defect(), proof)
 
+    def _of_rows_entry(self) -> Wrong | None:
+        """Return what says that the row has this very slot for the token, in the midst of a page."""
+        if self._at(ROW_SLOTS) != self._bad.value:
+            return None
+        if not self._hand_outs_are_watched():
+            return Wrong(None, self._defect(), handed_out=True)
+        return Wrong(Structure.REQUEST_ROW, self._defect(), self._said(ROW_SLOTS, "what the row has for that token"))
+
     def _of_swa_writes(self) -> Wrong:
         full = self._at(WRITES)
         if self._is_untranslated():
             proof = self._said(WRITES, "the full slot, which the whole list still has")
+            proof += self._translated_elsewhere()
             return Wrong(Structure.WRITE_LOCATIONS, Defect.OTHER_SPACE, proof)
         # A full slot that is real was translated as the map has it, which the allocator wrote in the same call.
         return Wrong(Structure.WRITE_LOCATIONS if full is not None and full < self._page_size else None, self._defect())
@@ -352,6 +364,17 @@ class _Source:
             return False
         return len({int(slot) // self._page_size for slot in swa.flatten()}) > 1
 
+    def _translated_elsewhere(self) -> tuple[Evidence, ...]:
+        """Return what says that the map makes another page of the entry's: the sliding layers' table has that."""
+        table, lengths, row = tensor_or_none(self._dump, SWA_TABLE), tensor_or_none(self._dump, LENGTHS), self._bad.row
+        if table is None or lengths is None or not 0 <= row < min(len(lengths), table.shape[0]):
+            return ()
+        token = int(lengths[row]) - self._stored(row) + self._bad.column
+        at = (row, token // self._page_size)
+        if not 0 <= at[1] < table.shape[1] or table[at] in (0, self._bad.value // self._page_size):
+            return ()
+        return (cell(self._dump, SWA_TABLE, at, "the page that this token has in the sliding-window pool"),)
+
     @property
     def _page_size(self) -> int:
         return self._dump.manifest.page_size or 1
@@ -361,10 +384,23 @@ class _Source:
 
     def _at(self, name: str, whole_row: bool = False) -> Any:
         """Return the value at the entry's place of another tensor; None if there is no such place."""
-        table, row, column = tensor_or_none(self._dump, name), self._bad.row, self._bad.column
-        if table is None or table.ndim != 2 or not (0 <= row < table.shape[0] and 0 <= column < table.shape[1]):
+        table, place = tensor_or_none(self._dump, name), self._place(name)
+        if place is None or (whole_row and len(place) != 2):
             return None
-        return table[row, : self._live(table.shape[1])] if whole_row else int(table[row, column])
+        return table[place[0], : self._live(table.shape[1])] if whole_row else int(table[place])
+
+    def _place(self, name: str) -> tuple[int, ...] | None:
+        """Return where the entry's place is in another tensor, a table or a list in which rows follow each other."""
+        table, begins = tensor_or_none(self._dump, name), tensor_or_none(self._dump, f"{name}_indptr")
+        row, column = self._bad.row, self._bad.column
+        if table is None or row < 0 or column < 0:
+            return None
+        if table.ndim == 2:
+            return (row, column) if row < table.shape[0] and column < table.shape[1] else None
+        if table.ndim != 1 or begins is None or begins.ndim != 1 or row + 1 >= len(begins):
+            return None
+        at = int(begins[row]) + column
+        return (at,) if 0 <= at < min(int(begins[row + 1]), len(table)) else None
 
     def _live(self, columns: int, row: int | None = None) -> int:
         """Return how many columns of a row are live; of the bad entry's if no row is named."""
@@ -417,14 +453,15 @@ class _Source:
     def _stored(self, row: int) -> int:
         """Return of how many tokens of a row this forward stores the keys."""
         writes, begins = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, f"{WRITES}_indptr")
-        if writes is None:
+        if writes is None or writes.ndim not in (1, 2) or row < 0:
             return 0
         if writes.ndim == 2:
-            return writes.shape[1]
+            return writes.shape[1] if row < writes.shape[0] else 0
         return int(begins[row + 1] - begins[row]) if begins is not None and 0 <= row < len(begins) - 1 else 0
 
     def _said(self, name: str, meaning: str) -> tuple[Evidence, ...]:
-        return (cell(self._dump, name, (self._bad.row, self._bad.column), meaning),)
+        place = self._place(name)
+        return () if place is None else (cell(self._dump, name, place, meaning),)
 
     def _may_be_old(self) -> bool:
         """Return whether a table has nothing where this forward begins a page: one of the step before had nothing yet.

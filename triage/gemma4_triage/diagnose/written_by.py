@@ -13,7 +13,7 @@ WRITTEN_BY: dict[Structure, tuple[str, ...]] = {
     Structure.SWA_TABLE: ("init_forward_metadata", "translate_loc_from_full_to_swa"),
     Structure.WRITE_LOCATIONS: (
         *("alloc_for_extend", "alloc_for_decode", "translate_loc_from_full_to_swa"),
-        "prepare_for_verify",
+        *("prepare_for_verify", "KVIndexTranslator.write_ids"),
     ),
     Structure.KERNEL_LENGTHS: ("init_forward_metadata", "_init_frozen_kv_metadata"),
     Structure.BATCH_LENGTHS: ("prepare_for_decode", "filter_batch", "merge_batch", "resolve_forward_inputs"),

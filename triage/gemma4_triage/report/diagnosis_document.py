@@ -10,6 +10,7 @@ from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.plain_json import plain
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.wording import number_of
+from gemma4_triage.diagnose import failed_rule
 from gemma4_triage.diagnose.conclude import rests_on_damage
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
@@ -73,7 +74,9 @@ def is_damaged(diagnoses: Iterable[Diagnosis], unread: Unread) -> bool:
 
 
 def exit_code(diagnoses: Sequence[Diagnosis], unread: Unread) -> ExitCode:
-    """Return what the command ends with."""
+    """Return what the command ends with: where a rule broke off, that of a defect of ours, whatever else is found."""
+    if any(finding.rule == failed_rule.ID for one in diagnoses for finding in one.findings):
+        return ExitCode.BUG
     if is_damaged(diagnoses, unread):
         return ExitCode.DUMP_UNREADABLE
     if any(diagnosis.causes for diagnosis in diagnoses):

@@ -3,7 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.copied_lengths import COPIED, miscounted, not_filtered
+from gemma4_triage.diagnose.copied_lengths import AT_ORDER, COPIED, in_order, miscounted, not_filtered, reordered
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
@@ -41,11 +41,15 @@ def _of_copies(incident: Incident, dump: Dump) -> Finding:
         before, lengths = counted, ", ".join(map(str, readable_events(dump)[counted]["seq_lens"]))
         how = "it was not counted up" if by < 0 else "it was counted up twice"
         which = f" Each request has a token more than in the decode before: the copy on the {other} is wrong, {how}."
-    told = bool(kept or other)
+    order = None if kept or other else reordered(dump)
+    if order is not None:
+        which = in_order(order)
+    told, one_off = bool(kept or other), Defect.OFF_BY_ONE if near else None
+    defect = Defect.STALE if kept or by < 0 else one_off
     return Finding(
         rule=ID,
         structure=Structure.BATCH_LENGTHS,
-        defect=Defect.STALE if kept or by < 0 else Defect.OFF_BY_ONE if near else None,
+        defect=defect if order is None else Defect.SWAPPED,
         cause=(
             "A batch has another length for a request on the host than on the device. Pages are counted by the one "
             f"and filled by the other, so that requests get each other's pages, or none.{which}"
@@ -61,6 +65,8 @@ def _of_copies(incident: Incident, dump: Dump) -> Finding:
         advice=(
             f"Look at what writes {COPIED[other]} there: prepare_for_decode counts both copies up."
             if other
+            else AT_ORDER
+            if order is not None
             else "Look at what writes seq_lens and seq_lens_cpu, and at which of the two was left out or done twice.",
         ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
@@ -115,21 +121,17 @@ def _defect(dump: Dump, row: int) -> Defect | None:
     return Defect.PAST_END if lengths[row] > max(tokens) + _AHEAD else None
 
 
-def _is_of_copies(dump: Dump) -> bool:
-    return dump.manifest.rule == COPIES
-
-
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
         Exclusion(
             "the batch is no decode: a prefill in chunks has a part of its prompt",
-            in_dump(lambda dump: not _is_of_copies(dump) and dump.manifest.forward_mode != "DECODE"),
+            in_dump(lambda dump: dump.manifest.rule != COPIES and dump.manifest.forward_mode != "DECODE"),
         ),
         Exclusion(
             "the lengths are right, and the request's tokens were changed",
-            in_dump(lambda dump: False if _is_of_copies(dump) else None),
+            in_dump(lambda dump: False if dump.manifest.rule == COPIES else None),
         ),
     ),
     leads_to=("other-crash", "index-outside-tensor"),

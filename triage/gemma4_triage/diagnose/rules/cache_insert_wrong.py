@@ -5,11 +5,12 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
+from gemma4_triage.diagnose.inserted_slots import INSERT_WRONG, of_torn_page, of_window
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
-ID = "cache-insert-wrong"
-_GAVE_BACK, _WINDOW = "given back", "window"
+ID = INSERT_WRONG
+_GAVE_BACK, _WINDOW, _TORN = "given back", "window", "torn"
 _FREED = (
     "An insert into the prefix cache gave back pages that the cache has for the very tokens that were put in, as if "
     "they were copies of its own: the next owner overwrites what every request with that prefix reads."
@@ -29,7 +30,9 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     if dump.manifest.scalars.get("why") == _WINDOW:
-        return _of_window(incident, dump)
+        return of_window(incident, dump)
+    if dump.manifest.scalars.get("why") == _TORN:
+        return of_torn_page(incident, dump)
     scalars, instead = dump.manifest.scalars, _others_are_missing(dump)
     gave_back = scalars.get("why") == _GAVE_BACK
     twice = _TWICE.format(slots=scalars.get("path_slots"), tokens=scalars.get("path_tokens"))
@@ -59,33 +62,6 @@ def find(incident: Incident) -> Finding | None:
             if gave_back
             else "Look at the split of a node: of its slots the child keeps those behind the parent's.",
         ),
-        next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
-    )
-
-
-def _of_window(incident: Incident, dump: Dump) -> Finding:
-    same = dump.manifest.scalars.get("untranslated") is True
-    return Finding(
-        rule=ID,
-        structure=Structure.TREE_NODE if same else None,
-        defect=Defect.OTHER_SPACE if same else None,
-        cause=(
-            "A node of the prefix cache has its slots of the full pool as those of the sliding window too: they were "
-            "not translated."
-            if same
-            else "A node of the prefix cache has other slots of the sliding window than the map has for its full ones: "
-            "which of the two is wrong is not known."
-        ),
-        confidence=Confidence.CERTAIN if same else Confidence.POSSIBLE,
-        evidence=(
-            said(dump, "scalars.value", "what the node has of the sliding window, first"),
-            said(dump, "scalars.expected", "what the map has there"),
-            said(dump, "scalars.full_slot", "the node's full slot there"),
-            said(dump, "offence_count", "slots of which that holds"),
-            said(dump, "scalars.node_slots", "slots of the node"),
-            said(dump, "scalars.request_slot", "whose tokens were put in"),
-        ),
-        advice=("Look at what gives a node its value of SWA as it is put in: SWARebuild, _translate_full_to_swa.",),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
     )
 

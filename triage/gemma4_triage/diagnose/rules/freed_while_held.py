@@ -8,6 +8,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD
 from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.freed_again import freed_again_and_given
 from gemma4_triage.diagnose.freed_pages import (
     entry_names_another,
     free_and_held,
@@ -24,12 +25,12 @@ from gemma4_triage.diagnose.freed_pages import (
 )
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.listed_slots import AT_SLOTS, SLOTS, SLOTS_LEFT, left_by_the_hand_out
-from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.tree_kinds import of_a_gone_node
 from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
-ID = "freed-while-held"
+ID, _SEEN = "freed-while-held", (Defect.EARLY, Defect.DUPLICATE)
 _PAGES = (
     "Pages are free although a request or the prefix cache still reads them, so the next owner overwrites them: "
     "somebody freed more than was his"
@@ -58,7 +59,7 @@ def find(incident: Incident) -> Finding | None:
         return freed_beside_eviction(incident, ID) or handed_out_since(incident, ID)
     held = free_and_held(dump)
     if held and not any(was_freed(page) for page in held):
-        return _never_freed(incident, dump, held)
+        return freed_again_and_given(ID, incident, dump, held) or _never_freed(incident, dump, held)
     if (again := handed_out_in_use(dump, held)) is not None:
         return given_in_use(incident, dump, again, ID)
     of_slots, left = of_request_slots(dump, FREE_AND_HELD), left_by_the_hand_out(dump)
@@ -123,10 +124,6 @@ def _has_no_other_free(dump: Dump) -> bool | None:
     return False if told or left_by_the_hand_out(dump) else None
 
 
-def _left(seen: Seen) -> bool:
-    return seen.dump is not None and left_by_the_hand_out(seen.dump)
-
-
 RULE = Rule(
     ID,
     find,
@@ -136,7 +133,9 @@ RULE = Rule(
         Exclusion("a node that the prefix cache gave up is among its nodes still", in_dump(of_a_gone_node)),
         Exclusion(
             "the pages were freed beside the allocator's own calls, which the ledger does not see",
-            lambda seen: False if seen.finding.defect is Defect.EARLY or _left(seen) else None,
+            lambda seen: (
+                False if seen.finding.defect in _SEEN or (seen.dump and left_by_the_hand_out(seen.dump)) else None
+            ),
         ),
     ),
     explains=("page-given-twice", "swa-page-shared"),

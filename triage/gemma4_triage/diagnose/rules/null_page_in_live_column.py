@@ -99,6 +99,12 @@ def _of_another(dump: Dump) -> bool | None:
     return None if where_wrong(dump).structure is Structure.SWA_MAPPING else False
 
 
+def _row_has_it(dump: Dump) -> bool | None:
+    """Return False where the list is not accused, or the row's own slot of the token is known to be another."""
+    known = "row_slots" in dump.manifest.tensors
+    return False if known or where_wrong(dump).structure is not Structure.WRITE_LOCATIONS else None
+
+
 RULE = Rule(
     ID,
     find,
@@ -106,6 +112,7 @@ RULE = Rule(
         Exclusion(
             "the request's row has another's page there: then the row is wrong, not the map", in_dump(_of_another)
         ),
+        Exclusion("the row itself has that slot for the token: then it is the row", in_dump(_row_has_it)),
         Exclusion(
             "the request had finished or was retracted before this step's result was processed", in_dump(_had_ended)
         ),

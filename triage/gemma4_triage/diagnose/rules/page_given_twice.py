@@ -38,6 +38,11 @@ _OUT_OF_ORDER = (
 
 _ORDERS = {Defect.OFF_BY_ONE: "each at its neighbour's place", Defect.SWAPPED: "mixed"}
 
+_EXCHANGED = (
+    "The results of a hand-out have changed places: each of its slots is right, and went to another request of the "
+    "batch than the one that it continues, or for which the page was taken off the list."
+)
+
 _NOT_COUNTED = (
     "A request whose page was full was given the slot behind it, in a page that was not handed out to it: the call did "
     "not count the new page that the request needs."
@@ -69,6 +74,8 @@ def find(incident: Incident) -> Finding | None:
     cause = _CAUSES.get(wrong.structure, _UNKNOWN)
     if wrong.structure is Structure.ALLOCATION and (order := out_of_order(dump)) is not None:
         cause = _OUT_OF_ORDER.format(how=_ORDERS[order])
+    elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.SWAPPED:
+        cause = _EXCHANGED
     elif wrong.structure is Structure.ALLOCATION and goes_past_its_page(dump):
         cause = _NOT_COUNTED
     elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.OTHER_SPACE:

@@ -6,6 +6,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import NOWHERE, keeps_prefixes
+from gemma4_triage.diagnose.dropped_pages import DROPPED, dropped_by_a_hand_out
 from gemma4_triage.diagnose.evidence import cell, has_ended, said
 from gemma4_triage.diagnose.freed_pages import (
     cache_has_the_full_page,
@@ -46,6 +47,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     if of_request_slots(dump, NOWHERE):
         return lost_request_slots(dump, ID)
+    if (dropped := dropped_by_a_hand_out(ID, incident, dump)) is not None:
+        return dropped
     try:
         first = suspects(dump)[0]
     except (DumpError, IndexError):
@@ -121,8 +124,8 @@ def _may_be_held(dump: Dump) -> bool | None:
 
 
 def _may_be_open(seen: Seen) -> bool | None:
-    """Return False of request slots, which no row and no count has."""
-    return False if seen.dump is not None and of_request_slots(seen.dump, NOWHERE) else None
+    """Return False of request slots, which no row and no count has, and of what no request was given."""
+    return False if seen.finding.structure in DROPPED or (seen.dump and of_request_slots(seen.dump, NOWHERE)) else None
 
 
 RULE = Rule(

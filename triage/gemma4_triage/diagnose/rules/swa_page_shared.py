@@ -14,6 +14,7 @@ from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "swa-page-shared"
+_OPEN = " Whether the hand-out, the mapping or, of the prefix cache's, what was put into it is wrong is not known."
 
 
 def find(incident: Incident) -> Finding | None:
@@ -21,7 +22,7 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     wrong, again = hand_out_wrong(dump), _given_while_held(incident)
-    why = led_elsewhere(dump) if wrong.structure else " Whether the hand-out or the mapping is wrong is not known."
+    why = led_elsewhere(dump) if wrong.structure else _OPEN
     if again is not None:
         why = (
             f" It was handed out again at step {again.alloc_step}, and the ledger saw nobody give it back before: the "

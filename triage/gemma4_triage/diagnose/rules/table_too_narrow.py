@@ -59,7 +59,7 @@ def _of_query_bounds(incident: Incident, dump: Dump) -> Finding | None:
             confidence=Confidence.CERTAIN,
             evidence=(
                 cell(dump, f"{bad.table}_indptr", (0,), "where the first request's queries begin"),
-                cell(dump, f"{bad.table}_indptr", (dump.tensor("cache_seqlens").shape[0],), "where the last one's end"),
+                cell(dump, f"{bad.table}_indptr", (dump.record("cache_seqlens").shape[0],), "where the last one's end"),
                 cell(dump, "cache_seqlens", (0,), "keys of the first request, which has no prefix"),
                 said(dump, "offences.0.request_slot", "the request"),
             ),
@@ -98,7 +98,7 @@ def _bounds_turned(dump: Dump) -> bool:
 def _prefixes(dump: Dump) -> list[int]:
     """Return the tokens between the bounds where lengths less these are what the batch writes; empty where not."""
     begins, lengths = tensor_or_none(dump, "out_cache_loc_indptr"), tensor_or_none(dump, BELIEVED)
-    if begins is None or lengths is None or len(begins) != len(lengths) + 1:
+    if begins is None or lengths is None or begins.shape != (len(lengths) + 1,):
         return []
     counts, new = begins[1:] - begins[:-1], lengths - (begins[1:] - begins[:-1])
     fits = (counts >= 0).all() and (new > 0).all() and int(new.sum()) == dump.manifest.offences[0].column

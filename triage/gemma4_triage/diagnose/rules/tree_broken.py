@@ -8,7 +8,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.tree_kinds import GONE, KINDS, SPLIT, STAMP
+from gemma4_triage.diagnose.tree_kinds import GONE, KINDS, LEFT_OVER, PROTECTED, SPLIT, STAMP, WINDOW
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "tree-broken"
@@ -48,6 +48,9 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
     others = [f"{one} ({count})" for one, count in counts.items() if one != kind and not (parted and one in _SLOTS)]
     beside = f" Nodes are wrong in other ways too, which may follow from it: {', '.join(others)}." if others else ""
     beside = (SPLIT if parted and kind in _SLOTS else "") + beside
+    idle = _idle_with_windows_locked(incident, dump) if kind == WINDOW else None
+    if idle is not None:
+        words, defect, advice = LEFT_OVER
     number = counts[kind]
     died = dump.manifest.rule == PROCESS_END
     nodes = "a node" if number == 1 else f"each of {number} nodes"
@@ -64,11 +67,25 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
             said(dump, f"scalars.{_FIELD}", "what is wrong with how many nodes"),
             said(dump, "step", "when it was seen first"),
             *((said(dump, "scalars.message", "what the exception said"),) if died else ()),
+            *(said(one, f"scalars.{name}", "with no request left") for one in [idle] if one for name in PROTECTED),
             *(said(one, f"scalars.{_FIELD}", _BESIDE) for one in _beside(incident, dump, kind)),
         ),
         advice=(advice, "A flush_cache makes the tree anew."),
         next_commands=(commands.show(dump) if died else commands.audit(dump),),
     )
+
+
+def _idle_with_windows_locked(incident: Incident, first: Dump) -> Dump | None:
+    """Return an audit of the same process with no request left, in which windows alone have locks still.
+
+    No node of its own is locked then, so that none lacks one.
+    """
+    for dump in incident.of(rule=LEAK):
+        scalars, same = dump.manifest.scalars, dump.manifest.host.pid == first.manifest.host.pid
+        held = [scalars.get(name) for name in (*PROTECTED, "full_session_held")]
+        if same and dump.manifest.site == "idle" and not scalars.get("running") and held[0] == held[2] == 0 and held[1]:
+            return dump
+    return None
 
 
 def _beside(incident: Incident, dump: Dump, kind: str) -> Iterator[Dump]:

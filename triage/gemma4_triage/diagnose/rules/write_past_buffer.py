@@ -5,10 +5,16 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, met_by
-from gemma4_triage.diagnose.where_wrong import where_wrong
+from gemma4_triage.diagnose.where_wrong import SWA_TABLE, where_wrong
+from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "write-past-buffer"
+_UNTRANSLATED = (
+    "Sliding layers are about to write new keys and values at the full pool's slots, outside their own pool: the whole "
+    "list that they write by is the full pool's (out_cache_loc), which was not translated, or is taken for the "
+    "translated one."
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -16,15 +22,20 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     wrong = where_wrong(dump)
+    untranslated = wrong.defect is Defect.OTHER_SPACE
+    # Where the table has another page of the same token, the map has too.
+    certain = untranslated and any(piece.field.startswith(SWA_TABLE) for piece in wrong.proof)
     return Finding(
         rule=ID,
         structure=wrong.structure,
         defect=wrong.defect or Defect.PAST_END,
-        cause=(
+        cause=_UNTRANSLATED
+        if untranslated
+        else (
             "New keys and values are about to be written outside the pool's buffer, into another tensor; an allocator "
             "gave out the slot, or the list of slots is not this batch's."
         ),
-        confidence=Confidence.LIKELY if wrong.proof else Confidence.POSSIBLE,
+        confidence=Confidence.CERTAIN if certain else Confidence.LIKELY if wrong.proof else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.value", "the slot"),
             said(dump, "offences.0.upper", "the first slot that the buffer does not have"),
@@ -34,7 +45,10 @@ def find(incident: Incident) -> Finding | None:
         ),
         advice=(
             "Trust no result since the first such write.",
-            "With swa-allocator in trap mode the server stops at the hand-out, if that is where the slot comes from.",
+            f"{where_to_look(wrong.structure)} A cache of translated lists may have them under another pool's key."
+            if untranslated
+            else "With swa-allocator in trap mode the server stops at the hand-out, if that is where the slot comes "
+            "from.",
         ),
         next_commands=(commands.serve(incident, "--debug trap"), commands.show(dump)),
     )
