@@ -64,8 +64,8 @@ _HANDLED = (
     Handled(
         pattern(r"\w*(?:stash|chunked_req)\w*$"),
         " It put a request that is prefilled in chunks away between two of them.",
-        "a --chunked-prefill-size above the longest prompt (-1 for none), or shorter prompts: what fits in one chunk is "
-        "never put away; then a later release. More memory does not help where pools are next to empty",
+        "a --chunked-prefill-size above the longest prompt (-1 for none), or shorter prompts: what fits in one chunk "
+        "is never put away; then a later release. More memory does not help where pools are next to empty",
     ),
     Handled(
         pattern(r"\w*sanity_check\w*$"),

@@ -37,8 +37,8 @@ def narrow(facts: LogFacts) -> Narrow | None:
         int(tokens),
         int(chunk),
         (
-            f"--chunked-prefill-size {fits if fits < tokens else fits // 2} or less: a prefill asks for no more of that "
-            "pool than its chunk and a page",
+            f"--chunked-prefill-size {fits if fits < tokens else fits // 2} or less: a prefill asks for no more of "
+            "that pool than its chunk and a page",
             f"or a larger --swa-full-tokens-ratio{larger}; or a larger --mem-fraction-static",
             "a later release, which refuses such a request or cuts it in place of holding up the queue (SGLang 31205)",
         ),

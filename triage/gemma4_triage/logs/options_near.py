@@ -46,8 +46,10 @@ _CONCERNS = (
         "another, or auto",
     ),
     _Concern(
-        ("linear_attn_decode_backend", "linear_attn_prefill_backend", "linear_attn_verify_backend")
-        + ("linear_attn_backend", "mamba_backend", "mamba_scheduler_strategy", "mamba_radix_cache_strategy"),
+        (
+            *("linear_attn_decode_backend", "linear_attn_prefill_backend", "linear_attn_verify_backend"),
+            *("linear_attn_backend", "mamba_backend", "mamba_scheduler_strategy", "mamba_radix_cache_strategy"),
+        ),
         pattern(r"(?i)mamba|gdn|\bkda\b|linear_attn|delta_rule|conv_states?|ssm_states?"),
         "triton for the kernels, and another strategy for the states",
     ),

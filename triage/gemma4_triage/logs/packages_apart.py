@@ -26,9 +26,9 @@ def of_two(death: Death) -> dict[str, Any] | None:
         "cause": f"{death.package} imports {part}, which the installed {other} has not: the two are of different "
         "releases or commits. Nothing is missing that pip install of a new package would bring.",
         "advice": (
-            f"{death.package} of the release that belongs to the installed {other} (pip show {other} {death.package}; "
-            f"of one that was taken from main the tag of that release), or a later {other} that has {part}: both of one "
-            "commit where both come from one repository",
+            f"{death.package} of the release that belongs to the installed {other} (pip show {other} "
+            f"{death.package}; of one that was taken from main the tag of that release), or a later {other} that has "
+            f"{part}: both of one commit where both come from one repository",
             f"or without {death.package}, where whoever imports it can do without",
         ),
         "ruled_out_if": (f"python -c 'import {other}' fails by itself: then it is not installed whole",),
@@ -57,14 +57,14 @@ def of_a_new_name(facts: LogFacts, death: Death) -> dict[str, Any] | None:
         return None
     name, other, when = _NAMES[found[1].replace("-", "_").partition("_")[0]]
     return {
-        "cause": f"{asks}, which is none of SGLang's own files, asks for SGLang's kernels as {name}, their name in {when} "
-        f"releases of SGLang; the installed one may well have them as {other}. Nothing has to be missing.",
+        "cause": f"{asks}, which is none of SGLang's own files, asks for SGLang's kernels as {name}, their name in "
+        f"{when} releases of SGLang; the installed one may well have them as {other}. Nothing has to be missing.",
         "advice": (
-            f"versions that belong together: a release of the caller ({asks.partition('.')[0]}) for the installed SGLang, "
-            f"mostly a later one, or the SGLang that it is made for; pip list | grep kernel shows whether {other} is "
-            "there",
-            f"until then its check taken out or made to accept {other} (it may catch another exception than is raised); "
-            f"do not install {name} beside {other}: both bring the same modules",
+            f"versions that belong together: a release of the caller ({asks.partition('.')[0]}) for the installed "
+            "SGLang, mostly a later one, or the SGLang that it is made for; pip list | grep kernel shows whether "
+            f"{other} is there",
+            f"until then its check taken out or made to accept {other} (it may catch another exception than is "
+            f"raised); do not install {name} beside {other}: both bring the same modules",
         ),
         "ruled_out_if": (f"pip list shows neither {name} nor {other}",),
     }

@@ -69,13 +69,12 @@ def between_scores(facts: LogFacts) -> tuple[str, str] | None:
         f"--{name.replace('_', '-')} {value}" if value not in ("", "True") else f"--{name.replace('_', '-')}"
         for name, (_, value) in best.items()
     )
-    pair = len(best) > 1
+    either = "It takes both options to make answers wrong, so that either change is enough. " * (len(best) > 1)
     return (
         f"with {ways}, as the scores that were noted have it",
         f"line {bad.line} has {bad.score:.2f}, and rows that differ from it in this alone have up to "
-        f"{max(score for score, _ in best.values()):.2f}: weights, their quantisation, prompts and sampling are the same "
-        f"in all rows and right. {'It takes both options to make the answers wrong, so that either change is enough. ' * pair}"
-        "Keep the good pair, take a later release, and report the rows",
+        f"{max(score for score, _ in best.values()):.2f}: weights, their quantisation, prompts and sampling are the "
+        f"same in all rows, and right. {either}Keep the good one, take a later release, and report the rows",
     )
 
 

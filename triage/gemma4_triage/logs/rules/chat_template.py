@@ -85,9 +85,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
     elif (field := _OF_A_TOOL.search(death.message)) is not None and not _IN_A_CALL.search(death.statement):
         cause = (
-            f"The chat template reads a field {field[1]}, as a definition of a tool has, where the server's release hands "
-            "tools on in another form (the whole OpenAI object, or its function alone). Only such requests fail, those "
-            "with tools, of any client; weights are right."
+            f"The chat template reads a field {field[1]}, as a definition of a tool has, where the server's "
+            "release hands tools on in another form (the whole OpenAI object, or its function alone). Only such "
+            "requests fail, those with tools, of any client; weights are right."
         )
         advice = (
             "a later release of SGLang, which hands tools on as this model's template reads them, with the model's own "

@@ -74,7 +74,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             rule=RULE.id,
             cause=cause,
             confidence=confidence,
-            evidence=(*evidence, *_stacks(facts, {index: "the controller" for index in places})),
+            evidence=(*evidence, *_stacks(facts, dict.fromkeys(places, "the controller"))),
             ruled_out_if=("no batch line of that node follows the watchdog, and none came shortly before it",),
             advice=advice,
             next_commands=(COLLECT,) if confidence is Confidence.POSSIBLE else (),

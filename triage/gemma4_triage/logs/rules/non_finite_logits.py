@@ -98,7 +98,7 @@ def _in_the_draft(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]]:
         "which the target wrote the keys, and the draft may never have written its own; if requests without cached "
         "tokens are right, neither weights nor their quantisation are at fault"
         if cached
-        else "once with --disable-radix-cache: keys of a cached prefix that the draft itself never wrote are noise to it"
+        else "once with --disable-radix-cache: keys of a cached prefix that the draft never wrote are noise to it"
     )
     return (
         "A worker of drafts noticed it: the draft's own pass may have made them, and the target be sound.",

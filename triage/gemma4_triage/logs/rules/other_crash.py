@@ -71,9 +71,10 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         asked = ASKED.search(words)
         apart = switched_on(facts, death) if first else ()
         named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
+        ended = "A request failed" if _of_a_request(facts, death) else "A process died"
         yield Finding(
             rule=ID,
-            cause=f"{'A request failed' if _of_a_request(facts, death) else 'A process died'} of {death.type_name or 'an error'}{on_rank(death.rank)}"
+            cause=f"{ended} of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}{_of_package(death)}; "
             f"{code or _of_kind(kind, death) or _met(death) or _said(words)}.{_stands_in(death) * (not patched)}"
             f"{handled.what if handled else ''}",
