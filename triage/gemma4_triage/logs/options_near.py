@@ -6,7 +6,6 @@ import re
 from typing import NamedTuple
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
 
 
 class _Concern(NamedTuple):
@@ -28,7 +27,7 @@ _SPARSE = ("nsa_prefill_backend", "nsa_decode_backend", "dsa_prefill_backend", "
 _CONCERNS = (
     _Concern(
         _SPARSE,
-        pattern(
+        re.compile(
             r"(?i)\b[nd]sa_backend|forward_(?:mha|mla|dsa|nsa)\b|\w*_k_cache\w*|dim_quant|trtllm_batch_\w*mla|"
             r"flash_?mla|page_table_1\b|_forward_(?:trtllm|fa3|tilelang|flashmla)\w*"
         ),
@@ -37,12 +36,12 @@ _CONCERNS = (
     ),
     _Concern(
         ("moe_runner_backend", "speculative_moe_runner_backend"),
-        pattern(r"(?i)moe|\bexperts?_|_experts?\b"),
+        re.compile(r"(?i)moe|\bexperts?_|_experts?\b"),
         "triton or auto, which serve most kinds of experts, with adapters too",
     ),
     _Concern(
         ("fp8_gemm_runner_backend", "fp4_gemm_runner_backend", "bf16_gemm_backend"),
-        pattern(r"(?i)gemm|scaled_mm|mm_fp[48]"),
+        re.compile(r"(?i)gemm|scaled_mm|mm_fp[48]"),
         "another, or auto",
     ),
     _Concern(
@@ -50,26 +49,28 @@ _CONCERNS = (
             *("linear_attn_decode_backend", "linear_attn_prefill_backend", "linear_attn_verify_backend"),
             *("linear_attn_backend", "mamba_backend", "mamba_scheduler_strategy", "mamba_radix_cache_strategy"),
         ),
-        pattern(r"(?i)mamba|gdn|\bkda\b|linear_attn|delta_rule|conv_states?|ssm_states?"),
+        re.compile(r"(?i)mamba|gdn|\bkda\b|linear_attn|delta_rule|conv_states?|ssm_states?"),
         "triton for the kernels, and another strategy for the states",
     ),
     _Concern(
         ("mm_attention_backend",),
-        pattern(r"(?i)attention/vision|\bvision\.py|vision_attn|\bvit\b"),
+        re.compile(r"(?i)attention/vision|\bvision\.py|vision_attn|\bvit\b"),
         "triton_attn or sdpa",
     ),
     _Concern(
         ("speculative_draft_attention_backend",),
-        pattern(r"(?i)draft|eagle|mtp|nextn"),
+        re.compile(r"(?i)draft|eagle|mtp|nextn"),
         "the target's own, or none",
     ),
-    _Concern(("sampling_backend",), pattern(r"(?i)\bsampler|top_[kp]_\w*(?:renorm|sampl)|min_p"), "pytorch"),
-    _Concern(("grammar_backend",), pattern(r"(?i)grammar|xgrammar|llguidance|outlines"), "another"),
-    _Concern(("lora_backend",), pattern(r"(?i)lora|sgmv|\bbgmv"), "triton"),
+    _Concern(("sampling_backend",), re.compile(r"(?i)\bsampler|top_[kp]_\w*(?:renorm|sampl)|min_p"), "pytorch"),
+    _Concern(("grammar_backend",), re.compile(r"(?i)grammar|xgrammar|llguidance|outlines"), "another"),
+    _Concern(("lora_backend",), re.compile(r"(?i)lora|sgmv|\bbgmv"), "triton"),
     _Concern(
-        ("disaggregation_transfer_backend",), pattern(r"(?i)mooncake|nixl|\bkv_?(?:sender|receiver|manager)"), "another"
+        ("disaggregation_transfer_backend",),
+        re.compile(r"(?i)mooncake|nixl|\bkv_?(?:sender|receiver|manager)"),
+        "another",
     ),
-    _Concern(("hicache_io_backend", "hicache_mem_layout"), pattern(r"(?i)hicache|_host\b|host_pool"), "another"),
+    _Concern(("hicache_io_backend", "hicache_mem_layout"), re.compile(r"(?i)hicache|_host\b|host_pool"), "another"),
 )
 _LEFT_TO_THE_RELEASE = frozenset({"None", "auto", "default", ""})
 _INNER = 3  # frames
