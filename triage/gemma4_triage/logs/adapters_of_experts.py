@@ -15,6 +15,22 @@ _APART = (
 )
 
 
+_WITHOUT_EP = (
+    "once with --ep-size 1 (--tp alone), with the adapters as they are: tokens are sent to experts by numbers of one "
+    "rank, or to none (-1), while buffers and kernels of adapters of experts may go by the numbers of all; then a "
+    "later release (SGLang 23178)"
+)
+_EP_FRAMES = pattern(r"(?i)lora|expert|moe|topk")
+
+
+def beside_expert_parallel(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to try first where adapters meet expert parallelism; empty unless the server has both."""
+    both = facts.settings.get("enable_lora") == "True" or "lora_paths" in facts.arguments
+    both = both and facts.settings.get("ep_size", "1") not in ("1", "None")
+    near = " ".join((death.message, death.statement, death.path, *death.frames[-4:]))
+    return (_WITHOUT_EP,) if both and "lora" in near.lower() and _EP_FRAMES.search(near) else ()
+
+
 def apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Return what to try first; empty unless the server has both and the frames are of both."""
     both = facts.settings.get("enable_dp_attention") == "True" and facts.settings.get("dp_size", "1") not in (

@@ -62,6 +62,12 @@ _HANDLED = (
         "at a time; then a later release",
     ),
     Handled(
+        pattern(r"\w*(?:stash|chunked_req)\w*$"),
+        " It put a request that is prefilled in chunks away between two of them.",
+        "a --chunked-prefill-size above the longest prompt (-1 for none), or shorter prompts: what fits in one chunk "
+        "is never put away; then a later release. More memory does not help where pools are next to empty",
+    ),
+    Handled(
         pattern(r"\w*sanity_check\w*$"),
         " It looked through its own prefix cache, which it does while it is idle, or was asked to.",
         "unset SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK, if it is set: the check itself may be at fault; once with "

@@ -9,7 +9,7 @@ from itertools import accumulate, compress, pairwise
 import numpy as np
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events, images, pasted, remarks, start_line
+from gemma4_triage.logs import events, images, pasted, remarks, scores_noted, start_line
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -367,6 +367,7 @@ class LogReading:
                 self._remarks.setdefault(f"first_{name}", self._remarks[name])
             remarks.keep_standing(self._remarks, name)
             pasted.keep(self._remarks, name, line)
+            scores_noted.keep(self._remarks, name)
             if name == "orphan":
                 self._orphan(line)
             return False
@@ -545,7 +546,7 @@ class LogReading:
         at_end = self._shown == self._lines
         open_ones = (reader.torn(at_end) for reader in (self._tracebacks, *self._streams.values()))
         torn = [death for death in open_ones if death is not None and death.place.line > self._alarms.last_work]
-        for death in (*torn, *self._alarms.errors()):
+        for death in sorted((*torn, *self._alarms.errors()), key=lambda one: one.place.line):
             deaths.add(self._with_usage(death))
         alarms = self._alarms.alarms()
         told = sum(alarm.count for alarm in alarms)

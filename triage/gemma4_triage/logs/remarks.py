@@ -16,6 +16,8 @@ MARKS = (
     (b"Capture cuda graph begin. ", "before_graphs"),
     (b"Memory pool end. ", "pools_end"),
     (b"max_total_num_tokens=", "pools"),
+    (b" pool sizes: full=", "pool_sizes"),
+    (b" != length of ", "lengths_differ"),
     (b"Try to allocate ", "asked"),
     (b"Available full tokens: ", "free_full"),
     (b"Available swa tokens: ", "free_swa"),
@@ -203,6 +205,8 @@ MARKS = (
     (b"Capturing CUDA graph", "vllm_captures"),
     (b"llreduce enabled", "own_sums"),
     (b"llreduce first dispatch", "own_sums"),
+    (b"Score: ", "scored"),
+    (b"ccuracy: ", "scored"),
     # Gauges of /metrics, which people ask for and paste.
     (b"num_grammar_queue_reqs{", "grammar_gauge"),
     (b"num_running_reqs{", "running_gauge"),

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from gemma4_triage.logs.facts import LogFacts, Remark
 from gemma4_triage.logs.pasted import GARBLED
+from gemma4_triage.logs.scores_noted import between_scores
 
 _NOTHING_NEW = re.compile(
     r"(?i)\b(?:same (?:error|crash|result|output|answer|garbage|failure)|no (?:change|difference)|also|too|still|"
@@ -54,6 +55,9 @@ def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Tried]:
     """
     if (builds := _between_builds(facts)) is not None:
         yield builds
+    if (scores := between_scores(facts)) is not None:
+        yield Tried("between-scores", *scores, "answers")
+        return
     tried = facts.remarks.get("tried")
     if (benches := _between_benchmarks(facts)) is not None:
         yield benches

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gemma4_triage.logs.facts import Death, LogFacts, RankFacts
+from gemma4_triage.logs.options_near import named_by
 from gemma4_triage.logs.started import Started
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
@@ -531,7 +532,8 @@ _FEATURES = {
     "attn_cp_size": (r"context_parallel|_cp\b|\bcp_", "with --attn-cp-size 1"),
     "dcp_size": (r"\bdcp\b|dcp_|_dcp|/dcp/", "with --dcp-size 1"),
     "kv_cache_dtype": (
-        r"store_dtype|kv_cache_dtype|fp8_kv|kv_\w*fp[48]|fp[48]\w*_kv|dequant_\w*(?:extend|kv)|k_scale",
+        r"store_dtype|kv_cache_dtype|fp8_kv|kv_\w*fp[48]|fp[48]\w*_kv|dequant_\w*(?:extend|kv)|k_scale|"
+        r"quantize_k_cache|dim_quant|k_cache_paged",
         "with --kv-cache-dtype auto",
     ),
     "pp_size": (r"_pp\b|\bpp_|pipeline", "with --pp-size 1 (--tp for the other GPUs)"),
@@ -598,6 +600,7 @@ _NO_GRAMMARS = (
 
 
 NAMED = "the exception names what it is about"
+CHOSEN = "Its words or innermost frames are of what that option chooses"
 NO_OVERLAP = (
     "once with --disable-overlap-schedule: a step then begins when the one before it has ended, and nothing is freed "
     "or read too early"
@@ -671,6 +674,7 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     return (
         *((_NO_CUDA.format(device),) * elsewhere),
         *((_NO_GRAMMARS,) * (facts.settings.get("grammar_backend") == "none")),
+        *(f"{one}. {CHOSEN}" for one in (named_by(facts, death) if death is not None else ())),
         *(f"once {one.without}: {NAMED}" for one in named),
         *((given_up,) * bool(given_up)),
         *(

@@ -73,7 +73,9 @@ _FOLDERS = {
 }
 FOLDER_OF = {f"{name}.py": folder for folder, names in _FOLDERS.items() for name in names.split()}
 """Which folder of SGLang has a file of this name, of those that one alone has."""
-_OF_PACKAGE = re.compile(rb'\s*File "[^"]*/(?:site|dist)-packages/(\w+)')
+_OF_PACKAGE = re.compile(
+    rb'\s*File "(?:[^"]*/(?:site|dist)-packages/|(?:\.\.\.|[^"]*/src)/(?=(?:transformers|lmdeploy|mlx_lm)/))(\w+)'
+)
 # Whoever shortens a traceback by hand may leave the numbers out.
 _FRAME = re.compile(r'\s*File "([^"]*)"(?:, line (\d+|[?.…]+))?, in (.*)')
 _ELISIONS = frozenset({b"...", "…".encode(), b"[...]", b"(...)"})

@@ -111,7 +111,7 @@ def _harmony(facts: LogFacts, death: Death) -> Finding | None:
         ruled_out_if=("every request fails, of any prompt",),
         advice=(
             "send the request again: another sample is mostly well formed; no restart is needed",
-            "take a later SGLang and openai-harmony: the parsers have become more tolerant",
+            "take a later release of SGLang, with its openai-harmony: the parsers have become more tolerant",
         ),
     )
 

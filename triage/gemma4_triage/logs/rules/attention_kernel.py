@@ -10,6 +10,7 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.options_near import named_by
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
 
 _REFUSED = pattern(r"Gemma4 only supports trtllm_mha, triton|Bidirectional attention for image tokens requires")
@@ -92,7 +93,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=confidence,
         evidence=(*of_failure(facts, death), *of_settings(facts, *names)),
         ruled_out_if=("the same server dies alike with --attention-backend triton",),
-        advice=(*of_part, *(_MIXED if mixed else ()), *_SERVED),
+        advice=(*named_by(facts, death), *of_part, *(_MIXED if mixed else ()), *_SERVED),
         next_commands=("gemma4-triage doctor",),
     )
 

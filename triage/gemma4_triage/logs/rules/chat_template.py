@@ -27,6 +27,10 @@ _NOT_FIRST = pattern(
 _FRAME = pattern(r".* (?:apply_chat_template|_apply_jinja_template|render_jinja_template|_compile_jinja_template)$")
 
 
+_OF_A_TOOL = pattern(r"dict object' has no attribute '(name|function|parameters|description)'")
+_IN_A_CALL = pattern(r"tool_calls?\b|message")
+
+
 def _explains(death: Death) -> bool:
     said = f"{death.type_name}: {death.message}"
     if "NoneType" in death.message and ".tokenizer." in death.statement:
@@ -78,6 +82,20 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "put system text before the first user message and join messages of one role: Gemma-2's and Gemma-3's "
             "templates take user and assistant in turn",
             "or --chat-template with one that takes such roles",
+        )
+    elif (field := _OF_A_TOOL.search(death.message)) is not None and not _IN_A_CALL.search(death.statement):
+        cause = (
+            f"The chat template reads a field {field[1]}, as a definition of a tool has, where the server's "
+            "release hands tools on in another form (the whole OpenAI object, or its function alone). Only such "
+            "requests fail, those with tools, of any client; weights are right."
+        )
+        advice = (
+            "a later release of SGLang, which hands tools on as this model's template reads them, with the model's own "
+            "--tool-call-parser",
+            "or --chat-template with one that reads them as this release hands them on (tool.function.name against "
+            "tool.name): the checkpoint's newest, or the release's own in examples/chat_template",
+            "requests without tools are answered meanwhile; a tool message or a call without a name in the messages "
+            "looks alike: send that request once with its tools alone",
         )
     else:
         cause = (

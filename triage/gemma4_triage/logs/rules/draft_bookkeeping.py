@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.rules import stale_write_rows, unmergeable_batch
 
 _DRAFTS = pattern(
@@ -112,8 +112,42 @@ def _writes_beyond(death: Death) -> bool:
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     # Sampling asserts too, that probabilities are finite: then no index is at fault.
-    if not any(alarm.kind == "nan" for alarm in facts.alarms):
-        yield from _OF_DEATH.find(facts)
+    if any(alarm.kind == "nan" for alarm in facts.alarms):
+        return
+    found = list(_OF_DEATH.find(facts))
+    yield from found or _that_it_outlived(facts)
+
+
+_LENGTHS = pattern(r"length of (\w+): (\d+) != length of (\w+): (\d+)")
+_KEPT_OF_DRAFTS = pattern(r"topk_(?:p|index)|hidden_states|verified_id|accept\w*|draft\w*|new_indices|spec_info")
+
+
+def _that_it_outlived(facts: LogFacts) -> Iterator[Finding]:
+    """Yield that what is kept of drafts and the batch have other lengths, which a server writes down and goes on."""
+    said = facts.remarks.get("lengths_differ")
+    found = _LENGTHS.search(said.text) if said is not None else None
+    if said is None or found is None or not any(map(_KEPT_OF_DRAFTS.fullmatch, (found[1], found[3]))):
+        return
+    yield Finding(
+        rule=_OF_DEATH.id,
+        cause=f"What is kept of drafts and the batch got out of step, and the server went on: {found[2]} requests are "
+        f"left in the batch, and {found[3]} has {found[4]}. Requests ended or were aborted around a prefill; from "
+        "then on drafts may be another request's.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            at(facts, said.place, said.text, "the last such line"),
+            *of_settings(facts, "speculative_algorithm", "disable_overlap_schedule"),
+        ),
+        ruled_out_if=("the same load without --speculative-algorithm writes such lines too",),
+        advice=(
+            "a later release of SGLang, which takes ended requests out before drafts are verified; do not pass the "
+            "line over",
+            "serve without --speculative-algorithm, or with the other of spec v1 and v2 (SGLANG_ENABLE_SPEC_V2), where "
+            "answers have to be right until then",
+            "fewer requests that are aborted, and no flush_cache while requests come in",
+        ),
+        upstream=("SGLang 14368",),
+    )
 
 
 _OF_DEATH = of_death(

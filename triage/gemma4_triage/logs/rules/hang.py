@@ -10,6 +10,7 @@ from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
 from gemma4_triage.logs.suspects import features
+from gemma4_triage.logs.watchdog_of_controller import only_the_controller
 
 _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
 _SHOWN = 8
@@ -67,6 +68,18 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     cause, confidence, advice = _verdict(facts.stacks, odd, places, once)
     missing = [] if places else remarked(facts, "no_pyspy", "why the log has no stacks")
     lacks = (_NO_PYSPY,) if missing else ()
+    if (controller := only_the_controller(facts, death)) is not None:
+        cause, confidence, advice = controller
+        return Finding(
+            rule=RULE.id,
+            cause=cause,
+            confidence=confidence,
+            evidence=(*evidence, *_stacks(facts, dict.fromkeys(places, "the controller"))),
+            ruled_out_if=("no batch line of that node follows the watchdog, and none came shortly before it",),
+            advice=advice,
+            next_commands=(COLLECT,) if confidence is Confidence.POSSIBLE else (),
+            upstream=("SGLang 20766",),
+        )
     if not places and (busy := _compiles(facts, death)) is not None:
         cause = "A scheduler compiled kernels as its watchdog fired: it did not hang, and would have gone on."
         confidence, advice = Confidence.LIKELY, (_ADVICE["a compilation"], _BEFOREHAND)
@@ -82,6 +95,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         missing += remarked(facts, "nccl_warn", "what NCCL says")
     elif (entered := _of_one_group(facts, odd, places)) is not None:
         cause, confidence, advice = entered
+    elif not places and (full := _full_pool(facts)) is not None:
+        cause, advice = full
     elif (sizes := _batches(facts)) is not None:
         cause = (
             f"Ranks of one server had batches of {sizes[0]} and of {sizes[1]} requests as the watchdog fired: they had "
@@ -161,6 +176,31 @@ def _of_one_group(
             "a later release, whose tower or layer sums over the ranks of its own group alone",
         ),
     )
+
+
+_FULL = 0.98
+
+
+def _full_pool(facts: LogFacts) -> tuple[str, tuple[str, ...]] | None:
+    """Return that the pool of the sliding window was full, the other was not, and requests waited; None if not so."""
+    names = ("line", "swa_usage_max", "full_usage_max", "queued_max")
+    last = [tuple(rank.series[name][-1] for name in names) for rank in facts.schedulers if len(rank.series["line"])]
+    _, swa, whole, queued = max(last, default=(0, None, None, None))
+    if swa is None or swa < _FULL or (whole or 0) > swa - _APART or not queued:
+        return None
+    return (
+        f"A scheduler made no progress until its watchdog fired: its pool of the sliding window was at {swa:.2f} "
+        f"with {queued:.0f} requests waiting, while the full pool was at {whole or 0:.2f}. What cannot come in or "
+        "go on there stands.",
+        (
+            "a larger --swa-full-tokens-ratio: the full pool has room that nobody can use; fewer long prompts at once",
+            "a later release, which frees what has left the window while a prompt is prefilled; with "
+            "--disable-radix-cache earlier ones may keep it: leave that out once",
+        ),
+    )
+
+
+_APART = 0.2
 
 
 _BATCH = pattern(r"batch_size\(\)=(\d+)")

@@ -8,7 +8,7 @@ hands out ids beyond it, which is when the SWA pool is nearly used up.
 from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs import graphs_of_vllm
+from gemma4_triage.logs import adapters_of_experts, graphs_of_vllm
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
@@ -92,7 +92,12 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
         confidence=Confidence.LIKELY if tuned or (_named(facts, death) and _blocks(facts)) else Confidence.POSSIBLE,
         evidence=(*_evidence(facts, death), *_settings(facts)),
         ruled_out_if=("the probes trap nothing before the same crash",),
-        advice=(*graphs_of_vllm.apart(facts, death), *_together(facts, death), *_apart(facts, death)),
+        advice=(
+            *graphs_of_vllm.apart(facts, death),
+            *_together(facts, death),
+            *adapters_of_experts.beside_expert_parallel(facts, death),
+            *_apart(facts, death),
+        ),
         next_commands=(_SERVE,),
     )
 

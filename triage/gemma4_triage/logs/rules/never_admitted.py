@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts, Place, RankFacts
+from gemma4_triage.logs.narrow_window_pool import Narrow, narrow
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import Rule, at, on_rank, over, remarked
 from gemma4_triage.logs.rules.unexplained_line import STAGES, silence
@@ -31,6 +32,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         # What runs gives answers; where none came for so long, the scheduler itself stood still.
         if last["running_max"] and silence(alarm.text) > _STILL:
             continue
+        if not last["running_max"] and (small := narrow(facts)) is not None:
+            yield _never_fits(facts, rank, last, alarm, small)
+            return
         if last["queued_max"] and (last["running_max"] or 0) <= 1:
             yield _waits(facts, rank, last, alarm)
             return
@@ -71,6 +75,25 @@ def _waits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Findin
             _AGAIN,
         ),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
+    )
+
+
+def _never_fits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm, small: Narrow) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause=f"A request may wait that can never come in{on_rank(rank.rank)}, and the health check with all others "
+        f"behind it: the pool of the sliding window has {small.tokens} tokens, and a prefill asks for as many as its "
+        f"prompt has, up to a chunk of {small.chunk}. Any prompt longer than that pool is such a one.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *_evidence(facts, last, alarm),
+            *remarked(facts, "pool_sizes", "the pools"),
+            over(facts, "server_args", small.chunk, "chunked_prefill_size"),
+        ),
+        ruled_out_if=(f"no request had a prompt of about {small.tokens} tokens or more",),
+        advice=small.advice,
+        next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
+        upstream=("SGLang 31205",),
     )
 
 

@@ -57,11 +57,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     failed, looks = _kernel_before(facts, place)
     masked = "probability tensor" in death.message and _may_mask(facts)
     made_up = remarked(facts, "benchmark", "what asked for them")
+    seen, of_draft = ("", ()) if made_up or failed else _in_the_draft(facts, death)
     return Finding(
         rule=_OF_DEATH.id,
         cause=f"Logits{' (or what a grammar left of them)' * masked} were NaN or infinite, first in line "
         f"{place.line}{on_rank(death.rank)}. "
-        + (_OF_A_BENCHMARK if made_up else "The log does not say which layer made them."),
+        + (_OF_A_BENCHMARK if made_up else seen or "The log does not say which layer made them."),
         confidence=Confidence.POSSIBLE if made_up else Confidence.LIKELY if masked or failed else Confidence.CERTAIN,
         evidence=(*evidence, *made_up, *failed, *of_settings(facts, *_SUSPECTS)),
         advice=(
@@ -71,10 +72,53 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 else ()
             ),
             *looks,
-            *_advice(facts),
+            *of_draft,
+            *(one for one in _advice(facts) if not (of_draft and one == _NO_DRAFTS)),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     )
+
+
+_NO_DRAFTS = "once without --speculative-algorithm"
+_OF_A_DRAFT = pattern(r"\w*(?:eagle|mtp|nextn|draft|dflash|dspark|spec_)\w*\.py:|.* \w*draft\w*$")
+_OF_THE_TARGET = pattern(r"verif|sampler\.py|target_worker")
+_INNER = 3  # frames
+
+
+def _in_the_draft(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]]:
+    """Return what to say, and to try first, where a worker of drafts noticed it; empty where none did."""
+    near = death.frames[-_INNER:]
+    # Workers of drafts run the target too, and verify with it.
+    if not any(map(_OF_A_DRAFT.match, near)) or _OF_THE_TARGET.search(" ".join((*near, death.statement))):
+        return "", ()
+    cached = _cached_before(facts, death.place.line)
+    again = "SGLANG_ENABLE_SPEC_V2=0 first" if facts.arguments.get("SGLANG_ENABLE_SPEC_V2", "0") not in _OFF else ""
+    prefix = (
+        f"once with --disable-radix-cache: the last prefill before it took {cached} tokens from the prefix cache, of "
+        "which the target wrote the keys, and the draft may never have written its own; if requests without cached "
+        "tokens are right, neither weights nor their quantisation are at fault"
+        if cached
+        else "once with --disable-radix-cache: keys of a cached prefix that the draft never wrote are noise to it"
+    )
+    return (
+        "A worker of drafts noticed it: the draft's own pass may have made them, and the target be sound.",
+        (
+            prefix,
+            f"{_NO_DRAFTS}{f' ({again})' if again else ''}: if it then does not happen, the draft's pass is at fault",
+            "a later release, whose worker of drafts writes its own keys of cached prefixes too",
+        ),
+    )
+
+
+_OFF = frozenset({"0", "False", "false", ""})
+
+
+def _cached_before(facts: LogFacts, line: int) -> int:
+    """Return how many tokens the last prefill before a line took from the prefix cache, on any rank."""
+    names = ("line", "new_tokens", "cached_tokens")
+    rows = (row for rank in facts.schedulers for row in zip(*(rank.series[name] for name in names), strict=True))
+    before = [(at_line, cached) for at_line, new, cached in rows if at_line and at_line < line and new]
+    return int(max(before)[1] or 0) if before else 0
 
 
 def _may_mask(facts: LogFacts) -> bool:
@@ -124,7 +168,7 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
     if runner not in ("auto", "None", "triton"):
         steps.append(f"once with another --moe-runner-backend than {runner}")
     if asked.get("speculative_algorithm", "None") != "None":
-        steps.append("once without --speculative-algorithm")
+        steps.append(_NO_DRAFTS)
     if asked.get("enable_hierarchical_cache") == "True":
         steps.append("once without --enable-hierarchical-cache: pages that come back from the host")
     if "blackwell" in facts.remarks and _BLOCKS.search(asked.get("model_path", "")):

@@ -24,6 +24,7 @@ from gemma4_triage.logs.rule import (
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL
 from gemma4_triage.logs.suspects import (
+    CHOSEN,
     NAMED,
     aborted_before,
     as_the_draft_was_loaded,
@@ -69,10 +70,11 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         words = " ".join(death.message.split())
         asked = ASKED.search(words)
         apart = switched_on(facts, death) if first else ()
-        named = [one for one in apart if one.endswith(NAMED)]
+        named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
+        ended = "A request failed" if _of_a_request(facts, death) else "A process died"
         yield Finding(
             rule=ID,
-            cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
+            cause=f"{ended} of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}{_of_package(death)}; "
             f"{code or _of_kind(kind, death) or _met(death) or _said(words)}.{_stands_in(death) * (not patched)}"
             f"{handled.what if handled else ''}",
@@ -81,6 +83,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
                 *_not_given(facts, death),
+                *_as_its_condition_asks(death),
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
@@ -88,6 +91,8 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *patched,
                 *_of_vllm(death),
                 *adapters_of_experts.apart(facts, death),
+                *adapters_of_experts.beside_expert_parallel(facts, death),
+                *_of_another_stage(facts, death),
                 *in_its_warmup(facts, death),
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
@@ -117,6 +122,18 @@ def _not_given(facts: LogFacts, death: Death) -> Iterator[str]:
         rest = [f"--{name.replace('_', '-')}" for name in _OF_DRAFTS if name not in lacking]
         of_drafts = f", beside {' and '.join(rest)}; or none of these" if lacking[0] in _OF_DRAFTS else ""
         yield f"give {flags}, which the start left at None and this line reads{of_drafts}; then a later release"
+
+
+_EQUALS = pattern(r"assert (?:\w+\.)*(\w+) == [\"'](\w[\w-]*)[\"']")
+
+
+def _as_its_condition_asks(death: Death) -> Iterator[str]:
+    """Yield what to choose where an assertion compares what was chosen with the one name that it allows."""
+    if found := _EQUALS.match(death.statement):
+        yield (
+            f"give {found[1]} as {found[2]}, or leave it to the program, where the start or the call sets another: its "
+            "condition allows that one alone for this model"
+        )
 
 
 _PATCH = pattern(r"Patched sglang\.\S+ -> (\w+)")
@@ -149,6 +166,9 @@ def _of_releases(death: Death, code: str, waited: bool) -> Iterator[str]:
     """Yield which releases to take, where the exception tells of the code alone, or was raised in another's package."""
     if _of_a_caller(death):
         yield _PAIR
+        return
+    if code and not waited and (other := _of_another_program(death)):
+        yield _OTHER_PROGRAM.format(other)
         return
     if code:
         yield _WHERE if waited else _PACKAGES if "as it was imported" in code else _OTHER_BUILD
@@ -241,6 +261,19 @@ def _in_a_package(death: Death) -> bool:
     """Say whether it was raised in another's package that may be of a release that does not fit."""
     own = death.package == "vllm" and not death.caller
     return death.package not in _NOT_AT_FAULT and death.type_name in _OF_CODE and not own
+
+
+_PROGRAMS = frozenset({"transformers", "tensorrt_llm", "lmdeploy", "mlx_lm", "llama_cpp", "ktransformers", "diffusers"})
+"""Packages that serve models by themselves."""
+_OTHER_PROGRAM = (
+    "take another release of {0}, mostly a later one (pip install -U {0}), or mend that line of it by hand: its own "
+    "code is at fault, and neither checkpoint nor request"
+)
+
+
+def _of_another_program(death: Death) -> str:
+    """Return the package whose code it is, of those that serve models themselves; "" where SGLang or vLLM is there."""
+    return death.package if death.package in _PROGRAMS and not (death.path or death.caller) else ""
 
 
 _OF_CODE = frozenset({"AttributeError", "TypeError", "ImportError", "ModuleNotFoundError", "NameError", "KeyError"})
@@ -362,6 +395,16 @@ def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
         yield at(facts, death.usage.place, usage, "the last batch line before it")
 
 
+_RIGHT_ABOVE = 3  # lines
+
+
+def _of_a_request(facts: LogFacts, death: Death) -> bool:
+    """Say whether a server answered 500 right above what it wrote down, so that one request failed of it."""
+    answers = (alarm.place.line for alarm in facts.alarms if alarm.kind == "answered-500")
+    begun = min((error.chain or error.place.line for error in facts.errors if error.place == death.place), default=0)
+    return any(0 < begun - line <= _RIGHT_ABOVE + len(death.frames) * 3 for line in answers)
+
+
 def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
     if beginning is not None and death is not beginning:
         return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
@@ -371,6 +414,8 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
         return "a script ended there and no server: take it from the tag of SGLang's source that is installed"
     if _in_vllm(death) and served(death):
         return "send the last requests before it again, one at a time, until one of them ends the server"
+    if _of_a_request(facts, death):
+        return "send that request again alone: the server goes on"
     if death.usage is None and not any(map(_SERVED.match, death.frames)) and not _answered(facts, death):
         if _of_vllm(death):
             return "if that changes nothing: the checkpoint, and vLLM's release beside the torch that it pins"
@@ -408,17 +453,38 @@ def _was_empty(facts: LogFacts, number: int) -> bool:
     return (number, 1, 0, None) in rows
 
 
+_STAGES = "once with --pp-size 1 (--tp for the other GPUs): code that knows no stages asks for what another one has"
+
+
+def _is_staged(facts: LogFacts, death: Death) -> bool:
+    return facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
+
+
+def _of_another_stage(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to do where a stage behind the first lacks a value (None): another stage has what it asks for."""
+    if not _is_staged(facts, death) or "NoneType" not in death.message or death.rank.startswith("PP0"):
+        return ()
+    return (_STAGES, *((_SPLIT,) if facts.settings.get("pp_size", "1") != "1" else ()))
+
+
+_SPLIT = (
+    "SGLANG_PP_LAYER_PARTITION=… of another split: a stage that begins with a layer which takes what an earlier layer "
+    "made (indices that layers share, keys that are kept once) has none of it; then a later release, which hands it on"
+)
+
+
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
+    if _of_another_program(death):
+        return ()
     part = of_files(death.frames[-_INNER:])
     own = part_of(death) or part_of_file(death.caller) or part_spoken_of(death)
-    staged = facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
-    stages = "once with --pp-size 1 (--tp for the other GPUs): code that knows no stages asks for what another one has"
+    staged = _is_staged(facts, death) and not _of_another_stage(facts, death)
     looked_at = _LOOKS_AT.match(death.frame) if death.path.startswith("server_args") else None
     these = looked_at[1].replace("_", " ") if looked_at else ""
     return (
         *((f"the arguments of {these}: give all of them, as launch_server --help lists them",) if these else ()),
-        *((stages,) if staged else ()),
+        *((_STAGES,) if staged else ()),
         *((f"once without {part.without}: if it then does not happen, that is the part at fault",) if part else ()),
         *((own.look,) if own is not None and (part is None or "--hicache-storage-backend" in own.look) else ()),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.features_over_ipc import kept_on_the_gpu
 from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
@@ -134,7 +135,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif any(_TOWER.match(frame) for frame in death.frames) and not too_small:
         cause = "The device's memory ran out in the image or audio encoder: pools and weights left it too little."
         advice = (*advice, "fewer or smaller images in a request and in a prefill: a smaller --chunked-prefill-size")
-        if (grown := grown_since_start(facts, death)) is not None:
+        if (handed := kept_on_the_gpu(facts)) is not None:
+            cause, advice = handed[0], (*handed[1], *advice)
+        elif (grown := grown_since_start(facts, death)) is not None:
             cause, advice = grown[0], (*grown[1], *advice)
     elif (trainer := of_a_trainer(facts, death)) is not None and not too_small:
         cause, advice = trainer

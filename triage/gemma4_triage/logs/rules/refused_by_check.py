@@ -15,6 +15,7 @@ from gemma4_triage.logs.alarms import SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
+from gemma4_triage.logs.options_near import named_by
 from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, OF_IMAGES, REQUEST, part_of, part_of_file
 from gemma4_triage.logs.refused_too import LACKING, OF_CUDA, WITHOUT_BUFFER, also_refused, refused_too
 from gemma4_triage.logs.room_asked import room_asked
@@ -29,7 +30,7 @@ from gemma4_triage.logs.rule import (
     pattern,
     written,
 )
-from gemma4_triage.logs.suspects import NAMED, NO_OVERLAP, as_the_draft_was_loaded, features, switched_on
+from gemma4_triage.logs.suspects import CHOSEN, NAMED, NO_OVERLAP, as_the_draft_was_loaded, features, switched_on
 
 ID = "refused-by-check"
 TITLE = "a check of SGLang's own refused something, and says what"
@@ -396,6 +397,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((_OF_THE_DRAFT,) if later and facts.settings.get("speculative_algorithm", "None") != "None" else ()),
             *as_the_draft_was_loaded(facts, death),
             *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
+            *named_by(facts, death),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((NOT_YET,) if LACKING.search(said) and part not in (ARGUMENTS, OF_IMAGES) and tried is None else ()),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
@@ -429,7 +431,7 @@ def _is_parallel(facts: LogFacts, death: Death) -> bool:
 def _others(facts: LogFacts, death: Death, bare: bool) -> Iterator[str]:
     """Yield what else to leave out of a server that had served: all of it where the check has no words of its own."""
     for one in switched_on(facts, death) if bare or facts.served else ():
-        if not one.endswith(NAMED) and (bare or one != NO_OVERLAP):
+        if not one.endswith((NAMED, CHOSEN)) and (bare or one != NO_OVERLAP):
             yield one
 
 

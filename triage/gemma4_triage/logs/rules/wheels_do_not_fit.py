@@ -8,6 +8,7 @@ from typing import Any
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Remark
+from gemma4_triage.logs.packages_apart import of_a_new_name, of_two
 from gemma4_triage.logs.rule import at, of_wordings, pattern, remarked, written
 from gemma4_triage.logs.rules.no_kernel_image import JIT_ARCHITECTURE
 
@@ -102,6 +103,13 @@ def _of_its_code(facts: LogFacts, finding: Finding) -> dict[str, Any] | None:
     }
 
 
+def _of_packages(facts: LogFacts, finding: Finding) -> dict[str, Any] | None:
+    """Return what to say where a package asks for another by what its release has not; None else."""
+    raised = (one for one in facts.failures if f"line {one.place.line}" == finding.evidence[0].field)
+    death = next(raised, None)
+    return None if death is None else of_two(death) or of_a_new_name(facts, death)
+
+
 # Those of CUDA, torch and what lies beside them are the general case.
 _HEADER = pattern(
     r"fatal error: ((?!cu|nv|nccl|thrust|torch|ATen|c10|cooperative|device_|flashinfer|tvm)[\w./+-]+): No such file"
@@ -170,7 +178,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         update: dict[str, Any] = {"evidence": (*finding.evidence, *compiler, *lacking)}
         if unknown:
             update |= _not_imported(facts, finding) or {"advice": (_NOT_IMPORTED, *finding.advice)}
-        update |= _of_its_code(facts, finding) or {}
+        update |= _of_its_code(facts, finding) or _of_packages(facts, finding) or {}
         if missing:
             update["cause"] = (
                 f"Code is compiled on this machine, and a header of the system, {missing[1]}, is missing: no wheel "
