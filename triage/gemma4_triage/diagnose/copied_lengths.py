@@ -89,5 +89,9 @@ def _lengths_by_last_slot(records: list[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def in_order(copy: str) -> str:
-    """Return what is said of lengths in another order. copy: which is wrong, "" if that is not known."""
+    """Return what is said of lengths in another order.
+
+    Args:
+        copy: Which one is wrong, "" if that is not known.
+    """
     return _OTHER_ORDER + (_WHOSE_ORDER.format(copy=copy) if copy else "")
