@@ -13,7 +13,7 @@ CASES = {
     "evicted-twice-and-handed-out": ("freed-while-held", S.FREE_CALL, D.DUPLICATE, C.CERTAIN),
     "pages-taken-beyond-need": ("pages-leaked", S.FULL_FREE_LIST, D.LOST, C.CERTAIN),
     "pool-shrunk-by-a-page": ("pool-size-differs", S.POOL_SIZE, D.OFF_BY_ONE, C.LIKELY),
-    "window-lock-left-at-its-boundary": ("tree-broken", S.TREE_LOCK, D.OFF_BY_ONE, C.CERTAIN),
+    "window-lock-left-at-its-boundary": ("tree-broken", S.TREE_LOCK, None, C.CERTAIN),
     "prefix-longer-than-its-nodes": ("scheduler-exception", S.REQUEST_COUNTERS, None, C.LIKELY),
     "swa-writes-cached-untranslated": ("write-past-buffer", S.WRITE_LOCATIONS, D.OTHER_SPACE, C.CERTAIN),
     "mapping-zero": ("mapping-entry-wrong", S.SWA_MAPPING, D.ZERO, C.CERTAIN),

@@ -211,24 +211,36 @@ def _lost_in(audit: Audit) -> dict[str, str]:
     return found
 
 
+_NOT_TOLD = "0:0:0"
+"""Of a pool that lost pages of which no call says that it took and did not give them."""
+
+
 def _dropped(audit: Audit) -> dict[str, str]:
     """Return, by pool, how many pages the latest call took that lost one of them without giving it, of how many."""
     found = {}
     for number, (name, history) in enumerate(audit.ledger.pools.items()):
         of_pool = [one for one in audit.findings if one.pool == name]
         nowhere = [one.pages for one in of_pool if one.fault is Fault.NOWHERE]
+        if not nowhere:
+            continue
+        found[f"{name}_dropped"] = _NOT_TOLD
         if any(one.fault in (Fault.FREE_AND_HELD, Fault.HELD_TWICE) for one in of_pool):
             # Others may have been given in their places.
             continue
+        every = np.concatenate(nowhere)
         lost = [page for page in np.concatenate(nowhere).tolist() if _was_free(history, page)] if nowhere else []
         for call in reversed(audit.ledger.hand_outs) if lost else ():
             if call.pool != number:
                 continue
-            given = _on_host((call.slots,)) // audit.ledger.page_size
+            slots, size = _on_host((call.slots,)), audit.ledger.page_size
+            given, opened = slots // size, slots[slots % size == 0] // size
             taken = np.setdiff1d(_on_host(call.before), _on_host(call.after))
+            if np.unique(opened).size != opened.size or np.setdiff1d(opened, taken).size:
+                # It gave something else in the place of what it took.
+                break
             dropped = np.setdiff1d(taken, given)
             if np.isin(lost, dropped).any():
-                found[f"{name}_dropped"] = f"{dropped.size}:{taken.size}:{int(np.isin(lost, dropped).all())}"
+                found[f"{name}_dropped"] = f"{dropped.size}:{taken.size}:{int(np.isin(every, dropped).all())}"
                 break
     return found
 

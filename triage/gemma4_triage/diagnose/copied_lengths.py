@@ -9,7 +9,10 @@ from gemma4_triage.diagnose.recorded_calls import slots_of, spans
 
 COPIED = {"host": "seq_lens_cpu", "device": "seq_lens"}
 """The columns of the tensor `lengths` of a dump of `swa-alloc-lengths`, with SGLang's names."""
-_OTHER_ORDER = " Both have the same lengths, each at another request: one of them was put together in another order."
+_OTHER_ORDER = (
+    " Both have the same lengths, each at another request: one of them was put together in another order, or counted "
+    "up in one."
+)
 _WHOSE_ORDER = " It is the {copy}'s: by the slots that requests go on from, the other has each one's own."
 AT_ORDER = "Look at the order in which merge_batch and filter_batch put seq_lens and seq_lens_cpu together."
 
@@ -63,12 +66,17 @@ def reordered(dump: Dump) -> str | None:
     """Return which copy has the lengths of the other in another order, "" where that is not told; None if neither.
 
     A request goes on from the last slot that an earlier call gave it, with as many tokens as it had then, and one more.
+    Which slot that is, the device's copy says: one that a later call went on from already is too old for it.
     """
     records, lengths = readable_events(dump), tensor_or_none(dump, "lengths")
     if lengths is None or lengths.shape[1] != len(COPIED) or sorted(lengths[:, 0]) != sorted(lengths[:, 1]):
         return None
     had, last_loc = _lengths_by_last_slot(records[:-1]), records[-1].get("last_loc") if records else None
+    passed = _gone_on_from(records[:-1])
     last = [had.get(slot) for slot in last_loc] if isinstance(last_loc, list) else []
+    differs = [copies[0] != copies[1] for copies in lengths.tolist()]
+    if any(here and slot in passed for here, slot in zip(differs, last_loc or (), strict=False)):
+        return "device"
     known = [
         (one + 1, copies) for one, copies in zip(last, lengths.tolist(), strict=False) if one and copies[0] != copies[1]
     ]
@@ -86,6 +94,16 @@ def _lengths_by_last_slot(records: list[Mapping[str, Any]]) -> dict[int, int]:
             if isinstance(ends, list) and first < end <= len(slots) and isinstance(ends[at], int):
                 found[slots[end - 1]] = ends[at]
     return found
+
+
+def _gone_on_from(records: list[Mapping[str, Any]]) -> set[int]:
+    """Return the slots that a call went on from, and that none gave anew since."""
+    passed: set[int] = set()
+    for call in records:
+        asked = call.get("last_loc")
+        passed.update(slot for slot in asked if isinstance(slot, int) and slot > 0) if isinstance(asked, list) else None
+        passed.difference_update(slots_of(call.get("full")))
+    return passed
 
 
 def in_order(copy: str) -> str:

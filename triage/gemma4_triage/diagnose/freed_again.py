@@ -15,6 +15,7 @@ from gemma4_triage.diagnose.where_wrong import free_list_of_pool
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _BACK = ("freed", "free_asked")
+_GIVEN = ("handed_out", "owned", "given")
 _TIMES = ("first", "again")
 
 
@@ -63,11 +64,17 @@ def _two_frees(dump: Dump, page: Suspect) -> tuple[int, int] | None:
     """Return the events that gave a page back twice; None where they do not show it, or a hand-out stands between."""
     frees: list[int] = []
     for number, one in enumerate(readable_events(dump)):
-        if one.get("pool") != page.pool or page.page not in (one.get("first_pages") or ()):
+        named = one.get("first_pages") or ()
+        if one.get("pool") != page.pool:
+            continue
+        if page.page not in named:
+            if len(frees) == 1 and one.get("kind") in _GIVEN and one.get("pages") != len(named):
+                # It may be among those that are not named.
+                return None
             continue
         if one.get("kind") == "freed":
             frees.append(number)
-        elif one.get("kind") in ("handed_out", "owned", "given"):
+        elif one.get("kind") in _GIVEN:
             if len(frees) > 1:
                 break
             frees.clear()

@@ -243,6 +243,9 @@ class _Call:
         column, size = self._bad.column, self._page_size
         opened = [page for page in before if taken[page]]
         lasts = [self._last_slot(first, column) for _, first, _ in spans(self._call)]
+        if self._dump.manifest.scalars.get("need_sort"):
+            # The call sorts the list first, so that what is shown of it is not what it took.
+            return None
         if "prefix_lens" in self._call or len(lasts) != len(self._slots) or lasts.count(None) != len(opened):
             return None
         pages = iter(opened)
@@ -250,6 +253,12 @@ class _Call:
         given = [row[column] for row in self._slots]
         wrong = [at for at, slot in enumerate(given) if slot != right[at]]
         if not wrong or Counter(given) != Counter(right):
+            return None
+        mapped = tensor_or_none(self._dump, "swa_before") if column == 1 else None
+        if column == 1 and (mapped is None or mapped.ndim != 1 or len(mapped) < len(given)):
+            return None
+        if mapped is not None and any(lasts[at] not in (None, int(mapped[at])) for at in wrong):
+            # The pool went on from what the map had.
             return None
         proof = tuple(
             cell(self._dump, "slots", (at, column), f"what the request was given whose slot is {right[at]}")

@@ -33,8 +33,14 @@ def of_window(incident: Incident, dump: Dump) -> Finding:
         by = ", the one beside it" if defect is Defect.OFF_BY_ONE else by
         why = f"the map has the page that was handed out with the full one, {handed_out}, the node page {in_node}{by}."
     elif known and in_node == handed_out != in_map:
-        structure = Structure.SWA_MAPPING
-        why = f"the node has the page that was handed out with the full one, {handed_out}, and the map page {in_map}."
+        # A free of the window's page clears the map, and a page that lost its own may get another: both are right.
+        structure = Structure.SWA_MAPPING if in_map else None
+        why = f"the node has the page that was handed out with the full one, {handed_out}, and the map page {in_map}"
+        why += (
+            ", where that page was not freed since, and the full one got no other."
+            if in_map
+            else (": it was freed since, before the insert or by it, or the map was changed.")
+        )
     return Finding(
         rule=INSERT_WRONG,
         structure=structure,
@@ -45,7 +51,13 @@ def of_window(incident: Incident, dump: Dump) -> Finding:
             if same
             else f"{_OTHER} {why}"
         ),
-        confidence=Confidence.CERTAIN if structure else Confidence.POSSIBLE,
+        confidence=(
+            Confidence.POSSIBLE
+            if structure is None
+            else Confidence.LIKELY
+            if structure is Structure.SWA_MAPPING
+            else Confidence.CERTAIN
+        ),
         evidence=(
             said(dump, "scalars.value", "what the node has of the sliding window, first"),
             said(dump, "scalars.expected", "what the map has there"),
@@ -76,7 +88,8 @@ def of_torn_page(incident: Incident, dump: Dump) -> Finding:
     more = tokens - committed if isinstance(tokens, int) and isinstance(committed, int) else 0
     token = scalars.get("token")
     # A token that has no keys yet has what an earlier request left in its place.
-    longer = more > 0 and isinstance(token, int) and isinstance(committed, int) and token >= committed
+    known = isinstance(committed, int) and committed > 0
+    longer = more > 0 and isinstance(token, int) and known and token >= committed
     cause = (
         f"What was put into the prefix cache is {more} token{'s' * (more > 1)} too long: it has {tokens} tokens, and "
         f"the request keys of {committed}. Behind these its row has what an earlier request left there, slots of "
@@ -99,7 +112,7 @@ def of_torn_page(incident: Incident, dump: Dump) -> Finding:
         structure=Structure.TREE_NODE if longer else Structure.REQUEST_ROW,
         defect=Defect.OFF_BY_ONE if longer and more == 1 else None,
         cause=cause,
-        confidence=Confidence.CERTAIN if longer else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN if longer else Confidence.LIKELY if known else Confidence.POSSIBLE,
         evidence=evidence,
         advice=(
             "Look at up to which token a request is put in: checkpoint_into_tree, cache_finished_req, "

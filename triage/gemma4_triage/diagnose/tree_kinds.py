@@ -9,10 +9,10 @@ STAMP, GONE = "stamp gone", "gone and still a child"
 WINDOW, PROTECTED = "window locked alone", ("full_protected", "swa_protected")
 LEFT_OVER = (
     "has more locks on its sliding window than on itself: with no request left windows are locked still, and no node "
-    "is: locks of windows were left over",
-    Defect.OFF_BY_ONE,
+    "is: locks of windows were left over, of one node or of all that a request locked",
+    None,
     "Compare where a lock of the window and its release end (acquire_component_lock, release_component_lock): both "
-    "count the node whose stamp (uuid) ends them.",
+    "count the node whose stamp (uuid) ends them. A release that leaves the window out leaves all of them.",
 )
 KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "another parent": (

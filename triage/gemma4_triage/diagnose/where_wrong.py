@@ -68,11 +68,24 @@ def where_wrong(dump: Dump, bad: Offence | None = None) -> Wrong:
     return _Source(dump, bad or dump.manifest.offences[0]).find()
 
 
+def row_has_another(dump: Dump) -> bool:
+    """Return whether the request's own row has another slot, of a page, for the token of a target's first bad entry."""
+    if not dump.manifest.offences or dump.manifest.role == "draft":
+        # A draft counts its tokens otherwise.
+        return False
+    return _Source(dump, dump.manifest.offences[0]).has_another_slot()
+
+
 class _Source:
     """One bad entry and the tensors that it can be held against."""
 
     def __init__(self, dump: Dump, bad: Offence) -> None:
         self._dump, self._bad = dump, bad
+
+    def has_another_slot(self) -> bool:
+        """Return whether the row has another slot for the entry's token, which is in a page."""
+        slot = self._at(ROW_SLOTS)
+        return slot is not None and slot >= self._page_size and slot != self._bad.value
 
     def find(self) -> Wrong:
         of_slot = self._of_request_slot()
@@ -344,8 +357,12 @@ class _Source:
         """Return what says that the row has this very slot for the token, in the midst of a page."""
         if self._at(ROW_SLOTS) != self._bad.value:
             return None
+        lists = tensor_or_none(self._dump, WRITES)
         if not self._hand_outs_are_watched():
             return Wrong(None, self._defect(), handed_out=True)
+        if lists is None or lists.ndim != 2 or lists.shape[1] < 2:
+            # A decode's row is written from the list, a verification's list is read from the row.
+            return Wrong(None, self._defect())
         return Wrong(Structure.REQUEST_ROW, self._defect(), self._said(ROW_SLOTS, "what the row has for that token"))
 
     def _of_swa_writes(self) -> Wrong:

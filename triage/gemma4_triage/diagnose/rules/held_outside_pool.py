@@ -10,6 +10,7 @@ from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, Seen, in_dump
 from gemma4_triage.diagnose.rules.holder_entry_wrong import HELD_OUT_OF_RANGE
+from gemma4_triage.diagnose.stray_entries import leave_no_other, stray_entries
 from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
@@ -30,14 +31,17 @@ def find(incident: Incident) -> Finding | None:
     # Only what its row was not given ends it: an entry before others of pages was written, or not taken over.
     inside = entries is not None and entries[2] > 0
     counted = holder not in (None, TREE) and not lost and entries is not None and not inside and entries[1] > 1
+    certain = entries is not None and leave_no_other(dump, entries)
     told = counted or inside or holder == TREE or lost
     return Finding(
         rule=ID,
         structure=(Structure.REQUEST_ROW if inside else _structure(holder, lost)) if told else None,
         # Which of its counters is too large, and by how much, the page does not say.
         defect=None if counted or held is None else invalid_defect(held.page),
-        cause=_cause(held, holder, lost, entries),
-        confidence=Confidence.CERTAIN if counted or inside else Confidence.POSSIBLE,
+        cause=_cause(held, holder, lost, entries, certain),
+        confidence=(
+            (Confidence.CERTAIN if certain else Confidence.LIKELY) if counted or inside else Confidence.POSSIBLE
+        ),
         evidence=(
             said(dump, "summary", "what the audit found"),
             said(dump, "step", "the step of the audit that saw it first"),
@@ -52,18 +56,6 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap")),
     )
-
-
-def stray_entries(dump: Dump, slot: int) -> tuple[int, int, int] | None:
-    """Return the first token of a row with no page, how many there are, and how many with one follow; None if untold.
-
-    Of those that the request in this slot counts as its own.
-    """
-    for told in str(dump.manifest.scalars.get("stray_entries") or "").split(","):
-        numbers = told.split(":")
-        if len(numbers) == 4 and all(one.isdecimal() for one in numbers) and int(numbers[0]) == slot:
-            return int(numbers[1]), int(numbers[2]), int(numbers[3])
-    return None
 
 
 def _held(census: Census | None) -> Listed | None:
@@ -91,7 +83,9 @@ def _counts_may_be_wrong(seen: Seen) -> bool | None:
     return False if holders and seen.finding.confidence is Confidence.CERTAIN else None
 
 
-def _cause(held: Listed | None, holder: int | None, lost: bool, entries: tuple[int, int, int] | None) -> str:
+def _cause(
+    held: Listed | None, holder: int | None, lost: bool, entries: tuple[int, int, int] | None, alone_possible: bool
+) -> str:
     what = "an index that is no page of its pool" if held is None or held.page else "page 0, which is for padding,"
     if holder is None:
         return f"Somebody holds {what} as if it were a page."
@@ -111,9 +105,10 @@ def _cause(held: Listed | None, holder: int | None, lost: bool, entries: tuple[i
             f"The request in slot {holder} counts {what} {where}as its own, and no page is lost: it counts more tokens "
             "than its row was given, or an entry of its row was overwritten."
         )
+    page_may_have_them = "" if alone_possible else ", or slots of a page that it has were given and not written there"
     return (
         f"The request in slot {holder} counts {what} as its own, and no page is lost: it counts more tokens as "
-        "allocated than its row was given."
+        f"allocated than its row was given{page_may_have_them}."
     )
 
 

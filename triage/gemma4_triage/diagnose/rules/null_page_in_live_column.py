@@ -18,7 +18,7 @@ from gemma4_triage.diagnose.null_page_causes import (
     was_taken_later,
 )
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump, met_by
-from gemma4_triage.diagnose.where_wrong import where_wrong
+from gemma4_triage.diagnose.where_wrong import row_has_another, where_wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "null-page-in-live-column"
@@ -101,8 +101,7 @@ def _of_another(dump: Dump) -> bool | None:
 
 def _row_has_it(dump: Dump) -> bool | None:
     """Return False where the list is not accused, or the row's own slot of the token is known to be another."""
-    known = "row_slots" in dump.manifest.tensors
-    return False if known or where_wrong(dump).structure is not Structure.WRITE_LOCATIONS else None
+    return False if row_has_another(dump) or where_wrong(dump).structure is not Structure.WRITE_LOCATIONS else None
 
 
 RULE = Rule(

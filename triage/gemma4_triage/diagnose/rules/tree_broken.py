@@ -76,12 +76,15 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
 
 
 def _idle_with_windows_locked(incident: Incident, first: Dump) -> Dump | None:
-    """Return an audit of the same process with no request left, in which windows alone have locks still.
+    """Return a later audit of the same process with no request left, in which windows alone have locks still.
 
     No node of its own is locked then, so that none lacks one.
     """
+    began = first.manifest
     for dump in incident.of(rule=LEAK):
-        scalars, same = dump.manifest.scalars, dump.manifest.host.pid == first.manifest.host.pid
+        scalars, host, step = dump.manifest.scalars, dump.manifest.host, dump.manifest.step
+        same = (host.pid, host.hostname) == (began.host.pid, began.host.hostname) and WINDOW in _counts(dump)
+        same &= step is not None and began.step is not None and step >= began.step
         held = [scalars.get(name) for name in (*PROTECTED, "full_session_held")]
         if same and dump.manifest.site == "idle" and not scalars.get("running") and held[0] == held[2] == 0 and held[1]:
             return dump
