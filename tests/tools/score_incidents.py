@@ -27,7 +27,7 @@ from gemma4_triage.logs.suspects import suspects
 
 INCIDENTS = Path(__file__).parents[1] / "data" / "public_incidents.json"
 MOST = 2
-BLIND = (41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57)
+BLIND = (41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58)
 """Sets that were drawn by somebody who did not know which threads had been met, and judged by somebody else."""
 
 

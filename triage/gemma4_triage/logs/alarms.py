@@ -176,7 +176,8 @@ _SURVIVED = re.compile(
     rb"[;,] using\b|import failed|\bderegister|\bunlink|clean(?:er| ?up)\b|peer gone|"
     rb"(?:fail(?:ed|ures?)|errors?)\b[\w ]{0,20}[:=]\s*0(?:\.0+)?\s*$|"
     rb"\bfixing\b|\bremoved\b|successfully|manually|"
-    rb"failed to import|validation|exceeds the maximum|abort(?:ing|ed)? (?:the |by Abort)?req(?:uests?)?\b"
+    rb"failed to import|validation(?!(?:Error: \d+ validation)? ?errors? for \w*(?:Config|Args)\b)|"
+    rb"exceeds the maximum|abort(?:ing|ed)? (?:the |by Abort)?req(?:uests?)?\b"
 )
 _ONLY_ADVICE = re.compile(
     rb"(?i)\b(?:may|might|could(?! not| match)|avoid|prevent|if you|in case|to detect)\b|resource_tracker"
@@ -325,6 +326,7 @@ IN_LOWER_CASE = (*_TRIGGERS, *_AGAIN_MARKS)
 LETTER_BY_LETTER = (*_WORKS, *_STOPS, *_STARTS, _ACCESS)
 """One of these, or of IN_LOWER_CASE in any case, is in every line that concerns alarms."""
 _MOST_ERRORS = 8
+_REASON = b"Value error, "
 _MOST_KEPT = 16
 _OF_A_REQUEST = re.compile(rb"Exception in ASGI application|\bError in request: ")
 _OF_CLIENTS = re.compile(
@@ -504,6 +506,9 @@ class AlarmReader:
             line = _GROUP.sub(b"", line, count=1)
         if _TYPED.match(line):
             return ""
+        if self._errors and line.lstrip().startswith(_REASON):
+            self._add_reason(number, line)
+            return ""
         if b"hread 0x" in line:
             self._shapes.clear()
             # faulthandler prints every thread; the one that crashed is the current one, or the first where none is.
@@ -563,6 +568,15 @@ class AlarmReader:
     def _is_of_a_client(self, number: int, line: bytes) -> bool:
         """Say whether an exception without frames is a client's: it ends no process of the server."""
         return 0 < number - self._client <= _SOON or _OF_CLIENTS.match(line) is not None
+
+    def _add_reason(self, number: int, line: bytes) -> None:
+        """Add the reason that stands below the title of a ValidationError to its message."""
+        last = self._errors[-1]
+        if 0 < number - last.place.line <= _RIGHT_BELOW and "validation error" in last.message:
+            reason = line[:_LONGEST_LINE].decode(errors="replace").strip()
+            whole = replace(last, message=f"{last.message} {reason}"[:_LONGEST_TEXT])
+            self._errors[-1] = whole
+            self.caught = [whole if one is last else one for one in self.caught]
 
     def _kind_by_words(self, line: bytes) -> str:
         low = line.lower()

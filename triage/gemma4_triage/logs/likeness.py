@@ -103,6 +103,17 @@ def _words(text: str) -> set[str]:
     return {word for word in words if word not in _COMMON and not _RANK.fullmatch(word)}
 
 
+_NEEDS = (
+    (re.compile(r"(?i)\bdeepep"), ("moe_a2a_backend", "enable_deepep_moe")),
+    (re.compile(r"\bEAGLE|\bMTP\b"), ("speculative_algorithm", "speculative_config")),
+)
+"""What a cause speaks of, and the options without which no server has it."""
+
+
+def _has(facts: LogFacts, names: tuple[str, ...]) -> bool:
+    return any(name in facts.arguments or facts.settings.get(name, "None") not in _UNSET for name in names)
+
+
 def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
     """Return the public incidents whose failures are most alike, the most alike first; none if none is enough."""
     signs, arguments = signs_of(facts)
@@ -114,6 +125,9 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
     for incident in incidents():
         if facts.starts and any(_SWITCH.fullmatch(one) and one not in arguments for one in incident.arguments):
             # What that server had switched on this one has not, by its own start line.
+            continue
+        if facts.arguments and any(words.search(incident.cause) and not _has(facts, names) for words, names in _NEEDS):
+            # Its cause needs an option that the command here does not have.
             continue
         both = signs.intersection(incident.signs)
         shared = {sign: weights[sign] for sign in both}

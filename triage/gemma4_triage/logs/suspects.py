@@ -530,7 +530,10 @@ _FEATURES = {
     "enable_lora": (r"lora", ""),
     "enable_dp_attention": (r"dp_|data_parallel", ""),
     "attn_cp_size": (r"context_parallel|_cp\b|\bcp_", "with --attn-cp-size 1"),
-    "dcp_size": (r"\bdcp\b|dcp_|_dcp|/dcp/", "with --dcp-size 1"),
+    "dcp_size": (
+        r"\bdcp\b|dcp_|_dcp|/dcp/|forward_mla\w*\.py|\b[dn]sa_backend\.py|\bmla_backend\.py",
+        "with --dcp-size 1",
+    ),
     "kv_cache_dtype": (
         r"store_dtype|kv_cache_dtype|fp8_kv|kv_\w*fp[48]|fp[48]\w*_kv|dequant_\w*(?:extend|kv)|k_scale|"
         r"quantize_k_cache|dim_quant|k_cache_paged",

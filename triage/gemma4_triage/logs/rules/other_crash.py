@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import adapters_of_experts
+from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
@@ -82,6 +83,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+                *by_its_words(facts, death),
                 *_not_given(facts, death),
                 *_as_its_condition_asks(death),
                 *((kind.advice,) if kind else ()),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.alarms import SURVIVABLE
+from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
@@ -141,7 +142,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
         confidence=Confidence.LIKELY if call or of_input or lacks else Confidence.POSSIBLE,
         evidence=(at(facts, error.place, exception_text(error), f"what the request failed of, in {error.frame}"),),
         advice=(
-            *((_LEAVE_OUT.format(unknown[2]),) if unknown else ()),
+            *(_left_out(facts, unknown[2]) if unknown else ()),
             *(("another release or image of SGLang, with the packages that it pins",) if call or lacks else ()),
             *((of_input.advice,) if of_input else ()),
             *((_NO_TOKENIZER,) if facts.settings.get("skip_tokenizer_init") == "True" else ()),
@@ -156,6 +157,15 @@ _LEAVE_OUT = (
     "look whether the request itself sends {0} (chat_template_kwargs, sampling parameters, options of tools, "
     "extra_body): leave it out there, for what reads it in this release does not take it"
 )
+
+
+def _left_out(facts: LogFacts, name: str) -> tuple[str, ...]:
+    """Return where a keyword came from that nobody takes: an option of the start that has it, else the request."""
+    within = [option for option, value in facts.arguments.items() if re.search(rf"\b{name}\b", value)]
+    if not within:
+        return (_LEAVE_OUT.format(name),)
+    flag = f"--{within[0].replace('_', '-')}"
+    return (f"take {name} out of {flag}, by which the start gives it to every request; what reads it has it not",)
 
 
 def _of_an_argument(facts: LogFacts, error: Death, called: str, name: str) -> Finding:
@@ -236,7 +246,8 @@ _ANY_REFUSAL = Wording(
     pattern(""), "what the server's words say", "mend what those words name, in the client or the start"
 )
 _REFUSES = pattern(
-    r"Error in request|BadRequest|This model does not appear|validation error|Skip invalid|preprocessing timed out|"
+    r"Error in request|BadRequest|This model does not appear|validation errors?(?! for \w*(?:Config|Args)\b)|"
+    r"Skip invalid|preprocessing timed out|"
     r"Error code: 4|Streaming session already|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
 )
 _NO_EMBEDDINGS = (
@@ -272,6 +283,7 @@ class Refused(NamedTuple):
         why: what it refused them for, as a clause.
         look: what to change.
         of_the_start: whether that is an argument of the start.
+        of_length: whether they were too long, which is what a client of any healthy server may send.
     """
 
     place: Place
@@ -279,6 +291,7 @@ class Refused(NamedTuple):
     why: str
     look: str
     of_the_start: bool = False
+    of_length: bool = False
 
     @property
     def text(self) -> str:
@@ -309,7 +322,7 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
             yield Refused(found.place, said, *room)
             continue
         known = next((one for one in written("refused_by_check.toml") if one.words.search(said)), _ANY_REFUSAL)
-        yield Refused(found.place, said, known.cause, known.advice)
+        yield Refused(found.place, said, known.cause, known.advice, of_length=name == "refused_length")
     embeddings = facts.remarks.get("refused_embeddings")
     if embeddings is not None and facts.settings.get("is_embedding") == "False" and _unsaid(facts):
         yield Refused(embeddings.place, embeddings.text, *_NO_EMBEDDINGS, of_the_start=True)
@@ -340,6 +353,8 @@ def refusals(facts: LogFacts) -> Iterator[Finding]:
     ends = {alarm.place.line for alarm in facts.alarms if alarm.kind in SURVIVABLE}
     for one in refused(facts):
         alone = not facts.served and one.look != _UNSAID[1]
+        # A server that answers others and refuses what is too long is well.
+        alone = alone and not (one.of_length and "answer" in facts.understood)
         if not (alone or one.place.line in ends or (one.of_the_start and one.place.line > last)):
             continue
         yield Finding(
@@ -386,6 +401,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *(() if tried is None else also_refused(said, asked, tried)),
             *((f"what it asks for: {asked[0].strip()}",) if asked and tried is None else ()),
             *((handled.look,) if handled else ()),
+            *by_its_words(facts, death),
             *((_ONE_BRANCH,) if part is ARGUMENTS and _TOPK.search(said) else ()),
             *(
                 (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)

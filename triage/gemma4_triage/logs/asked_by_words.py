@@ -1,0 +1,59 @@
+"""What the words of an exception ask for by themselves: a most, one of a list, or no graph where one is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.known_arguments import is_an_argument
+from gemma4_triage.logs.rule import pattern
+
+_EXCEEDS = pattern(r"\b([a-z]+(?:_[a-z0-9]+)+) ?[(=:] ?(\d+)\)? exceeds [\w ,'-]{3,60}?\((\d+)\)")
+_ONE_OF = pattern(
+    r"[Oo]nly \[([^\]]{3,200})\] ([a-z]+(?: [a-z]+){0,3}) (?:are|is) (?:currently )?supported(?: (?:for|with) "
+    r"([a-z][\w -]{2,40}))?"
+)
+_DTYPE = pattern(r"(?i)unsupported (?:data ?type|dtype)\W+(?:torch\.)?(float8_\w+|float4_\w+)")
+_DRAFT_GRAPH = pattern(r"\w*draft\w*_cuda_graph_runner\.py:")
+_SERVES_MOST = ("triton", "flashinfer", "fa3")
+
+
+def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what to set where the words of an exception say it, the surest first."""
+    words = " ".join(death.message.split())
+    if found := _EXCEEDS.search(words):
+        yield f"--{found[1].replace('_', '-')} of at most {found[3]}, where it has {found[2]} now"
+    if found := _ONE_OF.search(words):
+        yield from _one_of(found[1], found[2], found[3])
+    if found := _DTYPE.search(words):
+        yield _of_a_dtype(facts, found[1])
+    if any(map(_DRAFT_GRAPH.match, death.frames)):
+        yield (
+            "once with --disable-cuda-graph: it died as the graph of the drafts' own steps was captured, for which "
+            "something was not set that a batch has; else without --speculative-algorithm. A later release mends it"
+        )
+
+
+def _one_of(listed: str, what: str, purpose: str | None) -> Iterator[str]:
+    names = [name.strip(" '\"") for name in listed.split(",")]
+    name = next((one for one in _SERVES_MOST if one in names), names[0])
+    argument = what.strip().removesuffix("s").replace(" ", "_")
+    if is_an_argument(argument):
+        flag = argument.replace("_", "-")
+        yield (
+            f"--{flag} {name} on the command line (or another of {', '.join(names)}): what the start does not give, "
+            "the release chooses itself, for this model or GPU, and its own choice is refused here"
+        )
+        if purpose:
+            yield f"or without {purpose.strip()}; a later release may choose one that fits"
+
+
+def _of_a_dtype(facts: LogFacts, dtype: str) -> str:
+    given = {**facts.arguments, **facts.settings}
+    kind = "fp8" if dtype.startswith("float8") else "fp4"
+    of_cache = given.get("kv_cache_dtype", "").startswith(kind)
+    rest = "" if of_cache else f", if it is of {kind}; else a checkpoint of another type than {dtype}"
+    return (
+        f"once with --kv-cache-dtype auto{rest}: something between ranks or kernels is handed values of {dtype}, which "
+        "it does not take (with --enable-dp-attention it gathers them: once without that too); then a later release"
+    )
