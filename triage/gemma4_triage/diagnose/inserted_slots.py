@@ -88,8 +88,8 @@ def of_torn_page(incident: Incident, dump: Dump) -> Finding:
     more = tokens - committed if isinstance(tokens, int) and isinstance(committed, int) else 0
     token = scalars.get("token")
     # A token that has no keys yet has what an earlier request left in its place.
-    known = isinstance(committed, int) and committed > 0
-    longer = more > 0 and isinstance(token, int) and known and token >= committed
+    keys = committed if isinstance(committed, int) and committed > 0 else None
+    longer = more > 0 and isinstance(token, int) and keys is not None and token >= keys
     cause = (
         f"What was put into the prefix cache is {more} token{'s' * (more > 1)} too long: it has {tokens} tokens, and "
         f"the request keys of {committed}. Behind these its row has what an earlier request left there, slots of "
@@ -112,7 +112,7 @@ def of_torn_page(incident: Incident, dump: Dump) -> Finding:
         structure=Structure.TREE_NODE if longer else Structure.REQUEST_ROW,
         defect=Defect.OFF_BY_ONE if longer and more == 1 else None,
         cause=cause,
-        confidence=Confidence.CERTAIN if longer else Confidence.LIKELY if known else Confidence.POSSIBLE,
+        confidence=Confidence.CERTAIN if longer else Confidence.LIKELY if keys else Confidence.POSSIBLE,
         evidence=evidence,
         advice=(
             "Look at up to which token a request is put in: checkpoint_into_tree, cache_finished_req, "
