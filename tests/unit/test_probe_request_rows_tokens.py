@@ -379,7 +379,7 @@ class TestInserts:
         monkeypatch.setattr(window_component(), "_translate_full_to_swa", lambda _, slots: slots * 0 + 17)
         monkeypatch.setattr(inserts, "served_by", lambda scheduler, page: {"handed_out_with": 1})
         trapped_by(server, lambda: server.world.start([*PROMPT, *range(300, 340)]))
-        assert (named(server).structure, named(server).confidence) == (Structure.SWA_MAPPING, Confidence.CERTAIN)
+        assert (named(server).structure, named(server).confidence) == (Structure.SWA_MAPPING, Confidence.LIKELY)
 
     def test_a_slot_of_another_page_in_the_midst_of_one_that_is_put_in(self, server, monkeypatch):
         server.forward()
@@ -397,7 +397,8 @@ class TestInserts:
             401,
             server.world.page + 1,
         )
-        assert (named(server).structure, named(server).confidence) == (Structure.REQUEST_ROW, Confidence.LIKELY)
+        # How many tokens have keys is not known here, so the insert may be too long as well.
+        assert (named(server).structure, named(server).confidence) == (Structure.REQUEST_ROW, Confidence.POSSIBLE)
 
     def test_slots_follow_the_first_one_of_their_page(self):
         whole = np.array([8, 9, 10, 11, 20, 21, 22, 23, 32])

@@ -112,7 +112,11 @@ def of_torn_page(incident: Incident, dump: Dump) -> Finding:
         structure=Structure.TREE_NODE if longer else Structure.REQUEST_ROW,
         defect=Defect.OFF_BY_ONE if longer and more == 1 else None,
         cause=cause,
-        confidence=Confidence.CERTAIN if longer else Confidence.LIKELY if keys else Confidence.POSSIBLE,
+        confidence=Confidence.CERTAIN
+        if longer
+        else Confidence.LIKELY
+        if isinstance(committed, int)
+        else Confidence.POSSIBLE,
         evidence=evidence,
         advice=(
             "Look at up to which token a request is put in: checkpoint_into_tree, cache_finished_req, "
