@@ -137,6 +137,25 @@ def test_what_a_server_has_not_switched_on_rules_an_incident_out():
     assert incident not in [one.incident for one in alike(without, 5)]
 
 
+def test_an_incident_of_drafts_is_not_like_a_command_without_them():
+    """Its cause speaks of EAGLE, which no server has without an option."""
+    incident = next(one for one in incidents() if "EAGLE" in one.cause and no_command_like_itself(one))
+    command = "$ python3 -m sglang.launch_server --model-path m {}\n"
+    with_drafts, without = (
+        facts_of(command.format(given) + log_of(incident)) for given in ("--speculative-algorithm EAGLE", "--tp 2")
+    )
+    assert incident in [one.incident for one in alike(with_drafts, 5)]
+    assert incident not in [one.incident for one in alike(without, 5)]
+
+
+def no_command_like_itself(incident):
+    """Say whether an incident's own log has no command, and is alike itself."""
+    logs = [one["log"] for one in drawn() if one["thread"] == incident.thread]
+    if not logs or "server_args" in logs[0] or "launch_server" in logs[0]:
+        return False
+    return incident in [one.incident for one in alike(facts_of(logs[0]), 5)]
+
+
 def log_of(incident):
     return next(one["log"] for one in drawn() if one["thread"] == incident.thread)
 

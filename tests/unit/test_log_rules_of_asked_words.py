@@ -50,7 +50,37 @@ def test_values_strung_together_are_of_a_parser():
     [
         ("", "ValueError: Unsupported dtype: torch.float8_e4m3fn", "a.py run", "once with --kv-cache-dtype auto"),
         ("--dcp-size 8", "ValueError: not enough values", "models/forward_mla_rocm.py core", "once with --dcp-size 1"),
+        (
+            "",
+            "ValueError: max_num_seqs (1024) exceeds available cache blocks (600).",
+            "a.py run",
+            "--max-num-seqs of at",
+        ),
+        (
+            "",
+            "ValueError: Only ['fa3', 'triton'] attention backends are supported for deterministic inference",
+            "server_args.py check",
+            "--attention-backend triton",
+        ),
+        (
+            "--speculative-algorithm EAGLE",
+            "AttributeError: 'NoneType' object has no attribute 'shape'",
+            "speculative/eagle_draft_extend_cuda_graph_runner.py capture",
+            "once with --disable-cuda-graph",
+        ),
     ],
 )
 def test_the_words_and_the_start_say_what_to_set(given, died, frame, advice):
     assert first(START.format(given), raised(died, frame)).advice[0].startswith(advice)
+
+
+TOO_LONG = (
+    f"{stamp(2)} Input length (170312 tokens) exceeds the maximum allowed length (163834 tokens). "
+    "Use a shorter input or enable --allow-auto-truncate.\n"
+)
+ANSWERED = f'{stamp(1)} INFO:     10.8.1.20:40444 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+
+
+def test_a_prompt_that_is_too_long_is_a_failure_only_where_nobody_else_is_answered():
+    assert findings(read_log("server.log", [(START.format("") + ANSWERED + TOO_LONG).encode()])) == ()
+    assert first(START.format(""), TOO_LONG).rule == "refused-by-check"

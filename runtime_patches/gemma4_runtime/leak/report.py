@@ -228,10 +228,8 @@ def _dropped(audit: Audit) -> dict[str, str]:
             # Others may have been given in their places.
             continue
         every = np.concatenate(nowhere)
-        lost = [page for page in np.concatenate(nowhere).tolist() if _was_free(history, page)] if nowhere else []
-        for call in reversed(audit.ledger.hand_outs) if lost else ():
-            if call.pool != number:
-                continue
+        lost = [page for page in every.tolist() if _was_free(history, page)]
+        for call in (call for call in reversed(audit.ledger.hand_outs) if call.pool == number and lost):
             slots, size = _on_host((call.slots,)), audit.ledger.page_size
             given, opened = slots // size, slots[slots % size == 0] // size
             taken = np.setdiff1d(_on_host(call.before), _on_host(call.after))

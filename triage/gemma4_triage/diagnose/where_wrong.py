@@ -27,12 +27,10 @@ from typing import Any
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.entry_places import FULL, LENGTHS, ROWS, SLOTS, SWA_TABLE, TRANSLATED, WRITES, EntryPlaces
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.finding import Evidence
 
-FULL, WRITES, SWA_TABLE = "page_table", "out_cache_loc", "swa_page_table"
-TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
 ROW_SLOTS = "row_slots"
 BELIEVED, ROWS_THERE_ARE = "believed_lengths", "rows_of_requests"
 _ENOUGH = 3
@@ -76,11 +74,8 @@ def row_has_another(dump: Dump) -> bool:
     return _Source(dump, dump.manifest.offences[0]).has_another_slot()
 
 
-class _Source:
-    """One bad entry and the tensors that it can be held against."""
-
-    def __init__(self, dump: Dump, bad: Offence) -> None:
-        self._dump, self._bad = dump, bad
+class _Source(EntryPlaces):
+    """One bad entry, and what is wrong by the tensors that it can be held against."""
 
     def has_another_slot(self) -> bool:
         """Return whether the row has another slot for the entry's token, which is in a page."""
@@ -392,40 +387,6 @@ class _Source:
             return ()
         return (cell(self._dump, SWA_TABLE, at, "the page that this token has in the sliding-window pool"),)
 
-    @property
-    def _page_size(self) -> int:
-        return self._dump.manifest.page_size or 1
-
-    def _is_of_buffer(self, space: str) -> bool:
-        return self._dump.manifest.provenance.buffer_space == space
-
-    def _at(self, name: str, whole_row: bool = False) -> Any:
-        """Return the value at the entry's place of another tensor; None if there is no such place."""
-        table, place = tensor_or_none(self._dump, name), self._place(name)
-        if place is None or (whole_row and len(place) != 2):
-            return None
-        return table[place[0], : self._live(table.shape[1])] if whole_row else int(table[place])
-
-    def _place(self, name: str) -> tuple[int, ...] | None:
-        """Return where the entry's place is in another tensor, a table or a list in which rows follow each other."""
-        table, begins = tensor_or_none(self._dump, name), tensor_or_none(self._dump, f"{name}_indptr")
-        row, column = self._bad.row, self._bad.column
-        if table is None or row < 0 or column < 0:
-            return None
-        if table.ndim == 2:
-            return (row, column) if row < table.shape[0] and column < table.shape[1] else None
-        if table.ndim != 1 or begins is None or begins.ndim != 1 or row + 1 >= len(begins):
-            return None
-        at = int(begins[row]) + column
-        return (at,) if 0 <= at < min(int(begins[row + 1]), len(table)) else None
-
-    def _live(self, columns: int, row: int | None = None) -> int:
-        """Return how many columns of a row are live; of the bad entry's if no row is named."""
-        lengths, row = tensor_or_none(self._dump, LENGTHS), self._bad.row if row is None else row
-        if lengths is None or not 0 <= row < len(lengths):
-            return columns
-        return min(max(-(-int(lengths[row]) // self._page_size), 1), columns)
-
     def _at_the_end(self) -> bool:
         """Return whether the row holds nothing from this entry on."""
         held = tensor_or_none(self._dump, ROWS)
@@ -453,32 +414,6 @@ class _Source:
             return False
         length = int(lengths[row])
         return (length - tokens) // self._page_size <= self._bad.column <= (length - 1) // self._page_size
-
-    def _hand_outs_are_watched(self) -> bool:
-        manifest = self._dump.manifest
-        return Guards(manifest.dump_id, "guards.", manifest.guards).attached("swa-allocator") is not None
-
-    def _written_pages(self) -> set[int]:
-        """Return the full pages in which this forward stores keys of the bad entry's row."""
-        writes, begins = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, f"{WRITES}_indptr")
-        row, count = self._bad.row, self._stored(self._bad.row)
-        if writes is None or not count:
-            return set()
-        slots = writes[row] if writes.ndim == 2 else writes[int(begins[row]) : int(begins[row + 1])]
-        return set((slots // self._page_size).ravel().tolist())
-
-    def _stored(self, row: int) -> int:
-        """Return of how many tokens of a row this forward stores the keys."""
-        writes, begins = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, f"{WRITES}_indptr")
-        if writes is None or writes.ndim not in (1, 2) or row < 0:
-            return 0
-        if writes.ndim == 2:
-            return writes.shape[1] if row < writes.shape[0] else 0
-        return int(begins[row + 1] - begins[row]) if begins is not None and 0 <= row < len(begins) - 1 else 0
-
-    def _said(self, name: str, meaning: str) -> tuple[Evidence, ...]:
-        place = self._place(name)
-        return () if place is None else (cell(self._dump, name, place, meaning),)
 
     def _may_be_old(self) -> bool:
         """Return whether a table has nothing where this forward begins a page: one of the step before had nothing yet.

@@ -1,6 +1,6 @@
 """A write location outside the buffer, without the allocation that it came from."""
 
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -10,6 +10,9 @@ from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "write-past-buffer"
+_OUTSIDE = "New keys and values are about to be written outside the pool's buffer, into another tensor; "
+_FROM_ROW = "the request's row has that slot for the token, and a verification's list is read from the row."
+_FROM_ELSEWHERE = "an allocator gave out the slot, or the list of slots is not this batch's."
 _UNTRANSLATED = (
     "Sliding layers are about to write new keys and values at the full pool's slots, outside their own pool: the whole "
     "list that they write by is the full pool's (out_cache_loc), which was not translated, or is taken for the "
@@ -22,19 +25,14 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     wrong = where_wrong(dump)
-    untranslated = wrong.defect is Defect.OTHER_SPACE
+    untranslated, of_row = wrong.defect is Defect.OTHER_SPACE, wrong.structure is Structure.REQUEST_ROW
     # Where the table has another page of the same token, the map has too.
     certain = untranslated and any(piece.field.startswith(SWA_TABLE) for piece in wrong.proof)
     return Finding(
         rule=ID,
         structure=wrong.structure,
         defect=wrong.defect or Defect.PAST_END,
-        cause=_UNTRANSLATED
-        if untranslated
-        else (
-            "New keys and values are about to be written outside the pool's buffer, into another tensor; an allocator "
-            "gave out the slot, or the list of slots is not this batch's."
-        ),
+        cause=_UNTRANSLATED if untranslated else _OUTSIDE + (_FROM_ROW if of_row else _FROM_ELSEWHERE),
         confidence=Confidence.CERTAIN if certain else Confidence.LIKELY if wrong.proof else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.value", "the slot"),

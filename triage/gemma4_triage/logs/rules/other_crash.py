@@ -12,6 +12,7 @@ from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
+from gemma4_triage.logs.pipeline_stages import WITHOUT_STAGES, is_staged, of_another_stage
 from gemma4_triage.logs.rule import (
     Wording,
     at,
@@ -23,7 +24,8 @@ from gemma4_triage.logs.rule import (
     usage_text,
 )
 from gemma4_triage.logs.rules import collective_timeout
-from gemma4_triage.logs.rules.refused_by_check import ASKED, CALL
+from gemma4_triage.logs.rules.refused_by_check import ASKED
+from gemma4_triage.logs.said_by_python import OF_CODE, UNREACHED, met, of_a_caller, of_the_code
 from gemma4_triage.logs.suspects import (
     CHOSEN,
     NAMED,
@@ -61,7 +63,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         if waited and ((beginning is not None and not first) or any(alarm.kind in _ENDS for alarm in facts.alarms)):
             continue
         # What follows from another failure tells of its handling, and that is seldom what to mend.
-        code = _of_the_code(death) if first else ""
+        code = of_the_code(death) if first else ""
         if waited:
             code = "another process, which it had started and waited for, ended before it was ready"
             code += _of_the_signal(death)
@@ -77,7 +79,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             rule=ID,
             cause=f"{ended} of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}{_of_package(death)}; "
-            f"{code or _of_kind(kind, death) or _met(death) or _said(words)}.{_stands_in(death) * (not patched)}"
+            f"{code or _of_kind(kind, death) or met(death) or _said(words)}.{_stands_in(death) * (not patched)}"
             f"{handled.what if handled else ''}",
             confidence=Confidence.LIKELY if code or kind else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
@@ -94,11 +96,11 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *_of_vllm(death),
                 *adapters_of_experts.apart(facts, death),
                 *adapters_of_experts.beside_expert_parallel(facts, death),
-                *_of_another_stage(facts, death),
+                *of_another_stage(facts, death),
                 *in_its_warmup(facts, death),
                 *named,
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
-                *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
+                *((_REACH,) if death.type_name.endswith(UNREACHED) and not death.caller else ()),
                 *_of_releases(death, code, waited),
                 _next_step(facts, death, beginning),
                 *_suspect(facts, death),
@@ -166,7 +168,7 @@ def _as_it_was_given_up(facts: LogFacts, death: Death) -> str:
 
 def _of_releases(death: Death, code: str, waited: bool) -> Iterator[str]:
     """Yield which releases to take, where the exception tells of the code alone, or was raised in another's package."""
-    if _of_a_caller(death):
+    if of_a_caller(death):
         yield _PAIR
         return
     if code and not waited and (other := _of_another_program(death)):
@@ -219,7 +221,7 @@ def _of_the_signal(death: Death) -> str:
 
 def _only_waited(death: Death) -> bool:
     """Say whether a process died because another one, which it had started or asked, did not come up."""
-    if "consecutive errors" in death.message or death.type_name in _OF_CODE:
+    if "consecutive errors" in death.message or death.type_name in OF_CODE:
         return False
     pipe = death.type_name == "EOFError" and any(map(_PIPE.match, death.frames[-1:]))
     return pipe or bool(_GONE.search(death.message)) or any(map(_WAITED.match, death.frames[-1:]))
@@ -242,6 +244,10 @@ _SERVED = pattern(
 _OTHER_BUILD = (
     "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
 )
+_PAIR = (
+    "versions that belong together: the SGLang that the caller names itself (its pyproject, image or guide), or a "
+    "release of the caller for this SGLang, mostly a later one; pip list shows both"
+)
 _PACKAGES = (
     "hold pip list against the releases in SGLang's pyproject, or take a fresh environment or SGLang's image: the "
     "frames name the packages"
@@ -262,7 +268,7 @@ def _of_package(death: Death) -> str:
 def _in_a_package(death: Death) -> bool:
     """Say whether it was raised in another's package that may be of a release that does not fit."""
     own = death.package == "vllm" and not death.caller
-    return death.package not in _NOT_AT_FAULT and death.type_name in _OF_CODE and not own
+    return death.package not in _NOT_AT_FAULT and death.type_name in OF_CODE and not own
 
 
 _PROGRAMS = frozenset({"transformers", "tensorrt_llm", "lmdeploy", "mlx_lm", "llama_cpp", "ktransformers", "diffusers"})
@@ -276,117 +282,6 @@ _OTHER_PROGRAM = (
 def _of_another_program(death: Death) -> str:
     """Return the package whose code it is, of those that serve models themselves; "" where SGLang or vLLM is there."""
     return death.package if death.package in _PROGRAMS and not (death.path or death.caller) else ""
-
-
-_OF_CODE = frozenset({"AttributeError", "TypeError", "ImportError", "ModuleNotFoundError", "NameError", "KeyError"})
-_NAMES = pattern(r"name '(\w+)' is not defined|cannot access local variable '(\w+)'|local variable '(\w+)' referenced")
-_IMPORTS = pattern(r"(?!launch_server|__main__|<|serve|cli|run\w*|main|server|app)[\w.]+\.py:\d+ <module>$")
-_ATTRIBUTE = pattern(r"'(\w+)' object has no attribute '(\w+)'")
-_OF_A_MODEL = pattern(r"For(?:CausalLM|ConditionalGeneration|SequenceClassification|Embedding)\w*$|Model$")
-_ABSTRACT = pattern(r"abstract class (\w+)")
-_OTHER_TYPE = pattern(
-    r"Boolean value of Tensor|can only concatenate|"
-    r"(?:expected|should be|must be) [\w, .]+,? (?:object, )?not (?!None)\w+"
-)
-
-
-_OF_SGLANG = pattern(
-    r"'(?:ServerArgs|PortArgs|Engine|HttpServerEngineAdapter|TokenizerManager|\w+Req(?:Input|Output))' object has no "
-    r"attribute|\b(?:ServerArgs|PortArgs|Engine|TokenizerManager|\w+Req(?:Input|Output))\.\w+\(\) "
-    r"(?:got an unexpected|missing \d+ required|takes \d+)"
-)
-_PAIR = (
-    "versions that belong together: the SGLang that the caller names itself (its pyproject, image or guide), or a "
-    "release of the caller for this SGLang, mostly a later one; pip list shows both"
-)
-_OTHER_ONE = "that code was written for another one, or its own call is wrong"
-
-
-def _of_a_caller(death: Death) -> bool:
-    """Say whether it was raised outside of SGLang, by code that builds on it, of what SGLang offers such code."""
-    of_sglang = death.package == "sglang" or (death.path and not death.package)
-    return not of_sglang and _OF_SGLANG.search(death.message) is not None
-
-
-def _of_the_code(death: Death) -> str:
-    """Return what the exception says of the code alone, whatever the load was; "" if it may be the load's."""
-    if "invalid configuration argument" in death.message:
-        return "a kernel was started over no rows at all, or over more than this GPU takes in one call"
-    if (found := _NAMES.search(death.message)) and death.type_name in (
-        "NameError",
-        "UnboundLocalError",
-        "RuntimeError",
-    ):
-        name = next(filter(None, found.groups()))
-        return f"its code uses {name}, which nothing has set or imported: a defect of this build"
-    if _of_a_caller(death):
-        return (
-            "it asks of SGLang what the installed release has not: "
-            f"{f'{death.package} was written for another one' if death.package else _OTHER_ONE}"
-        )
-    if death.type_name == "TypeError" and (found := CALL.search(death.message)):
-        return (
-            f"{found[1]} is called with other arguments than it takes: a defect of this build, or two that do not fit"
-        )
-    found = _ATTRIBUTE.search(death.message) if death.type_name == "AttributeError" else None
-    if found and _OF_A_MODEL.search(found[1]):
-        return (
-            f"the model's class {found[1]} has no {found[2]}, which something that is switched on asks of it: this "
-            "release does not have that for this model"
-        )
-    if found and found[1] != "NoneType":
-        return f"{found[1]} has no {found[2]} in this build: a defect of its code, or two packages that do not fit"
-    if found:
-        return ""
-    if "abstract class" in death.message and (found := _ABSTRACT.search(death.message)):
-        return f"{found[1]} lacks methods that its base asks for: a defect of this build"
-    if _OTHER_TYPE.search(death.message):
-        return "its code takes a value of another type than it was given: a defect of this build"
-    if death.type_name == "NotImplementedError":
-        return "this build has no code for that case"
-    # The outermost <module> is the program itself.
-    if any(map(_IMPORTS.match, death.frames[1:][-3:])):
-        return "a package failed as it was imported: two that do not fit each other, or one that is not whole"
-    return ""
-
-
-_NONE = pattern(
-    r"'NoneType' object (?:has no attribute '(\w+)'|is not (?:subscriptable|iterable|callable))|"
-    r"object of type 'NoneType' has no len"
-)
-_LACKS = pattern(r"'?([\w./-]{1,60})'?$")
-_SHORT = 120  # characters
-_UNREACHED = ("ConnectionError", "ConnectError", "ConnectionRefusedError", "APIConnectionError")
-
-
-def _met(death: Death) -> str:
-    """Return in words what frequent exceptions of Python say of the values that they met; "" if they say nothing."""
-    quotes = death.statement and not death.statement.startswith("raise ")
-    line = f", at `{death.statement[:_SHORT]}`" if quotes else ""
-    if "values to unpack" in death.message:
-        return f"it is handed another number of values than it takes{line}: two parts of this build do not fit"
-    if _NONE.search(death.message) or "NoneType" in death.message:
-        return f"a value that it needs was never set, or is gone already (None){line}"
-    if death.type_name == "KeyError" and (found := _LACKS.match(death.message)):
-        return f"a table has no entry {found[1]}{line}: nobody put it there, or somebody took it out before"
-    if death.type_name == "IndexError":
-        return f"it asked for an element that is not there{line}: fewer are there than it counts on"
-    if death.type_name == "ZeroDivisionError":
-        return f"it divides by a number that is 0 here{line}"
-    if "consecutive errors" in death.message:
-        return "it gave up after several errors in a row, and names the last: the first error above it is the cause"
-    if "INTERNAL ASSERT FAILED" in death.message:
-        captures = ", as memory was freed or emptied while a CUDA graph is captured" * ("captures" in death.message)
-        return (
-            f"a check inside torch does not hold{captures}: this release calls torch in a way that its release forbids"
-        )
-    if death.type_name == "RecursionError":
-        return "it called itself without an end"
-    if death.type_name.endswith(_UNREACHED) and not death.caller:
-        return "a client found no server at that address: it is not started, died, or listens elsewhere"
-    if death.type_name == "AssertionError" and death.statement.startswith("assert "):
-        return f"its own condition does not hold: {death.statement[:_SHORT]}"
-    return ""
 
 
 def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
@@ -455,38 +350,18 @@ def _was_empty(facts: LogFacts, number: int) -> bool:
     return (number, 1, 0, None) in rows
 
 
-_STAGES = "once with --pp-size 1 (--tp for the other GPUs): code that knows no stages asks for what another one has"
-
-
-def _is_staged(facts: LogFacts, death: Death) -> bool:
-    return facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
-
-
-def _of_another_stage(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    """Return what to do where a stage behind the first lacks a value (None): another stage has what it asks for."""
-    if not _is_staged(facts, death) or "NoneType" not in death.message or death.rank.startswith("PP0"):
-        return ()
-    return (_STAGES, *((_SPLIT,) if facts.settings.get("pp_size", "1") != "1" else ()))
-
-
-_SPLIT = (
-    "SGLANG_PP_LAYER_PARTITION=… of another split: a stage that begins with a layer which takes what an earlier layer "
-    "made (indices that layers share, keys that are kept once) has none of it; then a later release, which hands it on"
-)
-
-
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
     if _of_another_program(death):
         return ()
     part = of_files(death.frames[-_INNER:])
     own = part_of(death) or part_of_file(death.caller) or part_spoken_of(death)
-    staged = _is_staged(facts, death) and not _of_another_stage(facts, death)
+    staged = is_staged(facts, death) and not of_another_stage(facts, death)
     looked_at = _LOOKS_AT.match(death.frame) if death.path.startswith("server_args") else None
     these = looked_at[1].replace("_", " ") if looked_at else ""
     return (
         *((f"the arguments of {these}: give all of them, as launch_server --help lists them",) if these else ()),
-        *((_STAGES,) if staged else ()),
+        *((WITHOUT_STAGES,) if staged else ()),
         *((f"once without {part.without}: if it then does not happen, that is the part at fault",) if part else ()),
         *((own.look,) if own is not None and (part is None or "--hicache-storage-backend" in own.look) else ()),
     )
