@@ -67,7 +67,7 @@ def test_the_command_shows_the_rest_and_ends_as_with_a_defect_of_ours(cli, broke
     assert "A defect of gemma4-triage, and none of the server" in out
 
 
-def test_a_rule_that_raises_is_none_of_a_clean_folder(cli):
+def test_where_no_rule_raises_the_command_ends_as_ever(cli):
     assert cli("diagnose", CORPUS / "negative-page")[0] == 1
 
 

@@ -78,13 +78,13 @@ def _structure(holder: int | None, lost: bool) -> Structure | None:
 
 
 def _counts_may_be_wrong(seen: Seen) -> bool | None:
-    """Return False of a row's entry before others, and of a row that ends before its counters: several places there."""
+    """Return False where the finding is certain, as it is of entries that one cause alone leaves (leave_no_other)."""
     holders = str(seen.dump.manifest.scalars.get("stray_entries") or "") if seen.dump is not None else ""
     return False if holders and seen.finding.confidence is Confidence.CERTAIN else None
 
 
 def _cause(
-    held: Listed | None, holder: int | None, lost: bool, entries: tuple[int, int, int] | None, alone_possible: bool
+    held: Listed | None, holder: int | None, lost: bool, entries: tuple[int, int, int] | None, certain: bool
 ) -> str:
     what = "an index that is no page of its pool" if held is None or held.page else "page 0, which is for padding,"
     if holder is None:
@@ -105,10 +105,10 @@ def _cause(
             f"The request in slot {holder} counts {what} {where}as its own, and no page is lost: it counts more tokens "
             "than its row was given, or an entry of its row was overwritten."
         )
-    page_may_have_them = "" if alone_possible else ", or slots of a page that it has were given and not written there"
+    or_else = "" if certain else ", or slots of a page that it has were given and not written there"
     return (
         f"The request in slot {holder} counts {what} as its own, and no page is lost: it counts more tokens as "
-        f"allocated than its row was given{page_may_have_them}."
+        f"allocated than its row was given{or_else}."
     )
 
 
