@@ -3,7 +3,7 @@
 import pytest
 
 from gemma4_triage.logs.read import read_log
-from gemma4_triage.logs.suspects import features
+from gemma4_triage.logs.switched_on import features
 from made_logs import ILLEGAL, death, decode, found_in, only, stamp, started
 
 FORWARD = '  File "/srv/sglang/srt/model_executor/model_runner.py", line 9, in forward_extend\n    call()\n'

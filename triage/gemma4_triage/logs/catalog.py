@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding, ranked
 from gemma4_triage.logs import images
-from gemma4_triage.logs.alarms import FATAL, OF_REQUESTS, SURVIVABLE
+from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule
 from gemma4_triage.logs.rules import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gemma4_triage.finding import Finding
-from gemma4_triage.logs.alarms import FATAL
+from gemma4_triage.logs.alarm_words import FATAL
 from gemma4_triage.logs.facts import LogFacts, Place, Remark
 
 _IMAGE = re.compile(r"\b[\w.-]+/(?:sglang|vllm-openai|vllm)[\w-]*:(?P<tag>[\w.-]+)")

@@ -199,14 +199,14 @@ def is_of_a_kind_first(death: Death) -> bool:
 
 
 def _of_a_draft(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    from gemma4_triage.logs.suspects import as_the_draft_was_loaded
+    from gemma4_triage.logs.switched_on import as_the_draft_was_loaded
 
     return as_the_draft_was_loaded(facts, death)
 
 
 def _switched_on(facts: LogFacts) -> tuple[str, ...]:
     # suspects.py asks for what a log says of a start, as rules do.
-    from gemma4_triage.logs.suspects import features
+    from gemma4_triage.logs.switched_on import features
 
     return tuple(f"once {one.without}, which this server has" for one in features(facts))
 

@@ -6,7 +6,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over, pattern
 from gemma4_triage.logs.rules import hang, unexplained_line
-from gemma4_triage.logs.suspects import features
+from gemma4_triage.logs.switched_on import features
 
 _TIMEOUT = pattern(
     r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"

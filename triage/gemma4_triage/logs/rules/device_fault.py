@@ -6,7 +6,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, remarked
 from gemma4_triage.logs.rules import library_kernel
-from gemma4_triage.logs.suspects import features
+from gemma4_triage.logs.switched_on import features
 
 _XID = pattern(r"Xid(?: \([^)]*\))?: ?(\d+)")
 _HARDWARE = pattern(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Eager, LogFacts, RankFacts
 from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, remarked
-from gemma4_triage.logs.suspects import features
+from gemma4_triage.logs.switched_on import features
 
 _LINES, _SHARE = 3, 0.2  # of the decode lines; a few above the limit are a peak of load
 _SLOWER = 0.6  # of the speed per request; a larger batch alone costs less

@@ -15,7 +15,7 @@ from gemma4_triage.logs.rules import (
     library_kernel,
     no_kernel_image,
 )
-from gemma4_triage.logs.suspects import features
+from gemma4_triage.logs.switched_on import features
 
 _FAILED = pattern(r"Capture (?:\w+ )*graph failed: ?(.*)")
 _IN_CAPTURE = pattern(

@@ -9,7 +9,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
-from gemma4_triage.logs.suspects import features
+from gemma4_triage.logs.switched_on import features
 from gemma4_triage.logs.watchdog_of_controller import only_the_controller
 
 _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")

@@ -13,7 +13,8 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
 from gemma4_triage.logs.rules import library_kernel
-from gemma4_triage.logs.suspects import of_files, switched_on
+from gemma4_triage.logs.suspects import of_files
+from gemma4_triage.logs.switched_on import switched_on
 
 SWA_PRESSED_AT = 0.8
 _SENTENCES = (

@@ -10,7 +10,8 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern
 from gemma4_triage.logs.rules import draft_bookkeeping
-from gemma4_triage.logs.suspects import in_its_warmup, of_files, switched_on
+from gemma4_triage.logs.suspects import of_files
+from gemma4_triage.logs.switched_on import in_its_warmup, switched_on
 
 _MESSAGE = pattern(
     r"device-side assert triggered|Assertion .{0,60}(?:sizes\[i\] <= index|srcIndex < srcSelectDimSize)|"

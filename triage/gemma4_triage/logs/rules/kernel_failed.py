@@ -10,7 +10,7 @@ from gemma4_triage.logs import flashinfer_workspace
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import of_wordings, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
-from gemma4_triage.logs.suspects import switched_on
+from gemma4_triage.logs.switched_on import switched_on
 
 _ON_THE_DEVICE = "It is noticed later"
 

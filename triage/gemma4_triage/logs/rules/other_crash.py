@@ -26,13 +26,13 @@ from gemma4_triage.logs.rule import (
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED
 from gemma4_triage.logs.said_by_python import OF_CODE, UNREACHED, met, of_a_caller, of_the_code
-from gemma4_triage.logs.suspects import (
+from gemma4_triage.logs.suspects import of_files
+from gemma4_triage.logs.switched_on import (
     CHOSEN,
     NAMED,
     aborted_before,
     as_the_draft_was_loaded,
     in_its_warmup,
-    of_files,
     switched_on,
 )
 from gemma4_triage.logs.tracebacks import TORN

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs.alarms import SURVIVABLE
+from gemma4_triage.logs.alarm_words import SURVIVABLE
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
@@ -31,7 +31,7 @@ from gemma4_triage.logs.rule import (
     pattern,
     written,
 )
-from gemma4_triage.logs.suspects import CHOSEN, NAMED, NO_OVERLAP, as_the_draft_was_loaded, features, switched_on
+from gemma4_triage.logs.switched_on import CHOSEN, NAMED, NO_OVERLAP, as_the_draft_was_loaded, features, switched_on
 
 ID = "refused-by-check"
 TITLE = "a check of SGLang's own refused something, and says what"

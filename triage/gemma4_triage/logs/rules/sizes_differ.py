@@ -5,7 +5,8 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
-from gemma4_triage.logs.suspects import Feature, features, of_files
+from gemma4_triage.logs.suspects import of_files
+from gemma4_triage.logs.switched_on import Feature, features
 
 MISFIT = pattern(
     r"Size mismatch for shape|Sizes of tensors must match|must match the (?:existing )?size|size of tensor a|"

@@ -13,7 +13,8 @@ from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
 from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.rules.refused_by_check import NOT_YET
-from gemma4_triage.logs.suspects import features, of_files, switched_on
+from gemma4_triage.logs.suspects import of_files
+from gemma4_triage.logs.switched_on import features, switched_on
 
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
