@@ -249,4 +249,9 @@ CASES = {
     "evicted-of-the-other-pool": ("scheduler-exception", None, None, C.LIKELY),
     "freed-once-and-listed-twice": ("page-freed-twice", S.FULL_FREE_LIST, D.DUPLICATE, C.LIKELY),
     "split-at-another-length": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
+    "lengths-merged-in-another-order": ("request-state-differs", S.BATCH_LENGTHS, D.SWAPPED, C.CERTAIN),
+    "table-of-the-next-layer": ("target-not-translated", S.SWA_TABLE, D.OTHER_SPACE, C.CERTAIN),
+    "mapping-entry-erased": ("null-page-in-live-column", S.SWA_MAPPING, D.ZERO, C.LIKELY),
+    "page-allocated-again": ("request-state-differs", S.REQUEST_ROW, None, C.CERTAIN),
+    "evicted-count-too-high": ("mapping-outlives-page", None, None, C.POSSIBLE),
 }

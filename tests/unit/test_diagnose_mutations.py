@@ -156,6 +156,11 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("pool-shrunk-by-a-page", "its size (size_full, size) has become a page too small since"),
         ("window-lock-left-at-its-boundary", "and no node is: locks of windows were left over"),
         ("prefix-longer-than-its-nodes", "gave a request a prefix of 64 tokens, and the nodes up to the one"),
+        ("lengths-merged-in-another-order", "has the lengths of 6 requests in another order than the requests"),
+        ("table-of-the-next-layer", "although this forward has a table for sliding layers"),
+        ("mapping-entry-erased", "the SWA page of this place was handed out and never given back"),
+        ("page-allocated-again", "nobody gave back the one that these tokens had: they got slots once more"),
+        ("evicted-count-too-high", "and as many are missing from that pool"),
         ("swa-writes-cached-untranslated", "is the full pool's (out_cache_loc), which was not translated"),
     ],
 )

@@ -77,8 +77,10 @@ def check_row_entries(
         slots = [one.slot for one in rows]
         had = _had(first, rows) | _became(first, row, scheduler, page)
         if first.why == "prefix":
-            had |= {"first_look": row.earlier is None and not seen.lost, **_of_both(first, scheduler, page)}
+            had |= {"first_look": row.earlier is None and not seen.lost, **_of_both(first, scheduler, page, "node")}
             had |= owner_of(scheduler, first.value // page)
+        elif first.why == "changed":
+            had |= _of_both(first, scheduler, page, "had") | owner_of(scheduler, first.value // page)
         elif first.why == "shared" and first.column < row.protected:
             had |= given_up(scheduler, first.value // page, nodes_are_gone=row.prefix is None)
         if role == "target":
@@ -154,14 +156,21 @@ def _became(first: WrongEntry, row: Row, scheduler: Any, page: int) -> dict[str,
     }
 
 
-def _of_both(first: WrongEntry, scheduler: Any, page: int) -> dict[str, Any]:
-    """Return the last events of the page that a row has and of the one that the cache's node has, by the ledger."""
+def _of_both(first: WrongEntry, scheduler: Any, page: int, other: str) -> dict[str, Any]:
+    """Return the last events of the page that a row has and of the one that it should have, by the ledger.
+
+    Args:
+        first: The entry that is wrong.
+        scheduler: Whose pools they are.
+        page: Tokens of a page.
+        other: Who says which page it should be: the cache's node, or the row itself as it was before ("had").
+    """
     if first.expected is None or not current.switched_on("leak-ledger"):
         return {}
     ledger = ledger_of(scheduler.token_to_kv_pool_allocator)
     ledger.log.drain()
     pages = ledger.pools["full"]
-    places = {"page_event": first.value // page, "node_page_event": first.expected // page}
+    places = {"page_event": first.value // page, f"{other}_page_event": first.expected // page}
     return {
         name: LastEvent(pages.last_event[number]).name.lower()
         for name, number in places.items()

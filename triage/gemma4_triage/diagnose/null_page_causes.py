@@ -76,10 +76,25 @@ _EMPTY_MAP = (
 )
 
 
+def kept(dump: Dump) -> tuple[Evidence, ...]:
+    """Return what says that the place has its SWA page still; nothing where that is not known."""
+    if not _is_kept(dump):
+        return ()
+    return (
+        said(dump, "scalars.peer", "the SWA page that the place had, by the ledger"),
+        said(dump, "scalars.peer_given_back", "whether anybody gave that page back"),
+    )
+
+
+def _is_kept(dump: Dump) -> bool:
+    """Return whether the SWA page that the place had is known, and nobody gave it back."""
+    scalars = dump.manifest.scalars
+    return bool(scalars.get("peer")) and scalars.get("peer_given_back") is False
+
+
 def _is_empty(dump: Dump) -> bool:
     """Return whether the map has nothing for any page of several, nor for what is written, and one has its SWA page."""
-    scalars = dump.manifest.scalars
-    if not scalars.get("peer") or scalars.get("peer_given_back") is not False:
+    if not _is_kept(dump):
         return False
     tables = [tensor_or_none(dump, name) for name in ("page_table", "swa_page_table", "swa_out_cache_loc")]
     if any(one is None or not one.size for one in tables):
@@ -88,6 +103,10 @@ def _is_empty(dump: Dump) -> bool:
     return bool((full > 0).sum() > 1 and not (swa > 0).any() and not (writes > 0).any())
 
 
+_ERASED = (
+    "The full-to-SWA mapping has nothing for a page that a request still needs, and the SWA page of this place was "
+    "handed out and never given back: what was written of it is gone from the map, or was never written."
+)
 _NOTHING_OF_ROWS = "The full layers' table has no page at any place at which the requests' own rows have one:"
 _COPIED = (
     "the backend reads a copy of req_to_token (its own attribute is not the pool's), which nobody keeps up to date."
@@ -104,6 +123,8 @@ def cause_of(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
     """Return the sentence of a null page whose free, if there was one, nothing more is known of."""
     if wrong.structure is Structure.SWA_MAPPING and not (freed or given) and _is_empty(dump):
         return _EMPTY_MAP
+    if wrong.structure is Structure.SWA_MAPPING and not (freed or given) and _is_kept(dump):
+        return _ERASED
     if wrong.structure is Structure.KERNEL_LENGTHS and _told_of_fewer(dump):
         return _FEWER
     if (wrong.structure, wrong.defect) == (Structure.REQUEST_ROW, Defect.DUPLICATE):

@@ -149,6 +149,14 @@ def slots_given_again(dump: Dump) -> str | None:
             "the page is a new one of its own: these tokens, which the prefix cache has, got slots once more, as where "
             "a prefix is taken to be shorter than it is"
         )
+    in_use, owner = ("owned", "handed_out"), scalars.get("page_owner")
+    kept = why == "changed" and scalars.get("as_before") is False and scalars.get("had_page_event") in in_use
+    if kept and event in in_use and owner in (None, slot):
+        either = "" if owner == slot else ", or another request's slots went into this row"
+        return (
+            "that page is a new one, and nobody gave back the one that these tokens had: they got slots once more, as "
+            f"where the count of those that it has (kv_allocated_len) is too small{either}"
+        )
     return None
 
 

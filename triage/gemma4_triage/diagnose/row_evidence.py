@@ -87,6 +87,15 @@ def _not_counted(dump: Dump) -> Told | None:
     launched, relayed = _numbers(scalars.get("launched"))[: len(listed)], scalars.get("relayed")
     if scalars.get("structure") != Structure.BATCH_LENGTHS or not len(launched) == len(listed) > 1:
         return None
+    shown = (said(dump, "scalars.launched", "the lengths with which their forwards before were launched"),)
+    if sorted(bad.value for bad in listed) == sorted(bad.lower for bad in listed) and len(set(launched)) > 1:
+        cause = (
+            f"A batch has the lengths of {len(listed)} requests in another order than the requests: that in slot "
+            f"{scalars.get('request_slot')} has {scalars.get('value')} where {scalars.get('expected')} belongs. Look "
+            "at what puts two batches together or takes requests out (merge_batch, filter_batch): each of their lists "
+            "has to keep one order."
+        )
+        return Told(cause, Defect.SWAPPED, shown, True, Structure.BATCH_LENGTHS)
     by = [bad.value - had for bad, had in zip(listed, launched, strict=True)]
     right = [bad.lower - had for bad, had in zip(listed, launched, strict=True)]
     relay = "FutureMap.publish, new_seq_lens_buf" if relayed else "new_seq_lens"
@@ -98,7 +107,7 @@ def _not_counted(dump: Dump) -> Told | None:
             f"the lengths behind it ({relay})."
         )
         defect = None if by[0] else Defect.STALE
-    elif not any(right):
+    elif not any(right) and not all(bad.value in launched for bad in listed):
         cause = (
             f"The lengths of {len(listed)} requests, with which their prefill was launched, did not reach the step "
             f"behind it: what hands them on ({relay}) still has an earlier user's of the row, or nothing. That in slot "
@@ -107,7 +116,6 @@ def _not_counted(dump: Dump) -> Told | None:
         defect = None
     else:
         return None
-    shown = (said(dump, "scalars.launched", "the lengths with which their forwards before were launched"),)
     return Told(cause, defect, shown, True, Structure.BATCH_LENGTHS)
 
 

@@ -3,13 +3,19 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, are_mapped_and_free, first_census, lost_pages
+from gemma4_triage.diagnose.census import are_mapped_and_free
 from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import missing_for_one_in_use
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.lost_by_the_cache import freed_without
 from gemma4_triage.diagnose.rule import Exclusion, Rule, calls_went_unseen, in_dump
+from gemma4_triage.diagnose.stale_mapping import (
+    are_missing,
+    counted_as_gone,
+    evictions_left_pages,
+    leads_to_pages_of_nobodys_free,
+    of_its_owner_before,
+)
 from gemma4_triage.diagnose.where_wrong import are_free
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -24,6 +30,11 @@ _LEFT = (
     "The full-to-SWA mapping still leads from full pages that are free to SWA pages that are free: a free, or a reset "
     "of the allocators, did not clear its entries. A hand-out writes them anew; until then they are stale."
 )
+_MISSING = (
+    "The full-to-SWA mapping leads to SWA pages that nobody counts as held, and as many are missing from that pool: "
+    "they were lost as they were given back, or their request counts them as gone from its window and nobody freed "
+    "them."
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -32,7 +43,7 @@ def find(incident: Incident) -> Finding | None:
         # The list is wrong, and not the mapping.
         at_free = None
     at_audit = incident.first(rule=LEAK, verdict="stale_mapping")
-    if at_audit is not None and _leads_to_pages_of_nobodys_free(incident):
+    if at_audit is not None and leads_to_pages_of_nobodys_free(incident):
         at_audit = None
     evidence: list[Evidence] = []
     if at_free is not None:
@@ -62,12 +73,20 @@ def find(incident: Incident) -> Finding | None:
             evidence=tuple(evidence),
             next_commands=(commands.serve(incident, "--debug trap"),),
         )
+    if at_free is None and at_audit is not None and are_missing(at_audit):
+        return Finding(
+            rule=ID,
+            cause=_MISSING,
+            confidence=Confidence.POSSIBLE,
+            evidence=(*evidence, *counted_as_gone(at_audit)),
+            next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"),),
+        )
     left = at_free is None and at_audit is not None and are_mapped_and_free(at_audit)
     # What a step did wrong before, with pages of the same request, may have left it so, or a call that nobody saw.
     follows = (
         at_free is None
         and at_audit is not None
-        and (_of_its_owner_before(incident, at_audit) or calls_went_unseen(at_audit) or _evictions_left_pages(incident))
+        and (of_its_owner_before(incident, at_audit) or calls_went_unseen(at_audit) or evictions_left_pages(incident))
     )
     return Finding(
         rule=ID,
@@ -88,31 +107,6 @@ def find(incident: Incident) -> Finding | None:
             commands.corpus("stale-mapping"),
         ),
         upstream=("SGLang 25805",),
-    )
-
-
-def _leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
-    """Return whether the mapping leads to SWA pages that are lost, or on the free list and nobody put them there."""
-    census = first_census(incident)
-    if census is None:
-        return False
-    pages = {one.page for one in census.of("swa", NOWHERE)}
-    pages |= {one.page for one in census.of("swa", FREE_AND_HELD) if one.never_asked_back}
-    return any(one.leads_to in pages for one in census.holders or ())
-
-
-def _evictions_left_pages(incident: Incident) -> bool:
-    """Return whether an audit lost SWA pages that an eviction of the cache left out; their mapping is left as well."""
-    audits = incident.of(rule=LEAK, verdict="pool_leak")
-    return any(freed_without(dump, one, "evict_tree") is not None for dump in audits for one in lost_pages(dump))
-
-
-def _of_its_owner_before(incident: Incident, audit: Dump) -> bool:
-    """Return whether another probe found something wrong with the last owner of such a page before the audit looked."""
-    owners = {bad.request_slot for bad in audit.manifest.offences} - {None}
-    earlier = incident.by_access[: incident.by_access.index(audit)]
-    return any(
-        bad.request_slot in owners for one in earlier if one.manifest.rule != LEAK for bad in one.manifest.offences
     )
 
 

@@ -14,6 +14,7 @@ from gemma4_triage.diagnose.null_page_causes import (
     freed_by,
     given_back,
     is_anothers,
+    kept,
     may_be_the_row,
     was_taken_later,
 )
@@ -70,7 +71,7 @@ def find(incident: Incident) -> Finding | None:
             # Where the slot itself is wrong it names no request.
             *(() if wrong.structure is Structure.ROW_INDICES else (met_by(dump, structure),)),
             *wrong.proof,
-            *(given_back(dump) if freed else ()),
+            *(given_back(dump) if freed else kept(dump) if of_map and not given else ()),
             *((said(dump, "scalars.null_page_given", "whether the pool's latest hand-out had page 0"),) * given),
             *_asked(dump),
         ),

@@ -2,26 +2,33 @@
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, of_layers
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "target-not-translated"
 
+_MISSING = (
+    "The target's sliding layers follow full-pool ids into the sliding-window buffer: the full-to-SWA translation is "
+    "missing on this path."
+)
+_NOT_TAKEN = (
+    "A sliding layer of the target follows the full layers' table into the sliding-window buffer, although this "
+    "forward has a table for sliding layers: what chooses a layer's table took the other one."
+)
+
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=PAGE_TABLE, role="target", table_space="full", buffer_space="swa")
     if dump is None:
         return None
+    has_both = tensor_or_none(dump, "swa_page_table") is not None
     return Finding(
         rule=ID,
         structure=Structure.SWA_TABLE,
         defect=Defect.OTHER_SPACE,
-        cause=(
-            "The target's sliding layers follow full-pool ids into the sliding-window buffer: the full-to-SWA "
-            "translation is missing on this path."
-        ),
+        cause=_NOT_TAKEN if has_both else _MISSING,
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "provenance.table_space", "whose ids the table holds"),
@@ -31,11 +38,12 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "backend", "the attention backend"),
         ),
         advice=(
+            *(("Look at what gives each layer its table (_get_layer_page_table), and by which layer id.",) * has_both),
             "Trust no output of this server: nothing verifies what the target reads.",
             "Serve with another attention backend until the path is mended; a bisection of forward modes names it.",
         ),
         next_commands=(commands.serve(incident, "--debug trap"), commands.PATCHES),
-        upstream=("SGLang 24402",),
+        upstream=() if has_both else ("SGLang 24402",),
     )
 
 
