@@ -161,6 +161,10 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("mapping-entry-erased", "the SWA page of this place was handed out and never given back"),
         ("page-allocated-again", "nobody gave back the one that these tokens had: they got slots once more"),
         ("evicted-count-too-high", "and as many are missing from that pool"),
+        ("locks-kept-at-a-retraction", "Requests wait and none runs: the prefix cache counts locks that nobody holds"),
+        ("last-slots-a-token-early", "to go on a token before the last slot of each of its requests"),
+        ("free-list-cut-while-running", "lost its last page since the audit before, and the allocator was not emptied"),
+        ("child-locked-once-more", "or a child has one too many"),
         ("swa-writes-cached-untranslated", "is the full pool's (out_cache_loc), which was not translated"),
     ],
 )

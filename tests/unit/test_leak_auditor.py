@@ -28,6 +28,11 @@ def lost(*pages, fault=Fault.NOWHERE, pool="full"):
     return Finding(fault, pool, np.array(pages), np.zeros(len(pages), int))
 
 
+def without_row(slot=None):
+    """A request that waits; with a slot it has a row."""
+    return SimpleNamespace(req_pool_idx=slot)
+
+
 class World:
     """An auditor whose audits find `findings`. reported: [(site, verdict, pages)] of what reached a dump."""
 
@@ -118,6 +123,34 @@ class TestWhen:
         leak_audit.before_idle(world.scheduler)
         leak_audit.before_idle(world.scheduler)
         assert (world.audits, world.reported) == (2, [("idle", "pool_leak", [3])])
+
+    def test_requests_that_wait_while_none_runs_are_a_standstill(self, world, monkeypatch):
+        now, scheduler = [100.0], world.scheduler
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        scheduler.is_fully_idle, world.findings = lambda: False, (lost(3, fault=Fault.LOCKED_AT_IDLE),)
+        scheduler.waiting_queue = [without_row()]
+        leak_audit.before_idle(scheduler)
+        now[0] += module.STANDSTILL_S / 2
+        leak_audit.before_idle(scheduler)
+        assert not world.audits
+        # A batch that ran begins it anew.
+        leak_audit.before_run_batch(scheduler)
+        now[0] += module.STANDSTILL_S / 2
+        leak_audit.before_idle(scheduler)
+        assert not world.audits
+        now[0] += module.STANDSTILL_S
+        leak_audit.before_idle(scheduler)
+        leak_audit.before_idle(scheduler)
+        assert (world.audits, [site for site, _, _ in world.reported]) == (1, ["standstill"])
+
+    def test_a_request_that_waits_with_a_row_of_its_own_is_none(self, world, monkeypatch):
+        now, scheduler = [100.0], world.scheduler
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        scheduler.is_fully_idle, scheduler.waiting_queue = lambda: False, [without_row(), without_row(3)]
+        for _ in range(3):
+            leak_audit.before_idle(scheduler)
+            now[0] += module.STANDSTILL_S
+        assert not world.audits
 
     def test_audits_that_take_long_come_less_often(self, world, monkeypatch):
         now = [100.0]

@@ -31,6 +31,8 @@ _refused: set[int] = set()
 IDLE_EVERY_S, IDLE_SHARE = 0.25, 0.02
 """How often idle pools are audited where no event has come, and the most that this may take of idle time: what changes
 a free list or the mapping from outside leaves no event."""
+STANDSTILL_S = 1.0
+"""How long requests wait while none runs before that is more than a pause between two batches."""
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Auditor:
     passed: Counter[str] = field(default_factory=Counter)
     cannot: str | None = None
     idle: Any = None
+    _waits_since: float | None = None
     _said: dict[str, str] = field(default_factory=dict)
     _reported: set[tuple[Fault, str, int]] = field(default_factory=set)
     _events_at_idle: int = -1
@@ -78,6 +81,20 @@ class Auditor:
                 self._write_tally()
             took = time.monotonic() - began
             self._idle_again = began + max(IDLE_EVERY_S, took / IDLE_SHARE)
+
+    def ran(self) -> None:
+        """Take note of a step: whoever waits now waits for what runs."""
+        self._waits_since = None
+
+    def stands_still(self, scheduler: Any) -> bool:
+        """Say whether requests have waited for STANDSTILL_S while none ran, and none has a row of its own."""
+        staging = getattr(scheduler, "dllm_manager", None)
+        if not scheduler.waiting_queue or live_requests(scheduler) or (staging and staging.any_staging_reqs()):
+            self._waits_since = None
+            return False
+        now = time.monotonic()
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        return now - self._waits_since >= STANDSTILL_S
 
     def anew(self, site: str) -> None:
         """Audit an idle scheduler once more: SGLang's own check has found what the latest audit did not.

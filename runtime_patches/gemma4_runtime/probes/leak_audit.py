@@ -1,5 +1,8 @@
 """Probe `leak-ledger`, when to look: at idle before SGLang's own checker, before a flush, and every N scheduler steps.
 
+A server whose requests wait while none runs and none holds anything is looked at as an idle one: what a leak or a lock
+that was left over keeps from it is all that it waits for, and no step comes that would be looked at.
+
 The audit runs between two steps of the scheduler's loop: at `get_next_batch_to_run` the results of the step before are
 processed and nothing of the next is allocated. With overlap scheduling one batch is then in flight; its pages were
 handed out and its requests' lengths raised when it was scheduled, so nothing of it is exempt. A server of which the
@@ -39,7 +42,9 @@ from gemma4_runtime.settings import Leak
 
 def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     """Run before `Scheduler.run_batch`: one more step."""
-    auditor_of(scheduler.token_to_kv_pool_allocator).ledger.step += 1
+    auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
+    auditor.ledger.step += 1
+    auditor.ran()
 
 
 def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
@@ -54,10 +59,12 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
 
 def before_idle(scheduler: Any, **_unknown: Any) -> None:
     """Run before `Scheduler.on_idle`, which checks SGLang's own equation."""
+    auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
     if scheduler.is_fully_idle():
-        auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
         auditor.idle = scheduler
         auditor.at_idle(scheduler, "idle")
+    elif auditor.stands_still(scheduler):
+        auditor.at_idle(scheduler, "standstill")
 
 
 def before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:

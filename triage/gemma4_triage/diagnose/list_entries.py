@@ -13,7 +13,7 @@ from gemma4_triage.diagnose.census import (
     Listed,
     invalid_defect,
 )
-from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.evidence import cell, readable_events, said
 from gemma4_triage.diagnose.freed_pages import strangers
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
@@ -77,15 +77,22 @@ def made_too_short(rule: str, incident: Incident, census: Census, pool: str) -> 
     if strangers(census, pool) or census.of(pool, OUT_OF_RANGE, HELD_TWICE, FREE_AND_HELD, TWICE_FREE):
         return None
     number = "its last page" if len(gone) == 1 else f"its last {len(gone)} pages"
+    made = (
+        f"When the {pool} allocator was emptied (clear, as in a flush), its free list was made anew without "
+        f"{number}: it counts fewer pages (num_pages) than its pool has, or clear ends the list too early, or its "
+        "end was cut off since."
+    )
+    cut = (
+        f"The free list of the {pool} pool lost {number} since the audit before, and the allocator was not emptied in "
+        "between: the end of the list was cut off, as where a slice ends too early, or was taken off by a call that "
+        "gave it to nobody."
+    )
+    was_whole = _was_whole_before(census, pool)
     return Finding(
         rule=rule,
         structure=free_list_of_pool(pool),
         defect=Defect.LOST,
-        cause=(
-            f"When the {pool} allocator was emptied (clear, as in a flush), its free list was made anew without "
-            f"{number}: it counts fewer pages (num_pages) than its pool has, or clear ends the list too early, or its "
-            "end was cut off since."
-        ),
+        cause=cut if was_whole else made,
         confidence=Confidence.CERTAIN,
         evidence=(
             *(cell(one.dump, TABLE, (one.row, _PAGE), "a page that is nowhere") for one in missing[:_SHOWN]),
@@ -93,8 +100,24 @@ def made_too_short(rule: str, incident: Incident, census: Census, pool: str) -> 
             cell(missing[0].dump, TABLE, (missing[0].row, _LAST_EVENT), f"last event: {missing[0].suspect.last_event}"),
             said(missing[0].dump, "step", "the step of the audit that saw it first"),
         ),
-        advice=("Look at what writes num_pages and size of the allocator since the start, and at clear.",),
+        advice=(
+            "Look at what writes free_pages beside alloc and free: merge_and_sort_free, restore_state."
+            if was_whole
+            else "Look at what writes num_pages and size of the allocator since the start, and at clear.",
+        ),
         next_commands=(commands.audit(missing[0].dump), commands.serve(incident, "--preset debug", "--debug trap")),
+    )
+
+
+def _was_whole_before(census: Census, pool: str) -> bool:
+    """Return whether an audit before this one found nothing, and the pool was not emptied since then."""
+    dump = census.dumps[0]
+    every, events = Guards("", "guards.", dump.manifest.guards).setting("leak_every"), readable_events(dump)
+    if not isinstance(every, int) or not every or census.step <= every or not events:
+        return False
+    begins = min(one.get("step") or 0 for one in events)
+    return begins <= census.step - every and not any(
+        (one.get("kind"), one.get("pool")) == ("cleared", pool) for one in events
     )
 
 

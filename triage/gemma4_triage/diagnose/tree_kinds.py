@@ -64,7 +64,8 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "fewer locks than below": (
         *(Structure.TREE_LOCK, Defect.LOST),
         "has fewer locks than its children have together, where who locks a node locks all above it: a lock was left "
-        "out on the way to the root, taken off twice, or taken off from a node above the one that it began on",
+        "out on the way to the root, taken off twice, or taken off from a node above the one that it began on; or a "
+        "child has one too many",
         "Compare inc_lock_ref and dec_lock_ref, and what _split_node copies: both walk from a node to the root.",
     ),
     WINDOW: (

@@ -12,6 +12,16 @@ from gemma4_triage.finding import Confidence, Finding
 ID = "lock-left-over"
 
 
+_AT_IDLE = (
+    "The prefix cache counts one lock too many: every request has ended and given its pages and its slot back, and "
+    "nodes are locked all the same."
+)
+_WAITED_FOR = (
+    "Requests wait and none runs: the prefix cache counts locks that nobody holds, as of requests that were retracted "
+    "or ended, and evicts nothing of what is locked, so that there is no room for those that wait."
+)
+
+
 def find(incident: Incident) -> Finding | None:
     """Return a finding where an audit found locks alone."""
     census = first_census(incident)
@@ -25,10 +35,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=Structure.TREE_LOCK,
         defect=Defect.OFF_BY_ONE,
-        cause=(
-            "The prefix cache counts one lock too many: every request has ended and given its pages and its slot back, "
-            "and nodes are locked all the same."
-        ),
+        cause=_WAITED_FOR if first.dump.manifest.site == "standstill" else _AT_IDLE,
         confidence=Confidence.CERTAIN,
         evidence=(
             said(first.dump, "offence_count", "their pages"),

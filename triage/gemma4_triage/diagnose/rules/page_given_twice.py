@@ -14,6 +14,7 @@ from gemma4_triage.diagnose.hand_out import (
     strayed_hand_out,
 )
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.last_slots import asked_beside
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Finding
@@ -72,7 +73,9 @@ def find(incident: Incident) -> Finding | None:
     # Then either the list or an earlier hand-out is wrong, which the audit's finding says.
     wrong = Wrong(None) if _was_listed_while_held(incident, dump) else hand_out_wrong(dump)
     cause = _CAUSES.get(wrong.structure, _UNKNOWN)
-    if wrong.structure is Structure.ALLOCATION and (order := out_of_order(dump)) is not None:
+    if wrong.structure is Structure.ALLOCATION and (beside := asked_beside(dump)) is not None:
+        cause, wrong = beside
+    elif wrong.structure is Structure.ALLOCATION and (order := out_of_order(dump)) is not None:
         cause = _OUT_OF_ORDER.format(how=_ORDERS[order])
     elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.SWAPPED:
         cause = _EXCHANGED

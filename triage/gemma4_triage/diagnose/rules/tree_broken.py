@@ -86,7 +86,13 @@ def _idle_with_windows_locked(incident: Incident, first: Dump) -> Dump | None:
         same = (host.pid, host.hostname) == (began.host.pid, began.host.hostname) and WINDOW in _counts(dump)
         same &= step is not None and began.step is not None and step >= began.step
         held = [scalars.get(name) for name in (*PROTECTED, "full_session_held")]
-        if same and dump.manifest.site == "idle" and not scalars.get("running") and held[0] == held[2] == 0 and held[1]:
+        if (
+            same
+            and dump.manifest.site in ("idle", "standstill")
+            and not scalars.get("running")
+            and held[0] == held[2] == 0
+            and held[1]
+        ):
             return dump
     return None
 
