@@ -369,6 +369,14 @@ def test_a_pool_that_is_well_used_binds_nobody_who_does_not_wait(waits):
     assert [finding.rule for finding in found_in(lasting)] == ["binding-pool"]
 
 
+@pytest.mark.parametrize(("running", "is_the_ratio"), [(1, False), (2, True)])
+def test_a_pool_that_is_full_with_one_request_is_no_question_of_the_ratio(running, is_the_ratio):
+    lasting = [decode(second, full=0.94, swa=0.6, running=running, queued=1) for second in range(30)]
+    (found,) = (finding for finding in found_in(lasting) if finding.rule == "binding-pool")
+    assert ("lower --swa-full-tokens-ratio" in found.cause) is is_the_ratio
+    assert ("locks on the prefix cache" in found.cause) is not is_the_ratio
+
+
 @pytest.mark.parametrize(
     "line",
     [

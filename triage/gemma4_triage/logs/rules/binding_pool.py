@@ -8,7 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Pool, RankFacts
 from gemma4_triage.logs.rank import APART, PRESSED_AT
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text
+from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, usage_text
 from gemma4_triage.logs.rules import swa_not_evicted
 
 _OFTEN = 3  # batch lines; one may be a moment
@@ -27,6 +27,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if not bound:
         return
     rank, pool = max(bound, key=lambda found: found[0].pressed[found[1]])
+    if pool == "full" and _with_hardly_any(rank):
+        yield _held_by_few(facts, rank)
+        return
     peak, retracted = rank.peaks[pool], (rank.retractions.binding or {}).get(pool, 0)
     harm = [
         over(
@@ -48,6 +51,35 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         evidence=(at(facts, peak.place, usage_text(peak.full, peak.swa), f"where {pool} was fullest"), *harm),
         advice=_idle_memory(facts),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
+    )
+
+
+def _with_hardly_any(rank: RankFacts) -> bool:
+    """Say whether one request at most ran wherever the full pool was full, and others waited."""
+    columns = (rank.series.get(name, ()) for name in ("running_max", "full_usage_max", "queued_max"))
+    full = [(running, queued) for running, usage, queued in zip(*columns, strict=True) if (usage or 0) >= PRESSED_AT]
+    return bool(full) and all(running is not None and running <= 1 and queued for running, queued in full)
+
+
+def _held_by_few(facts: LogFacts, rank: RankFacts) -> Finding:
+    peak = rank.peaks["full"]
+    return Finding(
+        rule=RULE.id,
+        cause=f"The full pool is full{on_rank(rank.rank)} while one request at most runs and others wait: either that "
+        "one is as long as the pool, or tokens are held that no request has any more (locks on the prefix cache, pages "
+        "that were not given back). The log does not say which.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            at(facts, peak.place, usage_text(peak.full, peak.swa), "where full was fullest"),
+            over(facts, "batch lines", rank.pressed_queued["full"], "with the pool full and requests waiting"),
+            *of_settings(facts, "max_total_tokens", "max_running_requests", "context_length"),
+        ),
+        advice=(
+            "the length of the request that runs there, prompt and answer, against the tokens of the pool: one that is "
+            "much shorter does not hold it",
+            "a flush_cache, or a restart, frees what was left over; an audit says what that is and whose it was",
+        ),
+        next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL", "gemma4-triage audit --live"),
     )
 
 
