@@ -164,3 +164,14 @@ def alike_itself(incident):
     return any(one["thread"] == incident.thread and "server_args" in one["log"] for one in drawn()) and incident in [
         one.incident for one in alike(facts_of(log_of(incident)), 5)
     ]
+
+
+def test_what_is_much_alike_stands_ahead_of_what_only_repeats_the_exception():
+    log = next(incident["log"] for incident in drawn() if incident["thread"] == "sgl-project/sglang 27654")
+    near = with_those_alike(facts_of(log))
+    assert [finding.rule for finding in near] == [ID, "other-crash"]
+    assert near[1].confidence is Confidence.LIKELY
+    assert "kernels" in near[0].advice[0]
+    # With neither its words nor its innermost frames it is another failure.
+    outer = log[: log.index('  File "/opt/lib/python3.12/site-packages/transformers')]
+    assert ID not in [finding.rule for finding in with_those_alike(facts_of(f"{outer}KeyError: 'cup'\n"))][:1]

@@ -281,9 +281,16 @@ SAYING_LITTLE = frozenset({other_crash.ID, refused_by_check.ID, unexplained_line
 def with_those_alike(facts: LogFacts) -> tuple[Finding, ...]:
     """Return the findings, and which public incidents the failure is like: ahead of what knows little more than it."""
     found = findings(facts)
-    behind = (is_load(one) or (one.rule in SAYING_LITTLE and one.confidence is Confidence.POSSIBLE) for one in found)
-    at = next((place for place, is_behind in enumerate(behind) if is_behind), len(found))
-    return (*found[:at], *like_incidents.find(facts, found), *found[at:])
+    listed = like_incidents.listed_for(facts, found)
+    is_near = bool(listed) and listed[0].share >= like_incidents.NEAR
+    at = next((place for place, one in enumerate(found) if _knows_less(one, is_near)), len(found))
+    return (*found[:at], *like_incidents.find(facts, listed), *found[at:])
+
+
+def _knows_less(finding: Finding, is_near: bool) -> bool:
+    """Return whether a finding says less of a failure than an incident that is like it, or much like it."""
+    is_possible, says_little = finding.confidence is Confidence.POSSIBLE, finding.rule in SAYING_LITTLE
+    return is_load(finding) or (is_possible and says_little) or (is_near and (is_possible or says_little))
 
 
 _RIGHT_BELOW = 3  # lines

@@ -16,17 +16,28 @@ TITLE = "what ended it is like public incidents whose cause became known"
 _NAMED = 4  # signs
 
 
-def find(facts: LogFacts, told: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield one finding of the incidents that are most alike, unless another says for sure which thread it is.
+NEAR = 0.65
+"""Likeness from which another's cause says more than a rule that only repeats what was said, or than what is possible.
+
+As near as this was, in incidents that were drawn without a look at the list, hardly anything but the very thread.
+"""
+
+
+def listed_for(facts: LogFacts, told: Sequence[Finding]) -> list[Likeness]:
+    """Return the incidents to tell of, the most alike first; none where a finding says for sure which thread it is.
 
     Args:
         facts: The log.
         told: What other rules say of it.
     """
     if not told or {known_issue.ID, probe_stopped.RULE.id} & {finding.rule for finding in told}:
-        return
+        return []
     named = {thread for finding in told for thread in finding.upstream}
-    listed = [one for one in alike(facts) if thread_name(one.incident.thread) not in named]
+    return [one for one in alike(facts) if thread_name(one.incident.thread) not in named]
+
+
+def find(facts: LogFacts, listed: Sequence[Likeness]) -> Iterator[Finding]:
+    """Yield one finding of these incidents, if there are any."""
     if not listed:
         return
     first = facts.failures[0] if facts.failures else facts.errors[0]
