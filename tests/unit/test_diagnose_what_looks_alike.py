@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from diagnose_examples import rewritten
+from diagnose_examples import altered, rewritten
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.copied_lengths import reordered
 from gemma4_triage.diagnose.stray_entries import leave_no_other
@@ -110,3 +110,68 @@ def test_entries_without_a_page_have_one_cause_where_they_are_no_rest_of_a_page(
     assert leave_no_other(other, entries) is alone
     found = next(one for one in named_of(other) if one.rule == "held-outside-pool")
     assert (found.confidence is Confidence.CERTAIN) is alone
+
+
+def test_a_page_that_the_row_has_elsewhere_is_no_new_one():
+    (dump,) = dumps_of("page-allocated-again")
+    new = "got slots once more"
+    assert new in named_of(dump)[0].cause
+    for changed in ({"defect": "duplicate"}, {"had_page_owner": 5}, {"had_page_owner": None}, {"page_owner": 5}):
+        assert new not in named_of(altered(dump, scalars=dump.manifest.scalars | changed))[0].cause
+
+
+@pytest.mark.parametrize(
+    ("table", "words", "structure"),
+    [
+        ("page_table", "what chooses a layer's table took the other one", Structure.SWA_TABLE),
+        ("swa_page_table", "the full-to-SWA translation is missing", Structure.SWA_TABLE),
+        ("out_cache_loc", "The slots to which this forward writes", Structure.WRITE_LOCATIONS),
+    ],
+)
+def test_a_layer_has_the_other_table_only_where_that_is_what_it_follows(made, table, words, structure):
+    (dump,) = dumps_of("table-of-the-next-layer")
+    offence = dump.manifest.offences[0].model_copy(update={"table": table})
+    first = named_of(made(dump, offences=(offence,)))[0]
+    assert words in first.cause
+    assert first.structure is structure
+
+
+@pytest.mark.parametrize(("lengths", "told"), [((41, 57, 73), False), ((41, 57, 74), False), ((49, 57, 73), True)])
+def test_last_slots_are_apart_by_as_many_tokens_in_each_request_and_by_less_than_half_a_page(made, lengths, told):
+    """Two that were exchanged may be half a page apart, and two of a few may agree by chance."""
+    (dump,) = dumps_of("last-slots-a-token-early")
+    events = [dict(one) for one in dump.events()]
+    asked = [16 * 20 * (at + 1) + (length - 2 + (7 if told else 8)) % 16 for at, length in enumerate(lengths)]
+    events[-1] |= {"seq_lens": list(lengths), "last_loc": asked}
+    assert ("behind the last slot of each" in named_of(made(dump, events=events))[0].cause) is told
+
+
+def test_locks_at_a_standstill_are_what_is_waited_for_only_where_there_is_little_room(made):
+    (dump,) = dumps_of("locks-kept-at-a-retraction")
+    assert "little room beside it" in named_of(dump)[0].cause
+    free = {"full_available": 608, "full_evictable": 16, "swa_available": 352, "swa_evictable": 16}
+    first = named_of(made(dump, scalars=dump.manifest.scalars | free))[0]
+    assert "whether that is what they wait for is not known" in first.cause
+
+
+def test_pages_that_are_mapped_and_free_are_not_missing_because_others_leaked(made):
+    (dump,) = dumps_of("evicted-count-too-high")
+    scalars, suspects = dump.manifest.scalars, dump.tensor("suspects").copy()
+    suspects[:, scalars["columns"].split(",").index("last_event")] = scalars["last_events"].split(",").index("freed")
+    suspects[:, scalars["columns"].split(",").index("pool")] = scalars["pools"].split(",").index("full")
+    assert "are missing from that pool" not in named_of(made(dump, {"suspects": suspects}))[0].cause
+
+
+def test_lengths_that_came_through_the_relay_may_have_been_mixed_there(made):
+    (dump,) = dumps_of("lengths-merged-in-another-order")
+    assert "FutureMap" not in named_of(dump)[0].cause
+    assert "FutureMap" in named_of(made(dump, scalars=dump.manifest.scalars | {"relayed": True}))[0].cause
+
+
+def test_the_last_page_of_a_shuffled_list_is_not_its_end(made):
+    (dump,) = dumps_of("free-list-cut-while-running")
+    guards = dump.manifest.guards.model_dump() if hasattr(dump.manifest.guards, "model_dump") else dump.manifest.guards
+    aged = json.loads(json.dumps(guards))
+    aged["settings"]["pool_seed"] = 24
+    assert "the end of the list was cut off" in named_of(dump)[0].cause
+    assert "the end of the list was cut off" not in named_of(made(dump, guards=aged))[0].cause

@@ -83,13 +83,18 @@ class Auditor:
             self._idle_again = began + max(IDLE_EVERY_S, took / IDLE_SHARE)
 
     def ran(self) -> None:
-        """Take note of a step: whoever waits now waits for what runs."""
+        """Take note of a step, or of a server that waits for nothing: a standstill begins anew behind it."""
         self._waits_since = None
 
     def stands_still(self, scheduler: Any) -> bool:
         """Say whether requests have waited for STANDSTILL_S while none ran, and none has a row of its own."""
         staging = getattr(scheduler, "dllm_manager", None)
-        if not scheduler.waiting_queue or live_requests(scheduler) or (staging and staging.any_staging_reqs()):
+        if (
+            not scheduler.waiting_queue
+            or scheduler.chunked_req is not None
+            or live_requests(scheduler)
+            or (staging and staging.any_staging_reqs())
+        ):
             self._waits_since = None
             return False
         now = time.monotonic()

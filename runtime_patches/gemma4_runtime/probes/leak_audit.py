@@ -62,6 +62,7 @@ def before_idle(scheduler: Any, **_unknown: Any) -> None:
     auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
     if scheduler.is_fully_idle():
         auditor.idle = scheduler
+        auditor.ran()
         auditor.at_idle(scheduler, "idle")
     elif auditor.stands_still(scheduler):
         auditor.at_idle(scheduler, "standstill")

@@ -81,6 +81,8 @@ def check_row_entries(
             had |= owner_of(scheduler, first.value // page)
         elif first.why == "changed":
             had |= _of_both(first, scheduler, page, "had") | owner_of(scheduler, first.value // page)
+            kept = owner_of(scheduler, first.expected // page) if first.expected is not None else {}
+            had |= {"had_page_owner": kept["page_owner"]} if "page_owner" in kept else {}
         elif first.why == "shared" and first.column < row.protected:
             had |= given_up(scheduler, first.value // page, nodes_are_gone=row.prefix is None)
         if role == "target":

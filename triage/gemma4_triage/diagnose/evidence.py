@@ -24,6 +24,7 @@ _OF_REQUEST_ROWS = {
     "pool": "whose slots they are: what sliding layers write goes by the map",
     "row_had": "what the row had there at the check before",
     "page_event": "what became of that page last, by the ledger",
+    "had_page_owner": "the request that still has that page, by the ledger",
     "had_page_event": "what became last of the page that the row had there",
     "node_page_event": "what became last of the page that the node has: given is to the prefix cache",
     "locked_elsewhere": "requests whose lock is on another node than their last",

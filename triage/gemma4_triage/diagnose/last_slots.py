@@ -5,28 +5,30 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import event, readable_events
 from gemma4_triage.diagnose.where_wrong import Wrong
 
-_FEWEST = 2
+_FEWEST = 3
 """Requests that are apart by as many tokens, before it is more than chance."""
 
 
 def tokens_apart(dump: Dump) -> int:
     """Return by how many tokens the last slots of all requests of a hand-out are too far (>0) or too early; 0 if not.
 
-    A token's place in its page is that in its sequence, in pages of more than one token. Half a page is the most that
-    is told.
+    A token's place in its page is that in its sequence, in pages of more than one token: how many whole pages they are
+    apart is not known. Less than half a page is told, since two that were exchanged may be half a page apart.
     """
     call, page = (readable_events(dump) or [{}])[-1], dump.manifest.page_size or 1
     ends, begins, asked = (call.get(name) for name in ("seq_lens", "prefix_lens", "last_loc"))
     if begins is None and isinstance(ends, list):
-        begins = [end - 1 for end in ends]
-    if page < _FEWEST or not (isinstance(begins, list) and isinstance(asked, list) and len(begins) == len(asked)):
+        begins = [end - 1 if isinstance(end, int) else None for end in ends]
+    if page < 2 or not (isinstance(begins, list) and isinstance(asked, list) and len(begins) == len(asked)):
+        return 0
+    if not all(isinstance(one, int) for one in (*begins, *asked)):
         return 0
     places = [(begin, slot) for begin, slot in zip(begins, asked, strict=True) if begin > 0]
     if len(places) < _FEWEST or any(slot < page for _, slot in places):
         return 0
     apart = {(slot - begin + 1) % page for begin, slot in places}
     by = apart.pop()
-    return 0 if apart else by if by <= page // 2 else by - page
+    return 0 if apart or 2 * by == page else by if 2 * by < page else by - page
 
 
 def asked_beside(dump: Dump) -> tuple[str, Wrong] | None:
@@ -37,8 +39,8 @@ def asked_beside(dump: Dump) -> tuple[str, Wrong] | None:
     number = "a token" if abs(by) == 1 else f"{abs(by)} tokens"
     cause = (
         f"A hand-out was asked to go on {number} {'before' if by < 0 else 'behind'} the last slot of each of its "
-        f"requests, by the lengths that it was given: where the row's last slot is read (last_loc) is wrong, or all of "
-        "these lengths are."
+        "requests, by the slots' places in their pages and the lengths that it was given: where the row's last slot is "
+        "read (last_loc) is wrong, or all of these lengths are."
     )
     last = len(readable_events(dump)) - 1
     proof = (

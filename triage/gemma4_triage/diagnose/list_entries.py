@@ -112,10 +112,15 @@ def made_too_short(rule: str, incident: Incident, census: Census, pool: str) -> 
 def _was_whole_before(census: Census, pool: str) -> bool:
     """Return whether an audit before this one found nothing, and the pool was not emptied since then."""
     dump = census.dumps[0]
-    every, events = Guards("", "guards.", dump.manifest.guards).setting("leak_every"), readable_events(dump)
-    if not isinstance(every, int) or not every or census.step <= every or not events:
+    guards, events = Guards("", "guards.", dump.manifest.guards), readable_events(dump)
+    every, pool_seed = guards.setting("leak_every"), guards.setting("pool_seed") or 0
+    steps = [one.get("step") for one in events]
+    if not isinstance(every, int) or not every or census.step <= every or not steps:
         return False
-    begins = min(one.get("step") or 0 for one in events)
+    if not all(isinstance(step, int) for step in steps) or not isinstance(pool_seed, int) or pool_seed:
+        # In a list that was shuffled the last page is not the last entry.
+        return False
+    begins = min(steps)
     return begins <= census.step - every and not any(
         (one.get("kind"), one.get("pool")) == ("cleared", pool) for one in events
     )

@@ -89,7 +89,8 @@ def kept(dump: Dump) -> tuple[Evidence, ...]:
 def _is_kept(dump: Dump) -> bool:
     """Return whether the SWA page that the place had is known, and nobody gave it back."""
     scalars = dump.manifest.scalars
-    return bool(scalars.get("peer")) and scalars.get("peer_given_back") is False
+    peer = scalars.get("peer")
+    return isinstance(peer, int) and peer is not True and peer > 0 and scalars.get("peer_given_back") is False
 
 
 def _is_empty(dump: Dump) -> bool:

@@ -150,8 +150,10 @@ def slots_given_again(dump: Dump) -> str | None:
             "a prefix is taken to be shorter than it is"
         )
     in_use, owner = ("owned", "handed_out"), scalars.get("page_owner")
-    kept = why == "changed" and scalars.get("as_before") is False and scalars.get("had_page_event") in in_use
-    if kept and event in in_use and owner in (None, slot):
+    # A page that the row has elsewhere, or another's, is not new: its defect says so.
+    is_new = why == "changed" and scalars.get("as_before") is False and scalars.get("defect") is None
+    kept = scalars.get("had_page_event") in in_use and scalars.get("had_page_owner") == slot
+    if is_new and kept and event in in_use and owner in (None, slot):
         either = "" if owner == slot else ", or another request's slots went into this row"
         return (
             "that page is a new one, and nobody gave back the one that these tokens had: they got slots once more, as "

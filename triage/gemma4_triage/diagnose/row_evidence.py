@@ -87,18 +87,19 @@ def _not_counted(dump: Dump) -> Told | None:
     launched, relayed = _numbers(scalars.get("launched"))[: len(listed)], scalars.get("relayed")
     if scalars.get("structure") != Structure.BATCH_LENGTHS or not len(launched) == len(listed) > 1:
         return None
+    relay = "FutureMap.publish, new_seq_lens_buf" if relayed else "new_seq_lens"
     shown = (said(dump, "scalars.launched", "the lengths with which their forwards before were launched"),)
     if sorted(bad.value for bad in listed) == sorted(bad.lower for bad in listed) and len(set(launched)) > 1:
+        order = "exchanged" if len(listed) == _FEWEST else "in another order than the requests"
+        stands = f"{scalars.get('value')} where {scalars.get('expected')} belongs"
         cause = (
-            f"A batch has the lengths of {len(listed)} requests in another order than the requests: that in slot "
-            f"{scalars.get('request_slot')} has {scalars.get('value')} where {scalars.get('expected')} belongs. Look "
-            "at what puts two batches together or takes requests out (merge_batch, filter_batch): each of their lists "
-            "has to keep one order."
+            f"A batch has the lengths of {len(listed)} requests {order}: that in slot {scalars.get('request_slot')} "
+            f"has {stands}. Look at what puts two batches together or takes requests out (merge_batch, filter_batch), "
+            f"and at what hands lengths on ({relay}): each list has to keep one order."
         )
         return Told(cause, Defect.SWAPPED, shown, True, Structure.BATCH_LENGTHS)
     by = [bad.value - had for bad, had in zip(listed, launched, strict=True)]
     right = [bad.lower - had for bad, had in zip(listed, launched, strict=True)]
-    relay = "FutureMap.publish, new_seq_lens_buf" if relayed else "new_seq_lens"
     if set(by) <= {0, 1} and len(set(by)) == 1 and min(right) > by[0]:
         counts = "one token is counted" if by[0] else "nothing is counted"
         cause = (

@@ -20,9 +20,9 @@ def leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
 
 
 def are_missing(audit: Dump) -> bool:
-    """Return whether the sliding-window pool lacks as many tokens as the pages have to which the mapping leads."""
+    """Return whether the sliding-window pool lacks just as many tokens as the pages have to which the mapping leads."""
     lacking = next((one.total - one.accounted for one in equations(audit) if one.pool == "swa"), 0)
-    return lacking >= (audit.manifest.offence_count or 1) * (audit.manifest.page_size or 1)
+    return lacking == (audit.manifest.offence_count or 1) * (audit.manifest.page_size or 1)
 
 
 def evictions_left_pages(incident: Incident) -> bool:

@@ -62,7 +62,7 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "Compare inc_lock_ref and dec_lock_ref: each hold has to end once, on the node it began on.",
     ),
     "fewer locks than below": (
-        *(Structure.TREE_LOCK, Defect.LOST),
+        *(Structure.TREE_LOCK, None),
         "has fewer locks than its children have together, where who locks a node locks all above it: a lock was left "
         "out on the way to the root, taken off twice, or taken off from a node above the one that it began on; or a "
         "child has one too many",

@@ -1,6 +1,7 @@
 """Nodes of the prefix cache stay locked, and no request is left."""
 
 from gemma4_dumps.audit_findings import TABLE
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import LOCKED, first_census
@@ -16,10 +17,13 @@ _AT_IDLE = (
     "The prefix cache counts one lock too many: every request has ended and given its pages and its slot back, and "
     "nodes are locked all the same."
 )
-_WAITED_FOR = (
+_WAITS = (
     "Requests wait and none runs: the prefix cache counts locks that nobody holds, as of requests that were retracted "
-    "or ended, and evicts nothing of what is locked, so that there is no room for those that wait."
+    "or ended, and evicts nothing of what is locked. "
 )
+_NO_ROOM = "The pool has little room beside it, so that it may be all that they wait for."
+_HAS_ROOM = "The pool has room beside it: whether that is what they wait for is not known."
+_LITTLE = 0.25  # of the pool's tokens
 
 
 def find(incident: Incident) -> Finding | None:
@@ -30,25 +34,38 @@ def find(incident: Incident) -> Finding | None:
         return None
     first = locked[0]
     # A node's two counts are told apart by whose pool has locked tokens left.
+    stands = first.dump.manifest.site == "standstill"
     pool = "full" if first.dump.manifest.scalars.get("full_protected") else "swa"
     return Finding(
         rule=ID,
         structure=Structure.TREE_LOCK,
         defect=Defect.OFF_BY_ONE,
-        cause=_WAITED_FOR if first.dump.manifest.site == "standstill" else _AT_IDLE,
+        cause=_at_standstill(first.dump) if stands else _AT_IDLE,
         confidence=Confidence.CERTAIN,
         evidence=(
             said(first.dump, "offence_count", "their pages"),
             cell(first.dump, TABLE, (first.row, 0), "the first of them"),
-            said(first.dump, f"scalars.{pool}_protected", "tokens locked in the cache, with no request left"),
+            said(first.dump, f"scalars.{pool}_protected", "tokens locked in the cache, with no request that runs"),
             said(first.dump, "site", "when it ran"),
         ),
         advice=(
             "Compare inc_lock_ref and dec_lock_ref of the last owner: each hold has to end on the node it began on.",
-            "They are never evicted until a flush_cache or a restart.",
+            "They are never evicted until a flush_cache"
+            + (", which is refused while requests wait (abort them, or pause generation, first)" if stands else "")
+            + " or a restart.",
         ),
         next_commands=(commands.audit(first.dump),),
     )
+
+
+def _at_standstill(dump: Dump) -> str:
+    """Return what is said of locks while requests wait: whether there is room beside what is locked."""
+    scalars, lists = dump.manifest.scalars, []
+    for pool in ("full", "swa"):
+        numbers = [scalars.get(f"{pool}_{name}") for name in ("available", "evictable", "total")]
+        if all(isinstance(one, int) for one in numbers) and numbers[2]:
+            lists.append((numbers[0] + numbers[1]) / numbers[2])
+    return _WAITS + (_NO_ROOM if lists and min(lists) < _LITTLE else _HAS_ROOM)
 
 
 def _others_are_wrong(seen: Seen) -> bool:

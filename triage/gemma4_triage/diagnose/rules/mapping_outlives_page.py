@@ -73,7 +73,7 @@ def find(incident: Incident) -> Finding | None:
             evidence=tuple(evidence),
             next_commands=(commands.serve(incident, "--debug trap"),),
         )
-    if at_free is None and at_audit is not None and are_missing(at_audit):
+    if at_free is None and at_audit is not None and not are_mapped_and_free(at_audit) and are_missing(at_audit):
         return Finding(
             rule=ID,
             cause=_MISSING,

@@ -17,7 +17,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.last_slots import asked_beside
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong
-from gemma4_triage.finding import Finding
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-given-twice"
 _SHARED = "so a second request overwrites the keys and values of the first"
@@ -75,7 +75,10 @@ def find(incident: Incident) -> Finding | None:
     cause = _CAUSES.get(wrong.structure, _UNKNOWN)
     if wrong.structure is Structure.ALLOCATION and (beside := asked_beside(dump)) is not None:
         cause, wrong = beside
-    elif wrong.structure is Structure.ALLOCATION and (order := out_of_order(dump)) is not None:
+        found = of_hand_out(incident, dump, ID, wrong, cause, state)
+        # How many whole pages they are off as well is not seen.
+        return found.model_copy(update={"confidence": Confidence.LIKELY})
+    if wrong.structure is Structure.ALLOCATION and (order := out_of_order(dump)) is not None:
         cause = _OUT_OF_ORDER.format(how=_ORDERS[order])
     elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.SWAPPED:
         cause = _EXCHANGED

@@ -13,6 +13,12 @@ _MISSING = (
     "The target's sliding layers follow full-pool ids into the sliding-window buffer: the full-to-SWA translation is "
     "missing on this path."
 )
+_WRITES = (
+    "The slots to which this forward writes in sliding layers of the target are the full pool's: they were not "
+    "translated on this path (out_cache_loc)."
+)
+_LISTS = {"page_table": "swa_page_table", "kv_indices": "window_kv_indices"}
+"""What full layers follow, and what sliding ones do in its place."""
 _NOT_TAKEN = (
     "A sliding layer of the target follows the full layers' table into the sliding-window buffer, although this "
     "forward has a table for sliding layers: what chooses a layer's table took the other one."
@@ -23,12 +29,14 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=PAGE_TABLE, role="target", table_space="full", buffer_space="swa")
     if dump is None:
         return None
-    has_both = tensor_or_none(dump, "swa_page_table") is not None
+    table = dump.manifest.offences[0].table if dump.manifest.offences else ""
+    has_both = table in _LISTS and tensor_or_none(dump, _LISTS[table]) is not None
+    of_writes = table.endswith("out_cache_loc")
     return Finding(
         rule=ID,
-        structure=Structure.SWA_TABLE,
+        structure=Structure.WRITE_LOCATIONS if of_writes else Structure.SWA_TABLE,
         defect=Defect.OTHER_SPACE,
-        cause=_NOT_TAKEN if has_both else _MISSING,
+        cause=_NOT_TAKEN if has_both else _WRITES if of_writes else _MISSING,
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "provenance.table_space", "whose ids the table holds"),
