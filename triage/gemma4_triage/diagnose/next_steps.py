@@ -71,6 +71,7 @@ REASONS: dict[str, str] = {
     "media-unreadable": _REQUEST,
     "memory-grows": _ELSEWHERE,
     "one-waits": _ARGUMENT,
+    "noted-silence": _UNKNOWN,
     "orphaned-requests": _ELSEWHERE,
     "other-crash": _UNKNOWN,
     "prefill-starves-decode": _ARGUMENT,

@@ -91,6 +91,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
+                *_of_its_host(death),
                 *as_the_draft_was_loaded(facts, death),
                 *patched,
                 *_of_vllm(death),
@@ -248,6 +249,18 @@ _PAIR = (
     "versions that belong together: the SGLang that the caller names itself (its pyproject, image or guide), or a "
     "release of the caller for this SGLang, mostly a later one; pip list shows both"
 )
+_OF_A_HOST = (
+    "{0} is another program's, and calls parts of SGLang that no release promises to keep: of an installed release that "
+    "it was not made for they find unset what they need. {1}"
+)
+
+
+def _of_its_host(death: Death) -> Iterator[str]:
+    """Yield what to do where another program called SGLang's inner parts, which failed of what they were given."""
+    if death.host and death.path and death.type_name in OF_CODE:
+        yield _OF_A_HOST.format(death.host, f"{_PAIR[:1].upper()}{_PAIR[1:]}")
+
+
 _PACKAGES = (
     "hold pip list against the releases in SGLang's pyproject, or take a fresh environment or SGLang's image: the "
     "frames name the packages"
