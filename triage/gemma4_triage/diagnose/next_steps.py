@@ -79,6 +79,7 @@ REASONS: dict[str, str] = {
     "probe-stopped": "the dump with the evidence is not here, and was perhaps not written",
     "quantised-kernel": _CHECKPOINT,
     "refused-by-check": _ARGUMENT,
+    "request-values": _REQUEST,
     "requests-held-back": _ARGUMENT,
     "router": _ELSEWHERE,
     "shared-memory": _HOST,

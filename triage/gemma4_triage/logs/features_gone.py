@@ -14,8 +14,8 @@ _SEVERAL = (
     "and what the first leaves of it the others cannot open; then a later release (SGLang 24231)"
 )
 _GROUPS = (
-    "requests with images at a server without --enable-dp-attention (plain --tp): a rank of one group removes what ranks "
-    "of another have not opened yet"
+    "requests with images at a server without --enable-dp-attention (plain --tp): a rank of one group removes what "
+    "ranks of another have not opened yet"
 )
 _PARENT = (
     "where the engine runs within another program (Ray, SLURM's steps, a trainer, multiprocessing): that program's "
@@ -41,7 +41,10 @@ def by_its_server(facts: LogFacts, finding: Finding) -> Finding:
         update={
             "confidence": Confidence.LIKELY if one else Confidence.POSSIBLE,
             "cause": finding.cause if one else f"{finding.cause} The log does not say for sure what did.",
-            "evidence": (*finding.evidence, *(remarked(facts, "several_samples", "what it was asked for") if one else ())),
+            "evidence": (
+                *finding.evidence,
+                *(remarked(facts, "several_samples", "what it was asked for") if one else ()),
+            ),
             "advice": (*(looks or (_PARENT, _GROUPS, _GIVEN_UP)), *finding.advice),
         }
     )

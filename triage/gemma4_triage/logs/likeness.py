@@ -133,12 +133,12 @@ _BY_PYTHON = re.compile(
     r"dictionary changed size|before assignment|is not defined|cannot access local variable"
 )
 """Messages that Python words itself, whatever the code was."""
-_WORDS_OF_PYTHON = frozenset(
-    """nonetype iterable callable subscriptable iterator len list range unsupported operand types enough values unpack
-    many expected got interpreted integer errno directory such zero division dictionary changed size during iteration
-    referenced before assignment defined access local variable int float str dict tuple bool real number required
-    """.split()
-)
+_PYTHONS = """
+nonetype iterable callable subscriptable iterator len list range unsupported operand types enough values unpack many
+expected got interpreted integer errno directory such zero division dictionary changed size during iteration referenced
+before assignment defined access local variable int float str dict tuple bool real number required
+"""
+_WORDS_OF_PYTHON = frozenset(_PYTHONS.split())
 
 
 def _worded_by_python(facts: LogFacts) -> frozenset[str]:

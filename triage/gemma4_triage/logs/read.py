@@ -14,8 +14,8 @@ from gemma4_triage.logs import (
     images,
     pasted,
     remarks,
+    said_in_notes,
     scores_noted,
-    silence_in_notes,
     start_line,
     values_asked,
 )
@@ -374,7 +374,7 @@ class LogReading:
         read = self._stamps.read if kind == "remark flushed" else self._stamp
         stamp = read(line, len(line))
         place = Place(number, stamp.text)
-        silence_in_notes.keep(self._remarks, line, place)
+        said_in_notes.keep(self._remarks, line, place)
         if kind.startswith("remark "):
             name = kind.removeprefix("remark ")
             self._remarks[name] = remarks.remark(line, stamp.rank, place)
@@ -486,6 +486,10 @@ class LogReading:
     def _traceback_line(self, number: int, line: bytes) -> bool:
         """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
+            return False
+        if self._tracebacks.inside and line.startswith(b"# "):
+            # Somebody wrote below what was cut off.
+            self._shown = number
             return False
         self._shown = number
         if (longer := self._tracebacks.detailed(line)) is not None:

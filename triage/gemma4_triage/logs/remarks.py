@@ -131,6 +131,8 @@ MARKS = (
     (b"Error code: 400", "refused_request"),
     (b'/embeddings HTTP/1.1" 400', "refused_embeddings"),
     (b'HTTP/1.1" 400', "answered_400"),
+    (b"literal_error", "refused_form"),
+    (b'HTTP/1.1" 422', "answered_422"),
     (b"mooncake::", "native_library"),
     (b"mooncake/engine.so", "native_library"),
     (b"exceeds registered buffer", "transport_outside"),

@@ -182,7 +182,8 @@ class TracebackReader:
         """
         if not self.inside or not (self._fatal or (at_end and self._foreign == _MOST_FOREIGN)):
             return None
-        return death_of(self._begin, self._rank, "", TORN, tuple(self._frames), self._chain)
+        statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
+        return death_of(self._begin, self._rank, "", TORN, tuple(self._frames), self._chain, statement)
 
     def introduce(self, line: bytes) -> None:
         """Read a line with one of INTRODUCTIONS in it: if it begins with one, a traceback that follows is a death."""

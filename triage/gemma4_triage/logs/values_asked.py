@@ -15,8 +15,9 @@ MARKS = (
     (b'"lora_path"', "asked_adapter"),
     (b"/pause_generation", "paused"),
     (b"/continue_generation", "continued"),
+    (b"tokenizer_worker_num is set to 1", "one_tokenizer"),
 )
-SHOWN = frozenset({"many_samples", "several_samples", "null_ids", "ids_outside"})
+SHOWN = frozenset({"many_samples", "several_samples", "null_ids", "ids_outside", "pause_seen"})
 """Names under which `keep` keeps what such lines ask for."""
 OF_CONTROL = (b"_generation HTTP/", b"/update_weights_from_")
 """What answers to whoever steers a server have in them, which else say nothing."""
@@ -50,7 +51,9 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
         name: of the line.
         line: as it stands.
     """
-    if name == "continued":
+    if name == "paused":
+        kept["pause_seen"] = kept[name]
+    elif name == "continued":
         kept.pop("paused", None)
     elif name in ("asked_values", "samples"):
         said = line[:_LONGEST]

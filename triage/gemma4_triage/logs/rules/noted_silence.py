@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import silence_in_notes
+from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
 from gemma4_triage.logs.rule import COLLECT, Rule, at, on_rank, pattern
 from gemma4_triage.logs.rules import hang
@@ -19,8 +19,8 @@ _ONE_CORE = pattern(r"(?i)100 ?% .{0,20}\bcore\b|\bcore\b.{0,20}100 ?%|one CPU\b
 _IDLE = pattern(r"(?i)\bGPUs?\b.{0,20}\b0 ?%|\bidle\b")
 _BUSY = pattern(r"(?i)\bGPUs?\b.{0,20}\b100 ?%")
 _STACKS = (
-    "py-spy dump --pid of every process of it while it stands (containers: --cap-add SYS_PTRACE): the stacks say where, "
-    "which no log does"
+    "py-spy dump --pid of every process of it while it stands (containers: --cap-add SYS_PTRACE): the stacks say "
+    "where, which no log does"
 )
 _OF_THE_SCHEDULER = (
     "once with --disable-overlap-schedule: the GPU is idle, so the scheduler waits or admits nothing, rather than a "
@@ -31,17 +31,17 @@ _OF_A_KERNEL = (
     "GPU is at work, in a kernel or a collective that does not end"
 )
 _OF_A_KERNEL_OF_VLLM = (
-    "once with --enforce-eager, and of several GPUs with --disable-custom-all-reduce and NCCL_P2P_DISABLE=1: the GPU is "
-    "at work, in a kernel or a collective that does not end; NCCL_DEBUG=INFO says over what NCCL went"
+    "once with --enforce-eager, and of several GPUs with --disable-custom-all-reduce and NCCL_P2P_DISABLE=1: the GPU "
+    "is at work, in a kernel or a collective that does not end; NCCL_DEBUG=INFO says over what NCCL went"
 )
 _OF_ONE_PROCESS = (
-    "a process at 100% of one core turns in Python: py-spy top --pid names the function; of the main process it is what "
-    "a request asks for (n, a long prompt, a schema, logprobs), which --log-requests shows"
+    "a process at 100% of one core turns in Python: py-spy top --pid names the function; of the main process it is "
+    "what a request asks for (n, a long prompt, a schema, logprobs), which --log-requests shows"
 )
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    note = facts.remarks.get(silence_in_notes.NAME)
+    note = facts.remarks.get(said_in_notes.NAME)
     if note is None or facts.deaths or any(alarm.kind not in _OWN for alarm in facts.alarms):
         return
     stands = unfinished(facts)

@@ -43,7 +43,8 @@ def _of_no_tokenizer(facts: LogFacts, death: Death) -> _Told | None:
         "min_new_tokens, a grammar or text.",
         Confidence.LIKELY,
         (
-            "requests of token ids alone: stop_token_ids in place of stop (strings), no min_new_tokens, regex or schema",
+            "requests of token ids alone: stop_token_ids in place of stop (strings), no min_new_tokens, regex or "
+            "schema",
             "or leave out --skip-tokenizer-init; a later release refuses such a request and goes on",
         ),
     )
@@ -74,7 +75,9 @@ def _of_a_parameter(facts: LogFacts, death: Death) -> _Told | None:
     if not _NONE.search(death.message) or found is None:
         return None
     grpc = facts.arguments.get("grpc_mode") == "True"
-    ways = "gRPC (--grpc-mode)" if grpc else "gRPC, a router, an Engine in a program, another entry than the HTTP server"
+    ways = (
+        "gRPC (--grpc-mode)" if grpc else "gRPC, a router, an Engine in a program, another entry than the HTTP server"
+    )
     return _Told(
         f"A request came to the scheduler without {found[1]}, which its way in has to fill: {ways} may not set what a "
         "request leaves out, as the HTTP server does.",

@@ -97,8 +97,8 @@ def _of_a_request(facts: LogFacts) -> Finding | None:
     asked = facts.remarks.get("ids_outside")
     return Finding(
         rule=RULE.id,
-        cause="A client asked for the text of a token id that no vocabulary has (a negative one, or one beyond it), and "
-        "this release answers 500 where 400 is meant. Model and sampling are not at fault, and the server goes on.",
+        cause="A client asked for the text of a token id that no vocabulary has (a negative one, or one beyond it), "
+        "and this release answers 500 where 400 is meant. Model and sampling are not at fault, and the server goes on.",
         confidence=Confidence.LIKELY if asked else Confidence.POSSIBLE,
         evidence=(
             at(facts, death.place, exception_text(death), "what the request failed of"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
+from gemma4_triage.logs.pauses import CONTINUE, STANDS, hidden_refusal, paused_before
 from gemma4_triage.logs.refused_too import LACKING
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
@@ -217,6 +218,12 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*look, *switched_on(facts))
     if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
         what, look = silent
+    if lead.kind in STANDS and (paused := paused_before(facts)) is not None:
+        what = f"{what}, and generation was paused before it and not continued"
+        look = (CONTINUE, *look)
+        life += [at(facts, paused.place, paused.text, "the pause")]
+    if lead.kind == "answered-500" and (hidden := hidden_refusal(facts, lead.text)):
+        look = (hidden, *look)
     if lead.kind == "health" and facts.settings.get("pp_size", "1") not in ("1", "None"):
         look = (STAGES, *look)
     if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
