@@ -131,8 +131,9 @@ class TestRequestsThatFail:
         (finding,) = findings(facts_of(VLLM.format(""), *lines))
         assert finding.cause.startswith("Unknown cause: requests failed")
         assert "structured-outputs-config.backend" in finding.advice[0]
-        # With a line below, the exception is told by itself.
-        (finding,) = findings(facts_of(VLLM.format(""), *lines, "# every request with tools\n"))
+        # Where nothing follows, the exception is told by itself.
+        begin = "(APIServer pid=1) ERROR 09-03 12:31:07 [serving.py] Error in preprocessing prompt inputs\n"
+        (finding,) = findings(facts_of(VLLM.format(""), begin, *lines))
         assert finding.cause.startswith("A request failed")
         assert "structured-outputs-config.backend" in finding.advice[0]
 
