@@ -92,7 +92,8 @@ def _of_death(death: Death) -> set[str]:
         found.add(f"!{death.type_name.rpartition('.')[2]}")
     if death.package:
         found.add(f"@{death.package}")
-    found |= {word for word in _words(death.statement) if "_" in word}
+    # Of a traceback that is cut off the last line that stands there is not the one that failed.
+    found |= {word for word in _words(death.statement) if "_" in word and death.message != TORN}
     for frame in death.frames:
         if match := _FRAME.match(frame):
             found |= {match[1], f"{match[1]}:{match[2]}"}
