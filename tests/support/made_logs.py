@@ -120,6 +120,12 @@ MADE = {
         f"{stamp(0)} {ROOM}",
         *(f"{stamp(second)} {BESIDE_ROOM.format(3)}" for second in (10, 30, 50, 70)),
     ],
+    "noted-silence": [decode(1, running=3), "# from here on nothing is answered, GPUs at 0%\n"],
+    "request-values": [
+        death(
+            1, "TypeError: 'NoneType' object cannot be interpreted as an integer", "", "min_new_tokens.py", "_prepare"
+        )
+    ],
     "refused-for-room": [f"{stamp(0)} {ROOM}", prefill(1), f"{stamp(2)} {TOO_LONG.format(120000, 100000)}", decode(3)],
     "memory-grows": [TOP.format(hour, 6100 + 150 * hour) for hour in range(4)],
     "transfers-stand": [f"{stamp(second)} {MOVING.format(1, 31)}" for second in (0, 200, 400)],

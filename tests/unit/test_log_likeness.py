@@ -1,5 +1,6 @@
 """What ended a server is told to be like public incidents: by what is rare in both, whatever else a log holds."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,19 @@ def test_an_incident_of_drafts_is_not_like_a_command_without_them():
     )
     assert incident in [one.incident for one in alike(with_drafts, 5)]
     assert incident not in [one.incident for one in alike(without, 5)]
+
+
+@pytest.mark.parametrize(
+    ("words", "given"), [(r"\bLoRA\b", "--enable-lora"), ("HiCache", "--enable-hierarchical-cache")]
+)
+def test_a_cause_of_what_a_command_has_not_is_less_alike(words, given):
+    incident = next(one for one in incidents() if re.search(words, one.cause) and no_command_like_itself(one))
+    command = "$ python3 -m sglang.launch_server --model-path m {}\n"
+    on, off = (
+        {one.incident: one.share for one in alike(facts_of(command.format(option) + log_of(incident)), 9)}
+        for option in (given, "--tp 2")
+    )
+    assert off.get(incident, 0) < on[incident]
 
 
 def no_command_like_itself(incident):

@@ -86,7 +86,11 @@ class TestToldByWords:
             ("pkg.ZMQError: No such file or directory (addr='ipc:///tmp/a/b')", "socket.py", "TMPDIR"),
             (IPC_PATH, "socket.py", "short path"),
             ("socket.gaierror: [Errno -2] Name or service not known", "socket.py", "headless Service"),
-            ("FileNotFoundError: [Errno 2] No such file or directory: '/psm_12ab'", "shared_memory.py", "--shm-size"),
+            (
+                "FileNotFoundError: [Errno 2] No such file or directory: '/psm_12ab'",
+                "shared_memory.py",
+                "resource tracker",
+            ),
             ("pkg.StrictError: Validation error for field 'num_experts':", "a.py", "num_experts"),
             (ROPE, "rotary_embedding.py", "--json-model-override-args"),
             ("KeyError: 'type'", "hf_transformers_utils.py", "rope_scaling"),

@@ -31,6 +31,20 @@ def beside_expert_parallel(facts: LogFacts, death: Death) -> tuple[str, ...]:
     return (_WITHOUT_EP,) if both and "lora" in near.lower() and _EP_FRAMES.search(near) else ()
 
 
+_WITHOUT_DRAFTS = (
+    "without --speculative-algorithm, or without adapters: LoRA's kernels count one token for each request in a decode "
+    "step, and a step that verifies drafts has several; a later release serves both for some kinds of drafts (NGRAM, "
+    "EAGLE3 with --lora-backend csgmv or triton: SGLang 12903)"
+)
+
+
+def beside_drafts(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to try first where adapters meet drafts, and the frames are of adapters; empty if not so."""
+    both = facts.settings.get("enable_lora") == "True" or "lora_paths" in facts.arguments
+    both = both and facts.settings.get("speculative_algorithm", "None") != "None"
+    return (_WITHOUT_DRAFTS,) if both and any(map(_OF_ADAPTERS.match, death.frames[-4:])) else ()
+
+
 def apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Return what to try first; empty unless the server has both and the frames are of both."""
     both = facts.settings.get("enable_dp_attention") == "True" and facts.settings.get("dp_size", "1") not in (

@@ -14,6 +14,14 @@ _ONE_OF = pattern(
     r"([a-z][\w -]{2,40}))?"
 )
 _DTYPE = pattern(r"(?i)unsupported (?:data ?type|dtype)\W+(?:torch\.)?(float8_\w+|float4_\w+)")
+_THOUGHTS = pattern(
+    r"(?i)(?:</?think(?:ing)?>|<\|channel\|?>|\[/?THINK\]).{0,80}grammar|grammar.{0,80}(?:</?think|<\|channel)"
+)
+_WITHOUT_THOUGHTS = (
+    "thinking off for requests with a schema or with strict or forced tools (chat_template_kwargs enable_thinking "
+    "false): the grammar was laid on the answer from its first token, and does not know the mark of a thought that the "
+    "model writes ahead of it. With a --reasoning-parser a later release waits for the end of the thought"
+)
 _DRAFT_GRAPH = pattern(r"\w*draft\w*_cuda_graph_runner\.py:")
 _SERVES_MOST = ("triton", "flashinfer", "fa3")
 
@@ -21,17 +29,35 @@ _SERVES_MOST = ("triton", "flashinfer", "fa3")
 def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to set where the words of an exception say it, the surest first."""
     words = " ".join(death.message.split())
+    yield from _in_letters(facts)
     if found := _EXCEEDS.search(words):
         yield f"--{found[1].replace('_', '-')} of at most {found[3]}, where it has {found[2]} now"
     if found := _ONE_OF.search(words):
         yield from _one_of(found[1], found[2], found[3])
     if found := _DTYPE.search(words):
         yield _of_a_dtype(facts, found[1])
+    if _THOUGHTS.search(words):
+        yield _WITHOUT_THOUGHTS
     if any(map(_DRAFT_GRAPH.match, death.frames)):
         yield (
             "once with --disable-cuda-graph: it died as the graph of the drafts' own steps was captured, for which "
             "something was not set that a batch has; else without --speculative-algorithm. A later release mends it"
         )
+
+
+_LETTERS = pattern(r"\[(?:'[^']', ){2,}'[^']'\]$")
+
+
+def _in_letters(facts: LogFacts) -> Iterator[str]:
+    """Yield which argument is a string that was taken apart into its letters where a list of names is meant."""
+    for name, value in facts.arguments.items():
+        if _LETTERS.match(value):
+            yield (
+                f"--{name.replace('_', '-')} as a list of names: the start has the letters of "
+                f"{''.join(value[2:-2].split(chr(39) + ', ' + chr(39)))} one by one, so whoever starts the server "
+                f"handed "
+                "it a string where a list is meant (in a trainer's configuration, too); a later release of that program"
+            )
 
 
 def _one_of(listed: str, what: str, purpose: str | None) -> Iterator[str]:

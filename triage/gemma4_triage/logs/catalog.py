@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding, ranked
-from gemma4_triage.logs import images
+from gemma4_triage.logs import failed_requests, images
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule
@@ -52,6 +52,7 @@ from gemma4_triage.logs.rules import (
     no_prefix_cache,
     no_slot,
     non_finite_logits,
+    noted_silence,
     one_waits,
     orphaned_requests,
     other_crash,
@@ -69,6 +70,7 @@ from gemma4_triage.logs.rules import (
     re_prefill_storm,
     refused_by_check,
     refused_for_room,
+    request_values,
     retraction_thrash,
     router,
     shared_memory,
@@ -126,6 +128,7 @@ ENDINGS: tuple[Rule, ...] = (
     no_gpu.RULE,
     told_by_words.START_REFUSED,
     token_outside_vocabulary.RULE,
+    request_values.RULE,
     shared_memory.RULE,
     disk_full.RULE,
     collective_timeout.RULE,
@@ -183,6 +186,7 @@ LOADS: tuple[Rule, ...] = (
     refused_for_room.RULE,
     memory_grows.RULE,
     grammar_waits.RULE,
+    noted_silence.RULE,
     uneven_ranks.RULE,
     transfers_stand.RULE,
     kv_transfer.WAITS,
@@ -248,6 +252,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
         of_a_request = replace(facts, deaths=facts.errors, alarms=())
         refused = [finding for rule in OF_A_REQUEST for finding in rule.find(of_a_request)][:1]
         refused = refused or list(refused_by_check.survived(_of_requests_alone(facts)))
+        refused = refused or ([] if endings else list(failed_requests.refused_beside(facts)))
         endings += refused
         ended = any(death.type_name in _ENGINE_ENDED for death in facts.deaths)
         accounted |= {"answered-500"} if refused or ended else set()
@@ -256,6 +261,8 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
         for_room = {piece.field for one in loads if one.rule == refused_for_room.RULE.id for piece in one.evidence}
         endings += [one for one in refused_by_check.refusals(facts) if one.evidence[0].field not in for_room]
         accounted |= SURVIVABLE if endings else set()
+    if endings and failed_requests.accounted_for(facts):
+        accounted |= {"answered-500"}
     floor = list(unexplained_line.find(facts, accounted))
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.

@@ -198,6 +198,7 @@ class Death:
         caller: the innermost file of SGLang's among the frames, below its srt; "" if there is none.
         chain: the line where the first of the exceptions begins that were raised while each other were handled.
         statement: the innermost frame's line of source, as the traceback quotes it; "" if it does not.
+        host: the file of another program that called the inner parts of SGLang itself; "" if none did.
     """
 
     place: Place
@@ -211,6 +212,7 @@ class Death:
     caller: str = ""
     chain: int = 0
     statement: str = ""
+    host: str = ""
 
     @property
     def frame(self) -> str:

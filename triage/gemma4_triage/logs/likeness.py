@@ -6,6 +6,7 @@ what other public incidents came to is the best guess at a new one that has thei
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -91,7 +92,8 @@ def _of_death(death: Death) -> set[str]:
         found.add(f"!{death.type_name.rpartition('.')[2]}")
     if death.package:
         found.add(f"@{death.package}")
-    found |= {word for word in _words(death.statement) if "_" in word}
+    # Of a traceback that is cut off the last line that stands there is not the one that failed.
+    found |= {word for word in _words(death.statement) if "_" in word and death.message != TORN}
     for frame in death.frames:
         if match := _FRAME.match(frame):
             found |= {match[1], f"{match[1]}:{match[2]}"}
@@ -108,6 +110,46 @@ _NEEDS = (
     (re.compile(r"\bEAGLE|\bMTP\b"), ("speculative_algorithm", "speculative_config")),
 )
 """What a cause speaks of, and the options without which no server has it."""
+_SPEAKS_OF = (
+    (
+        re.compile(r"\bNGRAM\b|\bDFLASH\b|\b[Dd]rafts?\b(?!'s weights| are not)|\b[Ss]pec v2\b"),
+        ("speculative_algorithm", "speculative_config", "speculative_draft_model_path", "speculative_algo"),
+    ),
+    (re.compile(r"\bLoRA\b"), ("enable_lora", "lora_paths", "lora_modules")),
+    (
+        re.compile(r"(?i)\bhi(?:radix)?cache|hierarchical cache|load(?:ed|s)? back\b|\bhost pages?\b|from the host"),
+        ("enable_hierarchical_cache", "hicache_storage_backend", "enable_lmcache"),
+    ),
+    (
+        re.compile(r"\b(?:prefill|decode) servers?\b"),
+        ("disaggregation_mode", "kv_transfer_config"),
+    ),
+)
+"""What a cause speaks of, perhaps in passing, and the options that such a server has; of others it is told less."""
+_LACKS_IT = 0.75  # of the share
+_BY_PYTHON = re.compile(
+    r"'?NoneType'?|object is not (?:iterable|callable|subscriptable|an iterator)|has no len\(\)|index out of range|"
+    r"unsupported operand type|object has no attribute|(?:not enough|too many) values to unpack|"
+    r"cannot be interpreted as|must be \w+, not \w+|No such file or directory|division by zero|"
+    r"dictionary changed size|before assignment|is not defined|cannot access local variable"
+)
+"""Messages that Python words itself, whatever the code was."""
+_PYTHONS = """
+nonetype iterable callable subscriptable iterator len list range unsupported operand types enough values unpack many
+expected got interpreted integer errno directory such zero division dictionary changed size during iteration referenced
+before assignment defined access local variable int float str dict tuple bool real number required
+"""
+_WORDS_OF_PYTHON = frozenset(_PYTHONS.split())
+
+
+def _worded_by_python(facts: LogFacts) -> frozenset[str]:
+    """Return the signs that messages and types of Python's own give, which tell of no cause: names in them do."""
+    found: set[str] = set()
+    for death in (*facts.deaths, *facts.errors):
+        if _BY_PYTHON.search(death.message) and hasattr(builtins, death.type_name):
+            signs = _of_death(Death(death.place, "", death.type_name, death.message))
+            found |= {sign for sign in signs if sign[0] in "!=" or sign in _WORDS_OF_PYTHON}
+    return frozenset(found)
 
 
 def _has(facts: LogFacts, names: tuple[str, ...]) -> bool:
@@ -121,6 +163,7 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
         return []
     weights = _weights()
     size = sqrt(sum(weights.get(sign, sqrt(_UNKNOWN)) ** 2 for sign in signs))
+    by_python = _worded_by_python(facts)
     found = []
     for incident in incidents():
         if facts.starts and any(_SWITCH.fullmatch(one) and one not in arguments for one in incident.arguments):
@@ -133,8 +176,15 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
         shared = {sign: weights[sign] for sign in both}
         if sum(shared.values()) < _LEAST_WEIGHT or sum(one >= _RARE for one in shared.values()) < _LEAST_RARE:
             continue
+        if not any(one >= _RARE for sign, one in shared.items() if sign not in by_python):
+            # Nothing but Python's own words is rare in both.
+            continue
         product = _squares(both) + _OF_ARGUMENTS * _squares(arguments.intersection(incident.arguments))
         share = min(product / (size * _size(incident)), 1.0)
+        if "model_path" in facts.arguments and any(
+            words.search(incident.cause) and not _has(facts, names) for words, names in _SPEAKS_OF
+        ):
+            share *= _LACKS_IT
         if share >= ALIKE:
             found.append(Likeness(incident, share, tuple(sorted(shared, key=lambda sign: (-shared[sign], sign)))))
     found.sort(key=lambda one: (-one.share, one.incident.thread))

@@ -28,6 +28,13 @@ _PARTS: tuple[tuple[re.Pattern[str], str], ...] = (
         "--no-enable-prefix-caching; a later release of vLLM",
     ),
     (
+        pattern(r"backend_(?:xgrammar|guidance|outlines|lm_format_enforcer)\w*\.py:|structured_output\w*\.py:"),
+        "once with another --structured-outputs-config.backend (auto, xgrammar, guidance; earlier "
+        "--guided-decoding-backend): it is the backend of structured output, which does not take the form that a "
+        "schema, a grammar or a forced or strict tool has here; requests without these are served; a later release of "
+        "vLLM",
+    ),
+    (
         pattern(r" _?capture_(?:model|cudagraphs|\w+_graphs?)$"),
         "it captured CUDA graphs: smaller sizes (--max-num-seqs, --max-cudagraph-capture-size), then --enforce-eager; "
         "a later release of vLLM",

@@ -9,7 +9,16 @@ from itertools import accumulate, compress, pairwise
 import numpy as np
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events, images, pasted, remarks, scores_noted, start_line
+from gemma4_triage.logs import (
+    events,
+    images,
+    pasted,
+    remarks,
+    said_in_notes,
+    scores_noted,
+    start_line,
+    values_asked,
+)
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -221,6 +230,11 @@ class LogReading:
         if _ANSWER in block.text:
             asked = [not line.endswith(_ANSWER) for line in lines]
             answers = [number for number, other in zip(numbers, asked, strict=True) if not other]
+            if any(mark in block.text for mark in values_asked.OF_CONTROL):
+                asked = [
+                    other or any(mark in line for mark in values_asked.OF_CONTROL)
+                    for line, other in zip(lines, asked, strict=True)
+                ]
             lines, numbers = list(compress(lines, asked)), list(compress(numbers, asked))
             streams = None if streams is None else list(compress(streams, asked))
             self._answered += len(answers)
@@ -360,6 +374,7 @@ class LogReading:
         read = self._stamps.read if kind == "remark flushed" else self._stamp
         stamp = read(line, len(line))
         place = Place(number, stamp.text)
+        said_in_notes.keep(self._remarks, line, place)
         if kind.startswith("remark "):
             name = kind.removeprefix("remark ")
             self._remarks[name] = remarks.remark(line, stamp.rank, place)
@@ -367,6 +382,7 @@ class LogReading:
                 self._remarks.setdefault(f"first_{name}", self._remarks[name])
             remarks.keep_standing(self._remarks, name)
             pasted.keep(self._remarks, name, line)
+            values_asked.keep(self._remarks, name, line)
             scores_noted.keep(self._remarks, name)
             if name == "orphan":
                 self._orphan(line)
@@ -470,6 +486,10 @@ class LogReading:
     def _traceback_line(self, number: int, line: bytes) -> bool:
         """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
+            return False
+        if self._tracebacks.inside and line.startswith(b"# "):
+            # Somebody wrote below what was cut off.
+            self._shown = number
             return False
         self._shown = number
         if (longer := self._tracebacks.detailed(line)) is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.logs import pasted
+from gemma4_triage.logs import pasted, values_asked
 from gemma4_triage.logs.facts import Place, Remark, Stack
 
 MARKS = (
@@ -131,6 +131,8 @@ MARKS = (
     (b"Error code: 400", "refused_request"),
     (b'/embeddings HTTP/1.1" 400', "refused_embeddings"),
     (b'HTTP/1.1" 400', "answered_400"),
+    (b"literal_error", "refused_form"),
+    (b'HTTP/1.1" 422', "answered_422"),
     (b"mooncake::", "native_library"),
     (b"mooncake/engine.so", "native_library"),
     (b"exceeds registered buffer", "transport_outside"),
@@ -211,6 +213,7 @@ MARKS = (
     (b"num_grammar_queue_reqs{", "grammar_gauge"),
     (b"num_running_reqs{", "running_gauge"),
     *pasted.MARKS,
+    *values_asked.MARKS,
 )
 OF_A_START = frozenset(
     {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}

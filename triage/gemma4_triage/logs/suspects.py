@@ -434,6 +434,11 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
         "log_cached": 100 * sum(rank.cached_tokens for rank in ranks) / prompts if prompts else 0,
     }
     found["log_queued"] = max((value or 0 for rank in ranks for value in rank.series.get("queued_max", ())), default=0)
+    usage = [one for rank in ranks for one in rank.series.get("full_usage_max", ())[-1:] if one is not None]
+    found |= {"log_usage": 100 * max(usage)} if usage else {}
+    if (paused := facts.remarks.get("paused")) is not None:
+        last = max((rank.series["line"][-1] for rank in ranks if len(rank.series["line"])), default=0)
+        found["log_since_pause"] = int(last > paused.place.line)
     found["log_windows"] = facts.pool_tokens.get("swa", 0)
     if (above := _above_graphs(facts)) is not None:
         found["log_above_graphs"], found["log_largest_graph"] = above

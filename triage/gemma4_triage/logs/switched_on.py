@@ -131,7 +131,8 @@ NO_OVERLAP = (
 
 
 _OF_A_DRAFT = re.compile(
-    r".* (?:maybe_init_)?\w*draft_worker\w*$|\w*(?:eagle|draft|mtp|nextn|dflash|dspark|standalone)\w*\.py:"
+    r".* (?:maybe_init_)?\w*draft_worker\w*$|"
+    r"(?!\w*target)\w*(?:eagle|draft|mtp|nextn|dflash|dspark|standalone)\w*\.py:"
 )
 
 

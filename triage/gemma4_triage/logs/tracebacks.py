@@ -182,7 +182,8 @@ class TracebackReader:
         """
         if not self.inside or not (self._fatal or (at_end and self._foreign == _MOST_FOREIGN)):
             return None
-        return death_of(self._begin, self._rank, "", TORN, tuple(self._frames), self._chain)
+        statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
+        return death_of(self._begin, self._rank, "", TORN, tuple(self._frames), self._chain, statement)
 
     def introduce(self, line: bytes) -> None:
         """Read a line with one of INTRODUCTIONS in it: if it begins with one, a traceback that follows is a death."""
@@ -309,7 +310,20 @@ def death_of(
         caller=next(filter(None, reversed(paths)), ""),
         chain=(chain or place).line,
         statement=statement,
+        host=_host(frames, paths),
     )
+
+
+_NO_PROGRAM = re.compile(rb'\s*File "(?:[^"]*/(?:site|dist)-packages/|[^"]*/lib/python\d|<|[^"/]*")')
+_IS_OFFERED = re.compile(r"entrypoints/|server_args|utils|__init__|plugins/")
+
+
+def _host(frames: Sequence[bytes], paths: Sequence[str]) -> str:
+    """Return the file of a program that called SGLang's inner parts, which SGLang offers nobody; "" if none did."""
+    inner = next((at for at, path in enumerate(paths) if path), 0)
+    if not inner or _IS_OFFERED.match(paths[inner]) or _NO_PROGRAM.match(frames[inner - 1]):
+        return ""
+    return _frame_text(frames[inner - 1]).partition(":")[0]
 
 
 def _named(file: re.Pattern[bytes], frame: bytes) -> str:

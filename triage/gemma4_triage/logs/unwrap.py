@@ -11,6 +11,7 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 
+from gemma4_triage.logs import values_asked
 from gemma4_triage.logs.envelope import opened
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block
 from gemma4_triage.logs.prefixes import STAMP_SHAPE, Before, Prefixes, may_teach, shapes_of
@@ -372,7 +373,7 @@ def _without_requests(text: bytes) -> bytes:
             end = text.find(b"\n", at)
             end = len(text) if end < 0 else end
             if match := _REQUEST.search(text, max(done, at - _BEFORE_MARK), end):
-                parts.append(text[done : match.end()])
+                parts.append(text[done : match.end()] + values_asked.said_of(text[match.end() : end]))
                 done = end
             at = text.find(mark, end)
         text = b"".join([*parts, text[done:]]) if parts else text
@@ -383,4 +384,4 @@ def _without_request(line: bytes) -> bytes:
     if b"ReqInput(" not in line and b"CompletionRequest(" not in line:
         return line
     match = _REQUEST.search(line)
-    return line if match is None else line[: match.end()]
+    return line if match is None else line[: match.end()] + values_asked.said_of(line[match.end() :])

@@ -10,6 +10,7 @@ from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, patter
 
 _NONE, _HARDLY = 1.02, 1.1  # tokens per request and verify step; the target's own token is one of them
 _LINES, _FEW = 5, 2
+_OF_FEW = 1.05  # of two or three lines it has to be nearer to 1 than of many
 
 
 _OF_VLLM = pattern(r"\bAccepted: 0 tokens, Drafted: (\d+) tokens")
@@ -73,7 +74,10 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         seen = sum(value is not None for value in rank.series.get("accept_length", ()))
         mixed_up = _mixed_up(facts)
         # Where the arguments say why, few lines are enough.
-        if length is None or length > _HARDLY or seen < (_FEW if mixed_up and length <= _NONE else _LINES):
+        if length is None or length > _HARDLY or seen < _FEW:
+            continue
+        few = seen < _LINES and not (mixed_up and length <= _NONE)
+        if few and length > _OF_FEW:
             continue
         policy = "draft_policy" in facts.remarks
         left_out = ", or the server leaves drafts out of its steps, which count as well" if policy else ""
@@ -81,13 +85,14 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             rule=RULE.id,
             cause=f"{'No' if length <= _NONE else 'Hardly a'} draft token is accepted{on_rank(rank.rank)}: draft and "
             f"target do not fit, or the draft reads other keys than the target wrote{left_out}.",
-            confidence=Confidence.POSSIBLE if policy else Confidence.LIKELY,
+            confidence=Confidence.POSSIBLE if policy or few else Confidence.LIKELY,
             evidence=(
                 over(facts, "decode lines", round(length, 2), f"accept len, mean over {rank.decode_lines} lines"),
                 *of_settings(facts, "speculative_algorithm", "attention_backend", "quantization"),
             ),
             ruled_out_if=(
                 "the same pair of checkpoints is accepted in another release or on another backend",
+                *((_ITS_ANSWERS,) if few else ()),
                 *(
                     ("gemma4_triage_drafts in /server_info has steps_with_drafts 0, or accepted above 1",)
                     if policy
@@ -96,11 +101,46 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
             advice=(
                 *mixed_up,
+                *_of_its_config(facts),
                 "check that the draft was made for this target, and that both have the same quantisation of the head",
+                *_of_its_types(facts),
             ),
             next_commands=("gemma4-triage repro mtp-zero-accept",),
         )
         return
+
+
+_ITS_ANSWERS = "answers are wrong too: then the target's own steps are at fault (NaN, a corrupt prefix), not its drafts"
+
+
+def _of_its_types(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to look at where the target is quantised, which its draft may be read as too, or not be."""
+    kind = facts.settings.get("quantization", "None")
+    if kind in ("None", ""):
+        return ()
+    return (
+        f"--speculative-draft-model-quantization of what the draft's weights are (unquant, or {kind}): the start has "
+        "--quantization for the target, and a draft that is read as another type than it has answers noise",
+    )
+
+
+_READS_LAYERS = frozenset({"EAGLE3", "DFLASH", "DSPARK"})
+
+
+def _of_its_config(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to look at in the draft's own files, where its kind reads states of the target's layers."""
+    algorithm = facts.settings.get("speculative_algorithm", "").upper()
+    if algorithm not in _READS_LAYERS:
+        return ()
+    names = "target_layer_ids (dflash_config)" if algorithm == "DFLASH" else "eagle_aux_hidden_state_layer_ids"
+    return (
+        f"the draft's config.json: {names} of the layers that it was trained on. Where it lacks, the server guesses, "
+        f"and "
+        "the draft reads other layers than it knows; a line of the start may name those in use (SGLang 37475)",
+        "the draft's weights: one that ships no lm_head (or embed_tokens) and has a vocabulary of its own "
+        "(draft_vocab_size) keeps a head that nothing filled; a later release takes the target's (SGLang 27908), "
+        "else a draft that has it. Lines of the start that name weights not loaded say so",
+    )
 
 
 def _mixed_up(facts: LogFacts) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Eager, LogFacts, RankFacts
-from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, remarked
+from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, pattern, remarked
 from gemma4_triage.logs.switched_on import features
 
-_LINES, _SHARE = 3, 0.2  # of the decode lines; a few above the limit are a peak of load
+_LINES, _SHARE, _FEW = 3, 0.2, 2  # of the decode lines; a few above the limit are a peak of load
 _SLOWER = 0.6  # of the speed per request; a larger batch alone costs less
 
 
@@ -24,12 +24,20 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         elif _asked_for_graphs(facts, without):
             yield _none(facts, without, _never(facts))
         return
-    yield from islice((_beyond(facts, rank, eager) for rank, eager in ran if eager and _is_too_large(eager)), 1)
+    yield from islice((_beyond(facts, rank, eager) for rank, eager in ran if eager and _is_too_large(facts, eager)), 1)
 
 
-def _is_too_large(eager: Eager) -> bool:
+_SIZES = pattern(r"bs \[([\d, ]+)\]")
+
+
+def _is_too_large(facts: LogFacts, eager: Eager) -> bool:
     """Say whether batches above those of the graphs are frequent, and slow beside those within."""
-    often = eager.graph_lines > 0 and eager.lines >= max(_LINES, _SHARE * (eager.lines + eager.graph_lines))
+    said = facts.remarks.get("graph_sizes")
+    found = _SIZES.search(said.text) if said is not None else None
+    sizes = [int(size) for size in found[1].split(",") if size.strip()] if found else []
+    # Where the start says what was captured, fewer lines are enough.
+    least = _FEW if sizes and eager.smallest > max(sizes) else _LINES
+    often = eager.graph_lines > 0 and eager.lines >= max(least, _SHARE * (eager.lines + eager.graph_lines))
     return often and eager.smallest > eager.largest_in_graph and eager.speed <= _SLOWER * eager.speed_in_graph
 
 

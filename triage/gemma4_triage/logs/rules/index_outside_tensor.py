@@ -8,8 +8,9 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
-from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern
+from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import draft_bookkeeping
+from gemma4_triage.logs.started import Started
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import in_its_warmup, switched_on
 
@@ -34,6 +35,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         return _of_a_table(facts, death)
     if any(map(_BIASES.search, (death.statement, death.message))) and _ASKS.match(death.frame):
         return _of_a_request(facts, death)
+    if _ENDS.match(death.frame):
+        return _of_stop_ids(facts, death)
     held = handling(death)
     what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
     return Finding(
@@ -45,6 +48,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(
             *in_its_warmup(facts, death),
+            *_of_media(facts),
             *((held.look,) if held else ()),
             *(
                 (f"once without {part.without}: its file stands in the traceback",)
@@ -57,6 +61,23 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *switched_on(facts),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+_GATHERS = pattern(r"vectorized_gather_kernel|indexSelect|srcSelectDimSize")
+_SEES = pattern(r"-vl\b|[-_]vl[-_]|vlmo?e?for|llava|internvl|minicpm-?[vo]|omni|gemma-?[34]|pixtral|glm-\d\.\dv")
+
+
+def _of_media(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to try first where embeddings were looked up, with drafts, in a model that takes images."""
+    asserted = any(_GATHERS.search(text.message) for text in facts.failures)
+    drafts = facts.settings.get("speculative_algorithm", "None") != "None"
+    if not (asserted and drafts and _SEES.search(Started(facts).model)):
+        return ()
+    return (
+        "once with --disable-prefill-cuda-graph (--cuda-graph-backend-prefill disabled), then without drafts, with a "
+        "request that has an image: ids that stand for an image lie above the vocabulary, and a draft that looks "
+        "them up among embeddings, or a graph that holds that look-up, reads outside of the table (SGLang 38330)",
     )
 
 
@@ -74,6 +95,29 @@ def _of_a_request(facts: LogFacts, death: Death) -> Finding:
         advice=(
             "have the client, or a proxy before the server, refuse ids below 0 or from the size of the vocabulary on",
             "a later release, which may refuse it by itself",
+        ),
+    )
+
+
+_ENDS = pattern(r"(?:min_new_tokens|\w*penal\w*)\.py:\S* _?prepare\w*$")
+
+
+def _of_stop_ids(facts: LogFacts, death: Death) -> Finding:
+    """Tell of the ids that end an answer, which min_new_tokens puts into a table of the vocabulary's size."""
+    shown = "ids_outside" in facts.remarks
+    return Finding(
+        rule=_OF_DEATH.id,
+        cause="A request names a token id that the vocabulary does not have (stop_token_ids beside min_new_tokens), "
+        "and this release does not refuse it: it ends the whole scheduler."
+        + ("" if shown else " Unless an earlier kernel asserted, as devices report late."),
+        confidence=Confidence.LIKELY if shown else Confidence.POSSIBLE,
+        evidence=(*of_failure(facts, death), *remarked(facts, "ids_outside", "what a request asked for")),
+        ruled_out_if=("no request sets stop_token_ids, min_new_tokens or penalties",),
+        advice=(
+            "have the client, or a proxy before the server, refuse stop_token_ids below 0 or from the size of the "
+            "vocabulary on; --log-requests --log-requests-level 1 shows whose they are",
+            "a later release, which checks stop_token_ids (SGLang 27398)",
+            "once with requests without min_new_tokens; with CUDA_LAUNCH_BLOCKING=1 the frame is that of the kernel",
         ),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import flashinfer_workspace
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import of_wordings, pattern, remarked
+from gemma4_triage.logs.rule import of_wordings, pattern, remarked, says
 from gemma4_triage.logs.rules import graph_capture
 from gemma4_triage.logs.switched_on import switched_on
 
@@ -21,16 +21,29 @@ _WITHOUT_GRAPH = (
     "earlier --disable-piecewise-cuda-graph): it runs sizes that a short --context-length or a full GPU has no room "
     "for"
 )
+_CAPTURE = pattern(r"[Cc]apture cuda graph failed")
+_BEHIND_GRAPH = (
+    "once without the graph of prefills (--cuda-graph-backend-prefill=disabled; earlier "
+    "--disable-piecewise-cuda-graph): it was captured right before, and the capture that failed came behind it; its "
+    "warmup may leave workspaces and states of kernels (FP4, MoE) otherwise than the next capture takes for granted"
+)
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     # What fails in the exchange of a capture's handles has no sizes that are wrong.
     if not any(graph_capture.RULE.explains(death) for death in facts.failures):
         graphs = any(map(_PREFILL_GRAPH.match, (frame for death in facts.failures for frame in death.frames)))
+        behind = "prefill_graphs" in facts.remarks and any(map(says(_CAPTURE), facts.failures))
         for found in _OF_WORDINGS.find(facts):
             apart = switched_on(facts) if _ON_THE_DEVICE in found.cause else ()
             own = flashinfer_workspace.of_the_start(facts, found)
-            advice = (*own, *(_WITHOUT_GRAPH,) * graphs, *apart, *found.advice)
+            advice = (
+                *own,
+                *(_WITHOUT_GRAPH,) * graphs,
+                *(_BEHIND_GRAPH,) * (behind and not graphs),
+                *apart,
+                *found.advice,
+            )
             yield _of_an_npu(facts, found.model_copy(update={"advice": advice}))
 
 

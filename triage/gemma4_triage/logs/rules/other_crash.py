@@ -8,6 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.failed_requests import of_a_cut_call, of_a_request
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
@@ -74,7 +75,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         asked = ASKED.search(words)
         apart = switched_on(facts, death) if first else ()
         named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
-        ended = "A request failed" if _of_a_request(facts, death) else "A process died"
+        ended = "A request failed" if of_a_request(facts, death) else "A process died"
         yield Finding(
             rule=ID,
             cause=f"{ended} of {death.type_name or 'an error'}{on_rank(death.rank)}"
@@ -91,10 +92,13 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
+                *_of_its_host(death),
+                *of_a_cut_call(death),
                 *as_the_draft_was_loaded(facts, death),
                 *patched,
                 *_of_vllm(death),
                 *adapters_of_experts.apart(facts, death),
+                *adapters_of_experts.beside_drafts(facts, death),
                 *adapters_of_experts.beside_expert_parallel(facts, death),
                 *of_another_stage(facts, death),
                 *in_its_warmup(facts, death),
@@ -236,7 +240,7 @@ _REACH = (
     "0.0.0.0 and a published port; proxies: no_proxy=localhost,127.0.0.1"
 )
 _A_SCRIPT = pattern(r"(?:test|bench|run|profile)_\w+\.py:\d+ (?:<module>|main)$")
-_VLLM = pattern(r"gpu_(?:model_runner|worker)\.py:|multiproc_executor\.py:")
+_VLLM = pattern(r"gpu_(?:model_runner|worker)\.py:|multiproc_executor\.py:|backend_(?:guidance|xgrammar|outlines)\.py:")
 _SERVED = pattern(
     r".* (?:\w*event_loop\w*|process_input_requests|run_batch|get_next_batch_to_run|prepare_for_\w+|evict\w*|"
     r"process_batch_result\w*|cache_(?:un)?finished_req)$"
@@ -248,6 +252,18 @@ _PAIR = (
     "versions that belong together: the SGLang that the caller names itself (its pyproject, image or guide), or a "
     "release of the caller for this SGLang, mostly a later one; pip list shows both"
 )
+_OF_A_HOST = (
+    "{0} is another program's, and calls parts of SGLang that no release promises to keep: of an installed release "
+    "that it was not made for they find unset what they need. {1}"
+)
+
+
+def _of_its_host(death: Death) -> Iterator[str]:
+    """Yield what to do where another program called SGLang's inner parts, which failed of what they were given."""
+    if death.host and death.path and death.type_name in OF_CODE:
+        yield _OF_A_HOST.format(death.host, f"{_PAIR[:1].upper()}{_PAIR[1:]}")
+
+
 _PACKAGES = (
     "hold pip list against the releases in SGLang's pyproject, or take a fresh environment or SGLang's image: the "
     "frames name the packages"
@@ -292,16 +308,6 @@ def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
         yield at(facts, death.usage.place, usage, "the last batch line before it")
 
 
-_RIGHT_ABOVE = 3  # lines
-
-
-def _of_a_request(facts: LogFacts, death: Death) -> bool:
-    """Say whether a server answered 500 right above what it wrote down, so that one request failed of it."""
-    answers = (alarm.place.line for alarm in facts.alarms if alarm.kind == "answered-500")
-    begun = min((error.chain or error.place.line for error in facts.errors if error.place == death.place), default=0)
-    return any(0 < begun - line <= _RIGHT_ABOVE + len(death.frames) * 3 for line in answers)
-
-
 def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
     if beginning is not None and death is not beginning:
         return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
@@ -311,7 +317,7 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
         return "a script ended there and no server: take it from the tag of SGLang's source that is installed"
     if _in_vllm(death) and served(death):
         return "send the last requests before it again, one at a time, until one of them ends the server"
-    if _of_a_request(facts, death):
+    if of_a_request(facts, death):
         return "send that request again alone: the server goes on"
     if death.usage is None and not any(map(_SERVED.match, death.frames)) and not _answered(facts, death):
         if _of_vllm(death):

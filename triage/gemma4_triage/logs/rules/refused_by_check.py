@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.alarm_words import SURVIVABLE
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts, Place
@@ -247,7 +248,7 @@ _ANY_REFUSAL = Wording(
 )
 _REFUSES = pattern(
     r"Error in request|BadRequest|This model does not appear|validation errors?(?! for \w*(?:Config|Args)\b)|"
-    r"Skip invalid|preprocessing timed out|"
+    r"literal_error|Skip invalid|preprocessing timed out|"
     r"Error code: 4|Streaming session already|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
 )
 _NO_EMBEDDINGS = (
@@ -299,7 +300,13 @@ class Refused(NamedTuple):
         return f"line {self.place.line}: {self.said[:_LONGEST]}: {self.why}. {self.look[:1].upper()}{self.look[1:]}"
 
 
-_SAID = ("refused_argument", "refused_length", "refused_request", "busy_session")
+_OF_ITS_FORM = (
+    "their body has not the form that this endpoint's schema asks for (status 422)",
+    "read the body of such an answer: detail names the field (loc) and what it has to be (msg). A client that is newer "
+    "than the server sends fields, types and roles that its release does not take: a later release of the server, or "
+    "the client's version before; of /v1/messages (Anthropic's form) it is mostly a message with the role system",
+)
+_SAID = ("refused_argument", "refused_length", "refused_request", "refused_form", "busy_session")
 
 
 def refused(facts: LogFacts) -> Iterator[Refused]:
@@ -307,6 +314,8 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
     failed = {alarm.place.line for alarm in facts.alarms if alarm.kind == "answered-500"}
     for name in _SAID:
         found = facts.remarks.get(name)
+        if name == "refused_form" and "refused_request" in facts.remarks:
+            continue
         if found is None or found.place.line in failed or not _REFUSES.search(found.text):
             continue
         said = found.text.partition("Error in request: ")[2] or found.text
@@ -323,6 +332,8 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
             continue
         known = next((one for one in written("refused_by_check.toml") if one.words.search(said)), _ANY_REFUSAL)
         yield Refused(found.place, said, known.cause, known.advice, of_length=name == "refused_length")
+    if (formless := facts.remarks.get("answered_422")) is not None and _unsaid(facts):
+        yield Refused(formless.place, formless.text, *_OF_ITS_FORM)
     embeddings = facts.remarks.get("refused_embeddings")
     if embeddings is not None and facts.settings.get("is_embedding") == "False" and _unsaid(facts):
         yield Refused(embeddings.place, embeddings.text, *_NO_EMBEDDINGS, of_the_start=True)
@@ -400,8 +411,9 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         advice=(
             *(() if tried is None else also_refused(said, asked, tried)),
             *((f"what it asks for: {asked[0].strip()}",) if asked and tried is None else ()),
-            *((handled.look,) if handled else ()),
             *by_its_words(facts, death),
+            *((handled.look,) if handled else ()),
+            *adapters_of_experts.beside_drafts(facts, death),
             *((_ONE_BRANCH,) if part is ARGUMENTS and _TOPK.search(said) else ()),
             *(
                 (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)

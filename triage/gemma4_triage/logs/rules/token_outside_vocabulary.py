@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Wording, of_wordings, pattern
+from gemma4_triage.logs.rule import Wording, at, exception_text, of_wordings, pattern
 
 _WORDINGS = (
     Wording(
@@ -20,6 +20,8 @@ _WORDINGS = (
         "once with --enable-nan-detection: NaN logits are the usual source",
     ),
 )
+_ASKED = pattern(r"/(?:de)?tokenize\b|serving_tokenize\w*\.py:|[Dd]uring (?:de)?tokenization")
+_NEGATIVE = pattern(r"integral type|convert negative|piece id is out of range")
 _DETOKENIZES = pattern(r"detokenizer_manager\.py:")
 _TEXT = (
     Wording(
@@ -86,11 +88,39 @@ def _explains(death: Death) -> bool:
     return _OUTSIDE.explains(death) or (any(map(_DETOKENIZES.match, death.frames)) and _DETOKENIZER.explains(death))
 
 
+def _of_a_request(facts: LogFacts) -> Finding | None:
+    """Return that a client sent such an id, where a request to turn ids into text failed; None if none did."""
+    said = (*facts.failures, *facts.errors)
+    death = next((one for one in said if _NEGATIVE.search(one.message)), None)
+    if death is None or not any(_ASKED.search(text) for one in said for text in (one.message, *one.frames)):
+        return None
+    asked = facts.remarks.get("ids_outside")
+    return Finding(
+        rule=RULE.id,
+        cause="A client asked for the text of a token id that no vocabulary has (a negative one, or one beyond it), "
+        "and this release answers 500 where 400 is meant. Model and sampling are not at fault, and the server goes on.",
+        confidence=Confidence.LIKELY if asked else Confidence.POSSIBLE,
+        evidence=(
+            at(facts, death.place, exception_text(death), "what the request failed of"),
+            *((at(facts, asked.place, asked.text, "what it asked for"),) if asked else ()),
+        ),
+        ruled_out_if=("the ids of that request are all from 0 up to the size of the vocabulary",),
+        advice=(
+            "mend the client: only ids from 0 up to the size of the vocabulary to /detokenize (an id of -1 is mostly "
+            "padding, or an answer's mark of no token); a later release refuses it by itself (SGLang 29820)",
+        ),
+    )
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
+    ended = any(map(_DETOKENIZES.match, (frame for death in facts.deaths for frame in death.frames)))
+    if not ended and (of_a_client := _of_a_request(facts)) is not None:
+        yield of_a_client
+        return
     found = list(_OF_VLLM.find(facts)) or list(_OUTSIDE.find(facts))
     if not found and any(map(_explains, facts.deaths)):
         found = list(_DETOKENIZER.find(facts))
     yield from found
 
 
-RULE = replace(_OUTSIDE, find=_find, explains=_explains)
+RULE = replace(_OUTSIDE, find=_find, explains=_explains, alarms=frozenset({"answered-500"}))

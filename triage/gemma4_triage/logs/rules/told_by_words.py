@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.features_gone import by_its_server
 from gemma4_triage.logs.rendezvous_port import by_its_start
 from gemma4_triage.logs.rule import of_wordings, pattern
 
@@ -30,7 +31,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     found = list(_OF_FAILURES.find(facts))
     if not found and any(alarm.kind == "answered-500" for alarm in facts.alarms):
         found = list(_OF_FAILURES.find(replace(facts, deaths=facts.errors, alarms=())))
-    yield from found
+    yield from (by_its_server(facts, finding) for finding in found)
 
 
 RULE = replace(_OF_FAILURES, find=_find)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
+from gemma4_triage.logs.parts_of_vllm import look_in_vllm
+from gemma4_triage.logs.pauses import CONTINUE, STANDS, hidden_refusal, paused_before
 from gemma4_triage.logs.refused_too import LACKING
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
@@ -15,6 +17,7 @@ from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.rules.refused_by_check import NOT_YET
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import features, switched_on
+from gemma4_triage.logs.told_for_vllm import of_vllm
 
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
@@ -217,6 +220,12 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*look, *switched_on(facts))
     if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
         what, look = silent
+    if lead.kind in STANDS and (paused := paused_before(facts)) is not None:
+        what = f"{what}, and generation was paused before it and not continued"
+        look = (CONTINUE, *look)
+        life += [at(facts, paused.place, paused.text, "the pause")]
+    if lead.kind == "answered-500" and (hidden := hidden_refusal(facts, lead.text)):
+        look = (hidden, *look)
     if lead.kind == "health" and facts.settings.get("pp_size", "1") not in ("1", "None"):
         look = (STAGES, *look)
     if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
@@ -230,6 +239,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (next((one for word, one in _BUSY if word in busy.text), _COMPILES), *look)
         life += [at(facts, busy.place, busy.text, "what it began, and no end of it is here")]
     if lead.kind == "answered-500":
+        look = (*((part,) if of_vllm(facts) and (part := _raised_in_vllm(facts)) else ()), *look)
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
     yield Finding(
         rule=ID,
@@ -498,6 +508,11 @@ def _without_stamp(text: str) -> str:
 
 def _raised_in(error: Death) -> str:
     return f"the last exception that the server survived{f', in {error.frame}' if error.frame else ''}"
+
+
+def _raised_in_vllm(facts: LogFacts) -> str:
+    """Return what to switch off for the part of vLLM that the last exception of a request came out of."""
+    return look_in_vllm(facts.errors[-1].frames) if facts.errors else ""
 
 
 def _evidence(facts: LogFacts, alarm: Alarm) -> Evidence:

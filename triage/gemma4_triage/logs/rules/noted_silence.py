@@ -1,0 +1,113 @@
+"""Somebody noted beside the log that the server no longer answers, and the log itself has no failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import said_in_notes
+from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
+from gemma4_triage.logs.rule import COLLECT, Rule, at, on_rank, pattern
+from gemma4_triage.logs.rules import hang
+from gemma4_triage.logs.rules.start_stopped import unfinished
+from gemma4_triage.logs.suspects import suspects
+from gemma4_triage.logs.told_for_vllm import of_vllm
+
+_OWN = frozenset({"stopped-answering", "timeout"})
+"""Alarms that such a note's own words are taken for."""
+_ONE_CORE = pattern(r"(?i)100 ?% .{0,20}\bcore\b|\bcore\b.{0,20}100 ?%|one CPU\b")
+_IDLE = pattern(r"(?i)\bGPUs?\b.{0,20}\b0 ?%|\bidle\b")
+_BUSY = pattern(r"(?i)\bGPUs?\b.{0,20}\b100 ?%")
+_STACKS = (
+    "py-spy dump --pid of every process of it while it stands (containers: --cap-add SYS_PTRACE): the stacks say "
+    "where, which no log does"
+)
+_OF_THE_SCHEDULER = (
+    "once with --disable-overlap-schedule: the GPU is idle, so the scheduler waits or admits nothing, rather than a "
+    "kernel that does not end"
+)
+_OF_A_KERNEL = (
+    "once with --disable-cuda-graph, and of several GPUs with --disable-custom-all-reduce and NCCL_P2P_DISABLE=1: the "
+    "GPU is at work, in a kernel or a collective that does not end"
+)
+_OF_A_KERNEL_OF_VLLM = (
+    "once with --enforce-eager, and of several GPUs with --disable-custom-all-reduce and NCCL_P2P_DISABLE=1: the GPU "
+    "is at work, in a kernel or a collective that does not end; NCCL_DEBUG=INFO says over what NCCL went"
+)
+_OF_ONE_PROCESS = (
+    "a process at 100% of one core turns in Python: py-spy top --pid names the function; of the main process it is "
+    "what a request asks for (n, a long prompt, a schema, logprobs), which --log-requests shows"
+)
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    note = facts.remarks.get(said_in_notes.NAME)
+    if note is None or facts.deaths or any(alarm.kind not in _OWN for alarm in facts.alarms):
+        return
+    stands = unfinished(facts)
+    last = _last_line(facts)
+    phase = f" The log ends before the server was ready, in {stands[0]}: {stands[1][:120]}" if stands else ""
+    shown = [one.text for one in suspects(facts) if one.of == "silence"]
+    yield Finding(
+        rule=RULE.id,
+        cause="Unknown cause: a note beside the log says that the server, or requests to it, stand, and the log itself "
+        f"has no failure.{phase or _told(last)}",
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            at(facts, note.place, note.text, "the note"),
+            *((at(facts, last[1].place, last[1].text, "the last batch line"),) if last else ()),
+        ),
+        ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
+        advice=tuple(
+            dict.fromkeys(
+                (
+                    *((f"as it stands there: {stands[2]}",) if stands else ()),
+                    *_of_the_note(facts, note),
+                    *shown,
+                    _STACKS,
+                    *hang.switches(facts),
+                )
+            )
+        ),
+        next_commands=() if of_vllm(facts) else (COLLECT,),
+    )
+
+
+def _of_the_note(facts: LogFacts, note: Remark) -> Iterator[str]:
+    """Yield what the note's own words make the first thing to look at."""
+    asked = facts.remarks.get("many_samples")
+    if asked is not None:
+        yield (
+            f"refuse such a request before it reaches the server: line {asked.place.line} asks for a number of answers "
+            "(n) that no server has room for, and each is a state in the process that answers all others; then a later "
+            "release, which bounds n (SGLang 36856)"
+        )
+    if _ONE_CORE.search(note.text):
+        yield _OF_ONE_PROCESS
+    if of_vllm(facts):
+        if _BUSY.search(note.text):
+            yield _OF_A_KERNEL_OF_VLLM
+        return
+    overlaps = facts.settings.get("disable_overlap_schedule", "None") != "True"
+    if _IDLE.search(note.text) and facts.served and overlaps:
+        yield _OF_THE_SCHEDULER
+    elif _BUSY.search(note.text):
+        yield _OF_A_KERNEL
+
+
+def _last_line(facts: LogFacts) -> tuple[RankFacts, Remark] | None:
+    """Return the scheduler that wrote the last batch line, and that line in words; None if there is none."""
+    ranks = [rank for rank in facts.schedulers if len(rank.series["line"])]
+    if not ranks:
+        return None
+    rank = max(ranks, key=lambda one: one.series["line"][-1])
+    last = {name: column[-1] for name, column in rank.series.items()}
+    said = f"{last['running_max'] or 0:.0f} running, {last['queued_max'] or 0:.0f} waiting"
+    return rank, Remark(Place(int(last["line"]), last["time"] or ""), rank.rank, said)
+
+
+def _told(last: tuple[RankFacts, Remark] | None) -> str:
+    return f" Its last batch{on_rank(last[0].rank)} had {last[1].text}." if last else ""
+
+
+RULE = Rule("noted-silence", "a note says that the server no longer answers", _find, alarms=_OWN)

@@ -1,0 +1,56 @@
+"""What somebody writes beside a log that no log shows: that a server no longer answers, or when answers are wrong."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.logs.facts import Place, Remark
+
+NAME = "noted_silence"
+SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid"})
+"""Names under which `keep` keeps what notes say of answers."""
+_SAYS = re.compile(
+    rb"(?i)\bhangs?\b(?! up\b)|\bhung\b(?! up\b)|\bhanging\b|\bstuck\b|\bfr(?:ozen|eezes)\b|\bdead-?locks?\b|"
+    rb"\b(?:no|none of the) (?:\w+ ){0,2}(?:requests?|answers?|clients?|calls?)\b.{0,30}\b"
+    rb"(?:answered|served|comes?|returns?)\b|"
+    rb"\bnothing (?:is |was |gets |has been )?(?:ever )?(?:answered|returned|logged|printed|comes back)\b|"
+    rb"\bnever (?:answers?|answered|returns?|returned|responds?|responded|comes? back|finish(?:es|ed)|opens)\b|"
+    rb"\b(?:no longer|stop(?:s|ped)?|does not|doesn't|do not|don't) (?:answer|respond)(?:s|ing)?\b|"
+    rb"/(?:health|generate|v1)\S* (?:times? out|timed out|does not answer)|\b(?:un|not )responsive\b"
+)
+_DENIES = re.compile(
+    rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "
+    rb"(?:hangs?\b|hung\b|hanging\b|stuck\b|frozen\b|freezes?\b|dead-?lock)|"
+    rb"\bwith(?:out)? --\S+.{0,40}\b(?:fine|works?|ok|well|answers|good|starts?)\b"
+)
+
+_FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:size )?(?:of )?1)\b|\b\d clients?\b)"
+_MANY = rb"(?:\b(?:concurren\w+|parallel|together|under load|many|several)\b|\b\d{2,5}\b(?![.%]))"
+_WRONG = re.compile(rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsense|differs?|mixed up|accuracy|gsm8k|mmlu)\b")
+_AMONG = re.compile(rb"(?i)" + _FEW + rb".{0,80}" + _MANY + rb"|" + _MANY + rb".{0,80}" + _FEW)
+_OWN_RID = re.compile(rb"""["']?\brid["']? ?[:=] ?["'][^"']""")
+_SAMPLED = re.compile(
+    rb"(?i)temperature[ =:]+(?:of )?(?:0\.[5-9]|1|1\.\d)\b.{0,160}temperature[ =:]+(?:of )?0(?:\.[0-4])?(?![.\d])"
+    rb".{0,40}\b(?:fine|right|ok|correct|good|well)\b"
+)
+
+
+def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
+    """Keep the first note by which the server, or requests to it, stand, or that says when answers are wrong.
+
+    Args:
+        kept: remarks by their names.
+        line: of the log, as it stands.
+        place: of the line.
+    """
+    if not line.startswith(b"#"):
+        return
+    said = Remark(place, "", line[:400].decode(errors="replace").strip())
+    if _WRONG.search(line) and _AMONG.search(line):
+        kept.setdefault("wrong_among_others", said)
+    if _OWN_RID.search(line):
+        kept.setdefault("own_rid", said)
+    if _SAMPLED.search(line):
+        kept.setdefault("wrong_as_it_samples", said)
+    if _SAYS.search(line) and not _DENIES.search(line):
+        kept.setdefault(NAME, said)
