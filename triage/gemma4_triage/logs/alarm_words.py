@@ -23,7 +23,7 @@ _HARD = {
     "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
     rb"ProcessGroupNCCL.{0,80}(?:exception|[Tt]imeout|abort)|NCCL communicator was aborted|NCCL watchdog thread|"
     rb"\[gloo/|Gloo connectFullMesh failed|DistNetworkError|DistStoreError|DistBackendError",
-    "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM API called before|\bibv_\w+ failed|connect EPS failed",
+    "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM (?:device|host) library version does not match|NVSHMEM API called before|\bibv_\w+ failed|connect EPS failed",
     "weights-update": rb"Failed to update (?:parameter online|weights)|are partially updated|"
     rb"Failed to initialize custom process group",
     "nan": rb"invalid eagle tree|"
@@ -261,7 +261,7 @@ TRIGGERS = (
         b"time-out",
         b"timeout",
     ),
-    *(b"mismatch", b"giving up", b"not enough", b"unexpected", b"unrecoverable"),
+    *(b"mismatch", b"does not match", b"giving up", b"not enough", b"unexpected", b"unrecoverable"),
     *(
         b"available workers",
         b"available_workers",

@@ -166,7 +166,8 @@ class LogReading:
         self._feeds = [] if table is None else self._feeds_of(table)
         if others is not None:
             self._others(others)
-            last = next(filter(None, reversed(others.lines)), b"")
+            # A note below the log has no stamp.
+            last = next((line for line in reversed(others.lines) if line and not line.startswith(b"#")), b"")
             self._end = self._stamps.read(last, len(last)).text or self._end
         self._catch_up(self._lines + 1)
 

@@ -17,12 +17,14 @@ _HARDWARE = pattern(
 _ROCM = pattern(
     r"HSA_STATUS_ERROR|Memory access fault by GPU|HSAIL operation resulted in a hardware exception|HIP error"
 )
+# The GPU is well: it was asked to start a kernel over no rows, or over more than it takes.
+_OF_THE_CALL = pattern(r"HIP error: invalid (?:configuration )?argument")
 # NVIDIA's list of Xid errors: faults of the program that ran.
 _PROGRAM = {"13", "31", "32", "43", "45", "69"}
 
 
 def _explains(death: Death) -> bool:
-    if "invalid device function" in death.message:
+    if "invalid device function" in death.message or _OF_THE_CALL.search(death.message):
         return False
     return bool(_XID.search(death.message) or _HARDWARE.search(death.message) or _ROCM.search(death.message))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
+from gemma4_triage.logs.noted_hang import named_in_notes, noted
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
 from gemma4_triage.logs.switched_on import features
@@ -113,7 +114,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("another rank died before: look for its exception",),
         advice=tuple(
             dict.fromkeys(
-                (*(one for one in once if one is _NO_PDMUX), *of_encoders(facts, stacks=True), *advice, *lacks, *once)
+                (*(one for one in once if one is _NO_PDMUX), *of_encoders(facts, stacks=True), *named_in_notes(facts), *advice, *lacks, *once)
             )
         ),
         next_commands=(COLLECT,),
@@ -429,6 +430,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         death = Death(stood.place, stood.rank, "", stood.text) if waits else None
     if death is not None:
         yield _tell(facts, death)
+    else:
+        yield from noted(facts)
 
 
 _OF_THE_CODE = frozenset({"TypeError", "AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError"})

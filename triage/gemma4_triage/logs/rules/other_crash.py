@@ -25,7 +25,7 @@ from gemma4_triage.logs.rule import (
 )
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED
-from gemma4_triage.logs.said_by_python import OF_CODE, UNREACHED, met, of_a_caller, of_the_code
+from gemma4_triage.logs.said_by_python import NO_VALUE, OF_CODE, UNREACHED, met, of_a_caller, of_the_code
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import (
     CHOSEN,
@@ -102,12 +102,18 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(UNREACHED) and not death.caller else ()),
                 *_of_releases(death, code, waited),
+                *(lacks := _other_paths(death, [one for one in apart if one not in named and one != given_up])),
                 _next_step(facts, death, beginning),
                 *_suspect(facts, death),
-                *(one for one in apart if one not in named and one != given_up),
+                *(one for one in apart if one not in named and one not in lacks and one != given_up),
             ),
             next_commands=_commands(death),
         )
+
+
+def _other_paths(death: Death, apart: list[str]) -> list[str]:
+    """Return what to leave out, where a value was never set: what fills it is not run on every path."""
+    return apart if "NoneType" in death.message or NO_VALUE.search(death.message) else []
 
 
 _READS = pattern(r"\b(?:server_args|args)\.([a-z]\w+)")
