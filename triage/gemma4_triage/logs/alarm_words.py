@@ -84,7 +84,7 @@ _HARD = {
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed|Request \S+ waiting_timeout",
     # Of SGLang's router, which is another program.
-    "router": rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
+    "router": rb"Error starting router: |[Ff]ailed to start router\b|[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|request failed: hyper::Error|gRPC health RPC error|"
     rb"[Ss]tream error from (?:prefill|decode) server|"
     rb"without boo?t?strap room|[Rr]emoving failed worker|waiting for workers .{0,400}to become healthy|"

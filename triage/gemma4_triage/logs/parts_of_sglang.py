@@ -337,9 +337,19 @@ def _asked_by(death: Death) -> Part | None:
     return next((part_of_file(f"{FOLDER_OF[file]}/{file}") for file in files if file in FOLDER_OF), None)
 
 
+_LOOP = pattern(r"\S+\.py:\S+ (?:run_scheduler_process|run_event_loop|dispatch_event_loop|event_loop_\w+)$")
+
+
+def is_shortened(death: Death) -> bool:
+    """Say whether the innermost file shown only holds the loop of a scheduler: what raised it was left out."""
+    with_file = next((frame for frame in reversed(death.frames) if not frame.startswith(" ")), "")
+    own = death.frames[-1:] == (with_file,) and death.statement.startswith(("raise ", "assert "))
+    return _LOOP.match(with_file) is not None and not own
+
+
 def part_of(death: Death) -> Part | None:
-    """Return the part of SGLang whose file raised it; None if it is another's file."""
-    if not death.path:
+    """Return the part of SGLang whose file raised it; None if it is another's file, or was left out."""
+    if not death.path or is_shortened(death):
         return None
     if death.path.startswith("utils/") and (asked := _asked_by(death)) is not None:
         return asked
@@ -381,8 +391,8 @@ _SPEAKS_OF = (
 
 
 def part_spoken_of(death: Death) -> Part | None:
-    """Return the part of SGLang that an exception of which no frame is left speaks of; None if it names none."""
-    if death.frames:
+    """Return the part of SGLang that an exception of which no frame of its own is left speaks of; None if it names none."""
+    if death.frames and not is_shortened(death):
         return None
     return next((part_of_file(path) for words, path in _SPEAKS_OF if re.search(f"(?i){words}", death.message)), None)
 

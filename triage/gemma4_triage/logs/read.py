@@ -9,7 +9,7 @@ from itertools import accumulate, compress, pairwise
 import numpy as np
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events, images, pasted, remarks, scores_noted, start_line
+from gemma4_triage.logs import events, images, pasted, remarks, scores_noted, split_sides, start_line
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -417,6 +417,7 @@ class LogReading:
         elif kind in ("command", "note"):
             if kind == "command":
                 images.keep(self._remarks, line, place)
+            split_sides.keep(self._remarks, line, place)
             if pasted.is_of_a_client(line):
                 self._alarms.client_at(number)
             if pasted.keep_note(self._remarks, line, place):

@@ -15,6 +15,30 @@ _BOUND = pattern(r"(?i)address already in use .{0,20}tcp://\S+:(\d{1,5})\b")
 _OF_A_SPLIT = pattern(r"conn\.py:|\S+ \w*(?:prefill|decode|bootstrap)_thread$")
 
 
+_ELSEWHERE = "is none of this host's"
+_ADDRESS = pattern(r"tcp://\[?([\w.:-]+?)\]?:\d+")
+
+
+def _of_a_later_node(facts: LogFacts) -> dict[str, Any]:
+    """Return what to say of a node behind the first that listens at the first one's address; empty elsewhere."""
+    first = facts.arguments.get("dist_init_addr", "").rpartition(":")[0].strip("[]")
+    tried = {found[1] for death in facts.deaths if (found := _ADDRESS.search(death.message)) is not None}
+    if facts.arguments.get("node_rank", "0") in ("0", "None") or first not in tried:
+        return {}
+    blocks = facts.arguments.get("SGLANG_BLOCK_NONZERO_RANK_CHILDREN")
+    variable = " (SGLANG_BLOCK_NONZERO_RANK_CHILDREN=0 in its command lets it)" if blocks == "0" else ""
+    return {
+        "cause": f"This node is not the first one, and its process listens at the first one's address ({first}), as the "
+        f"first alone does{variable}: --dist-init-addr is right, the network too.",
+        "advice": (
+            "no SGLANG_BLOCK_NONZERO_RANK_CHILDREN=0 on nodes behind the first (unset it there): such a process then "
+            "only waits for its ranks",
+            "a program that starts the engine itself (Dynamo, a trainer): its release for this SGLang; then a later "
+            "release of SGLang, which binds there on the first node alone",
+        ),
+    }
+
+
 def _of_its_own(facts: LogFacts) -> dict[str, Any]:
     """Return what to say of a port at which a server's own processes meet; empty if it is the one that it serves at."""
     for death in facts.deaths:
@@ -52,6 +76,8 @@ def by_its_start(facts: LogFacts, finding: Finding) -> Finding:
         facts: the log.
         finding: of a start that was refused.
     """
+    if _ELSEWHERE in finding.cause and (later := _of_a_later_node(facts)):
+        return finding.model_copy(update=later)
     if finding.cause.startswith(_TAKEN) and (own := _of_its_own(facts)):
         return finding.model_copy(update=own)
     asked = facts.arguments.get("dist_init_addr", "").rpartition(":")[2]

@@ -67,6 +67,8 @@ def of_the_code(death: Death) -> str:
         return ""
     if "abstract class" in death.message and (found := _ABSTRACT.search(death.message)):
         return f"{found[1]} lacks methods that its base asks for: a defect of this build"
+    if (found := _NOT_SO.search(death.message)) and death.type_name == "TypeError":
+        return f"its code uses a {found[1].replace('_', ' ')} as what it is not: a defect of this build"
     if _OTHER_TYPE.search(death.message):
         return "its code takes a value of another type than it was given: a defect of this build"
     if death.type_name == "NotImplementedError":
@@ -75,6 +77,26 @@ def of_the_code(death: Death) -> str:
     if any(map(_IMPORTS.match, death.frames[1:][-3:])):
         return "a package failed as it was imported: two that do not fit each other, or one that is not whole"
     return ""
+
+
+_NOT_SO = pattern(
+    r"'(module|function|method|type|builtin_function_or_method|property|coroutine)' object is not "
+    r"(?:subscriptable|callable|iterable)"
+)
+_VARIABLE = pattern(r"\bos(?:\.environ|\.getenv|\.environ\.get)?[\[(]\s*[\"']([A-Z][A-Z0-9_]{2,60})[\"']")
+
+
+def of_a_variable(death: Death) -> tuple[str, ...]:
+    """Return what to do about a variable of the environment that the line reads which raised it; empty if it does not."""
+    found = _VARIABLE.search(death.statement)
+    if found is None:
+        return ()
+    if death.type_name == "KeyError":
+        return (f"set {found[1]} in the environment of the process, as what starts it does: the line reads it",)
+    return (
+        f"unset {found[1]} in the environment (env | grep {found[1]}; of the image, the pod or a launcher such as "
+        "torchrun), or give it a value that the line can read; a later release reads it otherwise",
+    )
 
 
 _NONE = pattern(

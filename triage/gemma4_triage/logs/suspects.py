@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.logs.split_sides import made_alike
 from gemma4_triage.logs.started import Started
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
@@ -405,6 +406,8 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     if tried_out and not vllm:
         change = f"without {', '.join(tried_out[:_NAMED_MOST])} in its environment (unset)"
         yield Suspect("experiments", change, _OF_EXPERIMENTS, (), "answers", shown=True)
+    if alike := made_alike(facts):
+        yield Suspect("sides-of-a-split", f"with {alike}", _OF_A_SPLIT, ("SGLang 17212",), "answers", shown=True)
     # What the log shows by itself says more than what somebody tried, and this more than a start.
     yield from that_hold(signs)
     for one in second_tries(facts, vllm):
@@ -412,6 +415,7 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     yield from that_hold(of_engine)
 
 
+_OF_A_SPLIT = "nonsense from the second token on where one server alone answers well; then a later release on both"
 _EXPERIMENTAL = re.compile(r"^SGLANG_(?:\w*EXPERIMENTAL|OPT_)\w*$")
 _NAMED_MOST = 4
 _OF_EXPERIMENTS = (

@@ -132,6 +132,16 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the logs of the nodes that are missing; one --node-rank each, the same --nnodes and --dist-init-addr",
             "from them: nc -vz the address and port of --dist-init-addr; containers: --network host",
         )
+    elif "trying to connect" in said and (unknown := facts.remarks.get("name_unknown")) is not None:
+        cause = f"This node does not know the name of the first one (line {unknown.place.line}): it did not resolve "
+        cause += "until the time was over, as where the first node was not started yet, or the name is another."
+        advice = (
+            "getent hosts NAME of --dist-init-addr from here, again and again: a name of Kubernetes resolves when the "
+            "leader's pod runs (its image may still be pulled). Start workers when the leader is ready "
+            "(LeaderWorkerSet: startupPolicy LeaderReady; else wait for the name before the command)",
+            "or the first node's IP address in place of the name; a headless service with publishNotReadyAddresses; "
+            "--dist-timeout waits longer",
+        )
     elif "trying to connect" in said:
         cause = "This node could not reach the first one at --dist-init-addr in time: it is not started, died, or a "
         cause += "network stands between."

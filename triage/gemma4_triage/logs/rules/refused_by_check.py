@@ -412,7 +412,9 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             ),
             *((_OF_THE_DRAFT,) if later and facts.settings.get("speculative_algorithm", "None") != "None" else ()),
             *as_the_draft_was_loaded(facts, death),
+            *((_APART,) if _SHARED.search(f"{said} {death.statement}") else ()),
             *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
+            *((_NO_TOKENS,) if part.what.startswith("the experts") and _may_idle(facts, death) else ()),
             *named_by(facts, death),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((NOT_YET,) if LACKING.search(said) and part not in (ARGUMENTS, OF_IMAGES) and tried is None else ()),
@@ -433,11 +435,31 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     )
 
 
+_SHARED = pattern(r"(?:fused?|num)_shared_(?:experts?|slots?)|shared_experts?_fus|n_share_experts_fus")
+_APART = (
+    "once with --disable-shared-experts-fusion: what it counts has the model's shared expert among the routed ones, "
+    "which not every --moe-a2a-backend and --ep has a place for; then a later release, which leaves it out by itself"
+)
 _IDLE_ROWS = (
     "once without --enable-dp-attention: ranks that have no request take part in a step with rows that only fill it, "
     "and two counts of rows that were made at different places then differ, with drafts above all; a defect of the "
     "release: then a later one"
 )
+
+
+_NO_TOKENS = (
+    "once without --enable-dp-attention: a rank without a request hands the experts no token, and a check of what "
+    "they are given may judge that for another fault; or another --moe-a2a-backend (none); then a later release"
+)
+
+
+def _may_idle(facts: LogFacts, death: Death) -> bool:
+    """Say whether experts were given tokens by ranks of which some may have had none."""
+    sent = facts.settings.get("moe_a2a_backend", "none") not in ("none", "None")
+    return _is_parallel(facts, death) and sent and any(map(_ROUTES.match, death.frames[-2:]))
+
+
+_ROUTES = pattern(r".* \w*(?:topk|dispatch|moe_align|select_experts|route)\w*$|topk\.py:")
 
 
 def _is_parallel(facts: LogFacts, death: Death) -> bool:
