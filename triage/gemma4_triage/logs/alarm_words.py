@@ -23,7 +23,8 @@ _HARD = {
     "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
     rb"ProcessGroupNCCL.{0,80}(?:exception|[Tt]imeout|abort)|NCCL communicator was aborted|NCCL watchdog thread|"
     rb"\[gloo/|Gloo connectFullMesh failed|DistNetworkError|DistStoreError|DistBackendError",
-    "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM (?:device|host) library version does not match|NVSHMEM API called before|\bibv_\w+ failed|connect EPS failed",
+    "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM (?:device|host) library version does not match|"
+    rb"NVSHMEM API called before|\bibv_\w+ failed|connect EPS failed",
     "weights-update": rb"Failed to update (?:parameter online|weights)|are partially updated|"
     rb"Failed to initialize custom process group",
     "nan": rb"invalid eagle tree|"
@@ -84,7 +85,8 @@ _HARD = {
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed|Request \S+ waiting_timeout",
     # Of SGLang's router, which is another program.
-    "router": rb"Error starting router: |[Ff]ailed to start router\b|[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
+    "router": rb"Error starting router: |[Ff]ailed to start router\b|"
+    rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|request failed: hyper::Error|gRPC health RPC error|"
     rb"[Ss]tream error from (?:prefill|decode) server|"
     rb"without boo?t?strap room|[Rr]emoving failed worker|waiting for workers .{0,400}to become healthy|"

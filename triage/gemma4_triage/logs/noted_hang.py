@@ -13,7 +13,9 @@ _STANDS = pattern(
     r"(?i)^#.*(?:\b(?:hangs?|hung|stuck|frozen|freezes|stands)\b|nothing (?:is answered|comes|more is)|"
     r"no (?:\w+ )?lines? (?:after|follow)|not answer|no progress|no batch line|answered any more|for ever)"
 )
-_NOT = pattern(r"(?i)\b(?:not|no longer|never|n't|without) (?:hang|stick|stuck|freeze)|no hang\b|hangs? (?:no|any) more")
+_NOT = pattern(
+    r"(?i)\b(?:not|no longer|never|n't|without) (?:hang|stick|stuck|freeze)|no hang\b|hangs? (?:no|any) more"
+)
 _OTHER_TRY = pattern(r"(?i)^#+ *(?:with|without|after|same|if)\b")
 # What notes and lines name: the words, and what to leave out by them.
 _NAMED = (
@@ -51,7 +53,9 @@ _NAMED = (
         "once with --moe-a2a-backend none: what carries tokens to experts waits for all ranks",
     ),
 )
-_STACKS = "py-spy dump --pid of every process while it stands (--native for what waits inside NCCL): the rank that differs"
+_STACKS = (
+    "py-spy dump --pid of every process while it stands (--native for what waits inside NCCL): the rank that differs"
+)
 _SILENT = 2  # suspects
 
 

@@ -391,7 +391,7 @@ _SPEAKS_OF = (
 
 
 def part_spoken_of(death: Death) -> Part | None:
-    """Return the part of SGLang that an exception of which no frame of its own is left speaks of; None if it names none."""
+    """Return the part of SGLang that an exception without frames of its own speaks of; None if it names none."""
     if death.frames and not is_shortened(death):
         return None
     return next((part_of_file(path) for words, path in _SPEAKS_OF if re.search(f"(?i){words}", death.message)), None)

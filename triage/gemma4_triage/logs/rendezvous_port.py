@@ -28,8 +28,8 @@ def _of_a_later_node(facts: LogFacts) -> dict[str, Any]:
     blocks = facts.arguments.get("SGLANG_BLOCK_NONZERO_RANK_CHILDREN")
     variable = " (SGLANG_BLOCK_NONZERO_RANK_CHILDREN=0 in its command lets it)" if blocks == "0" else ""
     return {
-        "cause": f"This node is not the first one, and its process listens at the first one's address ({first}), as the "
-        f"first alone does{variable}: --dist-init-addr is right, the network too.",
+        "cause": f"This node is not the first one, and its process listens at the first one's address ({first}), as "
+        f"the first alone does{variable}: --dist-init-addr is right, the network too.",
         "advice": (
             "no SGLANG_BLOCK_NONZERO_RANK_CHILDREN=0 on nodes behind the first (unset it there): such a process then "
             "only waits for its ranks",

@@ -87,7 +87,7 @@ _VARIABLE = pattern(r"\bos(?:\.environ|\.getenv|\.environ\.get)?[\[(]\s*[\"']([A
 
 
 def of_a_variable(death: Death) -> tuple[str, ...]:
-    """Return what to do about a variable of the environment that the line reads which raised it; empty if it does not."""
+    """Return what to do about a variable of the environment which the line reads; empty if it reads none."""
     found = _VARIABLE.search(death.statement)
     if found is None:
         return ()

@@ -114,7 +114,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("another rank died before: look for its exception",),
         advice=tuple(
             dict.fromkeys(
-                (*(one for one in once if one is _NO_PDMUX), *of_encoders(facts, stacks=True), *named_in_notes(facts), *advice, *lacks, *once)
+                (
+                    *(one for one in once if one is _NO_PDMUX),
+                    *of_encoders(facts, stacks=True),
+                    *named_in_notes(facts),
+                    *advice,
+                    *lacks,
+                    *once,
+                )
             )
         ),
         next_commands=(COLLECT,),

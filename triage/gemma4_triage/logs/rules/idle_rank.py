@@ -39,8 +39,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=RULE.id,
         cause="A rank without a request of its own took part in a step of the others, with no tokens, and code that "
-        f"knows no such step failed on it{', in ' + death.frame if death.frame else ''}. It comes of attention data parallelism (--dp), not of a "
-        "request, and is a defect of the release.",
+        f"knows no such step failed on it{', in ' + death.frame if death.frame else ''}. It comes of attention data "
+        "parallelism (--dp), not of a request, and is a defect of the release.",
         confidence=Confidence.POSSIBLE if _was_busy(facts, death) else Confidence.LIKELY,
         evidence=(
             *of_failure(facts, death),

@@ -47,7 +47,8 @@ _WORDS = pattern(r"[A-Za-z_]{2,}")
 _FEWEST_WORDS = 3
 # Words of torch's, CUDA's and Python's own, that a file of SGLang only passed on.
 _NOT_ITS_OWN = pattern(
-    r"CUDA error|HIP error|NCCL|out of memory|size of tensor|mat1 and mat2|must match the size|has no attribute|"
+    r"CUDA error|HIP error|Triton Error|NCCL|out of memory|size of tensor|"
+    r"mat1 and mat2|must match the size|has no attribute|"
     r"Expected all tensors|died during initialization|NPU function error|not supported between instances|"
     r"Boolean value of Tensor|operand type|division by zero|cannot be interpreted as|unhashable|"
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"

@@ -42,8 +42,8 @@ def _of_its_configuration(facts: LogFacts, alarm: Alarm, said: str) -> Finding:
         cause="The router refuses its own configuration and does not start; workers have no part in it. It says: "
         f"{said.strip().rstrip('.')}."
         + (
-            " The command has --pd-disaggregation, and the router speaks of another mode: something else in it, or this "
-            "release, has overridden the split."
+            " The command has --pd-disaggregation, and the router speaks of another mode: something else in it, or "
+            "this release, has overridden the split."
             if other
             else ""
         ),

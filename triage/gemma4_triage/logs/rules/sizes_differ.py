@@ -119,15 +119,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-_TIMES = " One is {} times the other, as where one was gathered from all ranks that share a batch and the other was not."
+_TIMES = (
+    " One is {} times the other, as where one was gathered from all ranks that share a batch and the other was not."
+)
 _SHARES = (
     "once without what gives each rank a share of a step's rows: --enable-dp-attention, context parallelism "
-    "(--attn-cp-size 1, no --enable-prefill-context-parallel; in other releases --enable-nsa-prefill-context-parallel), "
+    "(--attn-cp-size 1, no --enable-prefill-context-parallel; elsewhere --enable-nsa-prefill-context-parallel), "
     "--enable-two-batch-overlap; then a later release, or the one before"
 )
 _PADDED = (
-    "once without --enable-dp-attention, by which such ranks (DP) share a step: rows that fill a rank's share up to the "
-    "largest are then counted at one place and not at another; then a later release"
+    "once without --enable-dp-attention, by which such ranks (DP) share a step: rows that fill a rank's share up to "
+    "the largest are then counted at one place and not at another; then a later release"
 )
 _DP, _CP = pattern(r"\bDP\d"), pattern(r"\b(?:ATTN_)?CP\d")
 
