@@ -79,6 +79,7 @@ _HARD = {
     "transfer": rb"(?:KVTransferError|[Uu]nexpected transfer worker error|"
     rb"[Tt]ransfer thread failed|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     rb"(?:bootstrap|handshake) (?:failed(?!.*Aborted by AbortReq)|timed out)|failed to register to bootstrap|"
+    rb"Failed to get prefill [\w ]{1,20}info: |"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
     rb"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
     rb"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
@@ -86,6 +87,7 @@ _HARD = {
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed|Request \S+ waiting_timeout",
     # Of SGLang's router, which is another program.
     "router": rb"Error starting router: |[Ff]ailed to start router\b|"
+    rb"[Ff]ailed to register worker\b|worker did not become healthy|[Nn]o healthy (?:\w+ )?workers?\b|"
     rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|request failed: hyper::Error|gRPC health RPC error|"
     rb"[Ss]tream error from (?:prefill|decode) server|"
@@ -267,6 +269,7 @@ TRIGGERS = (
     *(
         b"available workers",
         b"available_workers",
+        b"healthy",
         b"e workers",
         b"available servers",
         b"selection_failed",

@@ -36,7 +36,7 @@ def not_registered(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]]
         *(
             (
                 "one --disaggregation-bootstrap-port, the same number on every node of the prefill server (and on "
-                "decode): only the first node has that service, and one that picks a free port of its own asks there in "
+                "decode): only the first node has that service, and one that picks a free port of its own asks in "
                 "vain",
             )
             if several and (later or not fixed)

@@ -42,6 +42,7 @@ MARKS = (
     # Of our own runtime: SGLang's accept length then counts steps without drafts as ones that accept nothing.
     (b"gemma4-triage: draft-policy: drafts where they pay", "draft_policy"),
     (b"local protection error", "transport_protection"),
+    (b"modify QP to RTR", "transport_retry"),
     (b"transport retry counter exceeded", "transport_retry"),
     (b"writeBody failed. Error: Bad address", "transport_no_gpu"),
     (b"onnection refused", "transport_refused"),

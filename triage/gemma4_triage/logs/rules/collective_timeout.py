@@ -21,8 +21,22 @@ _BEGIN = pattern(
     r"(?i)unhandled (?:cuda|system) error|ncclInternalError|ncclInvalidUsage|, invalid usage|"
     r"DistNetworkError|DistStoreError|clients? (?:has|have) (?:not )?joined|connectFullMesh|waiting for clients"
 )
+_ROUTE = pattern(
+    r"(?i)connect to \[?([\w.:]+?)\]?<\d+> (?:returned|failed ?:) "
+    r"(No route to host|Connection refused|Connection timed out|Network is unreachable|Software caused \w+ abort)"
+)
 _NCCL = pattern(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective|pair closure")
 _NCCL_SAYS = (
+    (
+        pattern(r"(?i)fabric handle|mnnvl|\bimex\b"),
+        "NCCL could not share memory over the NVLink fabric of several hosts (MNNVL): its service (IMEX) is not up, or "
+        "the container has not its channels.",
+        (
+            "NCCL_MNNVL_ENABLE=0 once: within one host, or over InfiniBand, it is not needed",
+            "nvidia-imex-ctl -N on the hosts; /dev/nvidia-caps-imex-channels in the container (Kubernetes: a "
+            "ComputeDomain); all hosts of one clique (nvidia-smi -q: Fabric)",
+        ),
+    ),
     (
         pattern(r"nvls|NVLS|Cuda failure 401"),
         "NCCL could not set up sums inside the NVSwitch (NVLS), as in a container that has not all of its fabric.",
@@ -52,7 +66,7 @@ _NCCL_SAYS = (
         ("nvidia-smi in the container: driver and GPUs; docker --gpus all", "a driver for the CUDA of the image"),
     ),
     (
-        pattern(r"(?i)peer access|p2p|invalid argument"),
+        pattern(r"(?i)peer access|p2p(?!\.cc)|invalid argument"),
         "GPUs of this host cannot read each other's memory as NCCL tried to (P2P).",
         ("NCCL_P2P_DISABLE=1 once; nvidia-smi topo -m; IOMMU and ACS off on bare metal",),
     ),
@@ -96,7 +110,16 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     warning = facts.remarks.get("nccl_warn")
     warned = f" {warning.text}" if warning else ""
     confidence = Confidence.LIKELY
-    if _GONE.search(said):
+    if (route := _ROUTE.search(said + warned)) is not None:
+        cause = f"NCCL could not connect to {route[1]} ({route[2]}): that is the address of another rank's host by an "
+        cause += "interface which this host does not reach, or a firewall stands between."
+        advice = (
+            "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, on every node, of the one interface that reaches the others "
+            f"(ip -br addr; ping {route[1]} from here): NCCL else takes bridges of Docker and Kubernetes, too",
+            "the ports between the nodes, all of them (NCCL picks free ones): nc -vz; containers: --network host",
+            "if that host answers: the log of its ranks, of which one may have ended first",
+        )
+    elif _GONE.search(said):
         cause = "A rank reports that another one is gone; the one that ended first is the cause."
         others = [one for one in facts.deaths if not _explains(one)]
         native = next((alarm for alarm in facts.alarms if alarm.kind == "signalled"), None)

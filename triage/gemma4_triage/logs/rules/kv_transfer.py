@@ -34,6 +34,7 @@ _WORDS = pattern(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     r"[Uu]nexpected transfer worker error|[Tt]ransfer thread failed|"
     r"(?:bootstrap|handshake) (?:failed|timed out)|failed to register to bootstrap|"
+    r"Failed to get prefill [\w ]*info: |"
     r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
     r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
     r"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
@@ -167,6 +168,7 @@ _REFUSED = (
     "a request whose transfer failed so may wait for ever: bound it in the client or router",
 )
 _NO_BOOTSTRAP = pattern(
+    r"Failed to get prefill [\w ]*info: \d+|"
     r"(?:(?:[Cc]ould not|[Ff]ailed to) fetch prefill [\w ]*info from (?:bootstrap_addr: )?|"
     r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap: (?:\w+\(host=')?)([\d.:\w-]+)?"
 )

@@ -14,6 +14,7 @@ from gemma4_triage.logs.rule import Rule, at, pattern, remarked
 
 _CIRCUIT = pattern(r"[Cc]ircuit ?[Bb]reaker")
 _STARTING = "to become healthy"
+_NOT_HEALTHY = pattern(r"ailed to register worker|worker did not become healthy")
 _NONE_OF_A_KIND = pattern(r"(?i)no (?:prefill|decode) (?:workers|servers)|to select PD pair")
 _LOST = pattern(r"[Ss]tream error from")
 _ROOM = pattern(r"without boo?t?strap room")
@@ -122,9 +123,11 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
             "SGLang's router in its PD mode (--pd-disaggregation, --prefill, --decode) gives each request its room",
             "another gateway has to add bootstrap_host, bootstrap_port and bootstrap_room to each request",
         )
-    elif _STARTING in alarm.text:
+    elif _STARTING in alarm.text or _NOT_HEALTHY.search(alarm.text):
         refused = []
         cause = "The router gave up waiting for its workers' first answer to a health check, and does not serve."
+        if _NOT_HEALTHY.search(alarm.text):
+            cause = "The router did not take in a worker, whose first health check was not answered in time."
         confidence = Confidence.LIKELY
         advice = (
             "if the workers' logs say that they are ready: the router does not reach that address. An HTTP proxy "
