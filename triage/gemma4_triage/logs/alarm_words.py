@@ -87,7 +87,7 @@ _HARD = {
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed|Request \S+ waiting_timeout",
     # Of SGLang's router, which is another program.
     "router": rb"Error starting router: |[Ff]ailed to start router\b|"
-    rb"[Ff]ailed to register worker\b|worker did not become healthy|[Nn]o healthy (?:\w+ )?workers?\b|"
+    rb"[Ff]ailed to register worker\b|worker did not become healthy|[Nn]o healthy (?:prefill |decode )?workers\b|"
     rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|request failed: hyper::Error|gRPC health RPC error|"
     rb"[Ss]tream error from (?:prefill|decode) server|"

@@ -22,7 +22,6 @@ _ALIKE = {
     "speculative-algo": "--speculative-algorithm",
     "speculative-algorithm": "--speculative-algorithm",
     "disaggregation-transfer-backend": "--disaggregation-transfer-backend",
-    "context-length": "--context-length",
     "pp-size": "--pp-size",
     "swa-full-tokens-ratio": "--swa-full-tokens-ratio",
 }

@@ -406,10 +406,10 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     if tried_out and not vllm:
         change = f"without {', '.join(tried_out[:_NAMED_MOST])} in its environment (unset)"
         yield Suspect("experiments", change, _OF_EXPERIMENTS, (), "answers", shown=True)
-    if alike := made_alike(facts):
-        yield Suspect("sides-of-a-split", f"with {alike}", _OF_A_SPLIT, ("SGLang 17212",), "answers", shown=True)
     # What the log shows by itself says more than what somebody tried, and this more than a start.
     yield from that_hold(signs)
+    if alike := made_alike(facts):
+        yield Suspect("sides-of-a-split", f"with {alike}", _OF_A_SPLIT, ("SGLang 17212",), "answers", shown=True)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
     yield from that_hold(of_engine)

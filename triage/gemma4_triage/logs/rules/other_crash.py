@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import adapters_of_experts
@@ -30,6 +30,7 @@ from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import (
     CHOSEN,
     NAMED,
+    NO_OVERLAP,
     aborted_before,
     as_the_draft_was_loaded,
     in_its_warmup,
@@ -74,6 +75,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         asked = ASKED.search(words)
         apart = switched_on(facts, death) if first else ()
         named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
+        lacks = _other_paths(death, apart, named)
         ended = "A request failed" if _of_a_request(facts, death) else "A process died"
         yield Finding(
             rule=ID,
@@ -90,8 +92,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *_as_its_condition_asks(death),
                 *of_a_variable(death),
                 *((kind.advice,) if kind else ()),
-                *(lacks := _other_paths(death, [one for one in apart if one not in named])),
-                *((handled.look,) if handled else ()),
+                *((handled.look,) if handled and not lacks else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
                 *as_the_draft_was_loaded(facts, death),
                 *patched,
@@ -100,7 +101,8 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *adapters_of_experts.beside_expert_parallel(facts, death),
                 *of_another_stage(facts, death),
                 *in_its_warmup(facts, death),
-                *named,
+                *(lacks or named),
+                *((handled.look,) if handled and lacks else ()),
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(UNREACHED) and not death.caller else ()),
                 *_of_releases(death, code, waited),
@@ -112,9 +114,11 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         )
 
 
-def _other_paths(death: Death, apart: list[str]) -> list[str]:
-    """Return what to leave out, where a value was never set: what fills it is not run on every path."""
-    return apart if "NoneType" in death.message or NO_VALUE.search(death.message) else []
+def _other_paths(death: Death, apart: Sequence[str], named: Sequence[str]) -> list[str]:
+    """Return what to leave out, what is named first, where a value was never set: what fills it is not always run."""
+    if "NoneType" not in death.message and not NO_VALUE.search(death.message):
+        return []
+    return [*named, *(one for one in apart if one not in (*named, NO_OVERLAP))]
 
 
 _READS = pattern(r"\b(?:server_args|args)\.([a-z]\w+)")
