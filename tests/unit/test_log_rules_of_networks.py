@@ -71,3 +71,44 @@ def test_cards_that_do_not_shake_hands():
     card = "E0801 10:00:00.1 123 endpoint.cpp:345] Failed to modify QP to RTR, check gid: Connection timed out\n"
     assert "not on one fabric" in first(card, FAILED).cause
     assert "not on one fabric" not in first(card.replace("modify QP to RTR", "reach it"), FAILED).cause
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("E0516 rdma_context.cpp:189] Failed to register memory 0x7f: Input/output error [5]", "network cards"),
+        ("OSError: [Errno 5] Input/output error: '/models/m/a.safetensors'", "disk or the network volume"),
+        ("ib_mlx5_log.c:177 UCX ERROR Transport retry count exceeded on mlx5_0:1/RoCE", "not on one fabric"),
+        ("Error: unexpected argument '--prefill' found", "no argument --prefill"),
+        ("Exception: Unable to connect to etcd server at http://localhost:2379.", "The service etcd"),
+        (
+            "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
+            "the first of its",
+        ),
+        ("torch.distributed.DistStoreError: Timed out waiting for clients. 1/2 clients joined.", "Only 1 of 2"),
+    ],
+)
+def test_one_line_says_which_part_is_not_there(said, words):
+    assert words in first(f"{said}\n").cause
+
+
+@pytest.mark.parametrize(("begun", "named"), [("[EPLBManager] rebalance start", True), ("ready", False)])
+def test_experts_that_are_moved_as_the_watchdog_fires(begun, named):
+    fired = f"{stamp(9, 'TP3')} Watchdog timeout (self.watchdog_timeout=300)\n"
+    advice = " ".join(first(f"{stamp(1, 'TP0')} {begun}\n", fired).advice)
+    assert ("once without --enable-eplb" in advice) == named
+
+
+@pytest.mark.parametrize(
+    ("note", "words"),
+    [("# then nothing: PP0 waits in recv_object", "once with --pp-size 1"), ("# then nothing", "py-spy")],
+)
+def test_stages_that_somebody_saw_wait(note, words):
+    assert first(f"{note}\n").advice[0].startswith(words)
+
+
+@pytest.mark.parametrize(("function", "leads"), [("create_shared_buffer", True), ("step", False)])
+def test_a_buffer_of_the_own_sums_is_not_shared(function, leads):
+    frame = (f"distributed/device_communicators/custom_{'all_reduce' if leads else 'x'}.py", function, "call()")
+    found = findings(read_log("x", [died("RuntimeError: CUDART error: invalid device context", frame).encode()]))[0]
+    assert ("CUDA IPC" in found.cause) == leads

@@ -354,3 +354,9 @@ def test_memory_is_shared_within_one_node():
     assert "--enforce-disable-flashinfer-allreduce-fusion" in told(found)
     other = first(hit("RuntimeError: CUDART error: invalid resource handle", FRAME.format("layers/x.py", "run")))
     assert "between two nodes" not in other.cause
+
+
+@pytest.mark.parametrize(("graphs", "shown"), [("", True), ("--disable-cuda-graph", False)])
+def test_graphs_keep_the_addresses_of_memory_that_was_resumed(graphs, shown):
+    facts = facts_of(START.format(f"--enable-memory-saver {graphs}"), decode(1))
+    assert ("graphs-after-a-resume" in [one.id for one in suspects(facts)]) == shown

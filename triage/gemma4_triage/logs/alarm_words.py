@@ -81,7 +81,7 @@ _HARD = {
     rb"(?:bootstrap|handshake) (?:failed(?!.*Aborted by AbortReq)|timed out)|failed to register to bootstrap|"
     rb"Failed to get prefill [\w ]{1,20}info: |"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
-    rb"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
+    rb"local protection error|[Tt]ransport retry count(?:er)? exceeded|Too many errors found in local RNIC|"
     rb"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed|Request \S+ waiting_timeout",

@@ -10,7 +10,8 @@ from gemma4_triage.logs.rule import at, pattern, remarked
 from gemma4_triage.logs.suspects import suspects
 
 _STANDS = pattern(
-    r"(?i)^#.*(?:\b(?:hangs?|hung|stuck|frozen|freezes|stands)\b|nothing (?:is answered|comes|more is)|"
+    r"(?i)^#.*(?:\b(?:hangs?|hung|stuck|frozen|freezes|stands)\b|nothing (?:is answered|comes|more is|follows|happens)|"
+    r"then nothing|"
     r"no (?:\w+ )?lines? (?:after|follow)|not answer|no progress|no batch line|answered any more|for ever)"
 )
 _NOT = pattern(
@@ -47,6 +48,11 @@ _NAMED = (
         "once with NCCL_P2P_DISABLE=1: NCCL took the way from GPU to GPU (via P2P in its lines), which over PCIe works "
         "in name alone where IOMMU or ACS are on, or in a virtual machine; p2pBandwidthLatencyTest of CUDA's samples "
         "shows it",
+    ),
+    (
+        pattern(r"recv_object|pp_proxy|\bPP\d\b.{0,40}\b(?:waits?|stands|in)\b"),
+        "once with --pp-size 1 (--tp for the other GPUs): stages of the pipeline wait for each other, which no line "
+        "says; then a later release",
     ),
     (
         pattern(r"(?i)deep_?ep|nvshmem"),

@@ -84,6 +84,7 @@ _BEFORE_STEPS = (
     "it is the meeting of all ranks of attention data parallelism before each step: one that ended, compiles or waits "
     "for a transfer keeps all others; once without --enable-dp-attention"
 )
+_KEYS = pattern(r"wait timeout after \d+ ?ms, keys")
 _JOINED = pattern(r"(\d+)/(\d+) clients joined")
 _SILENT = (
     "if the other's output only stops: dmesg -T | grep -i oom, docker inspect or kubectl describe pod there: its "
@@ -147,6 +148,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice = (
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of the interface that reaches the other nodes, on every node",
             "/etc/hosts must not map the node's own name to 127.0.0.1; containers: --network host",
+        )
+    elif _KEYS.search(said):
+        cause = "A rank waited for what the first of its group writes down as ranks meet, and that did not come in "
+        cause += "time: the first one died, still loads or compiles, or took another way through the code."
+        advice = (
+            "the log of rank 0 of that group, on the first node: its exception, or what it did meanwhile",
+            "if it only was slow: --dist-timeout 3600; weights on a local disk, kernels compiled beforehand",
         )
     elif joined := _JOINED.search(said):
         cause = f"Only {joined[1]} of {joined[2]} nodes or ranks came to the first one's meeting point in time: the "

@@ -364,6 +364,12 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
         found.append("once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size")
     if asked.get("enable_dp_attention") == "True":
         found.append("once without --enable-dp-attention: ranks that idle have to take part in every collective")
+    busy = facts.remarks.get("busy")
+    if busy is not None and "EPLB" in busy.text:
+        found.append(
+            f"once without --enable-eplb: line {busy.place.line} begins to move experts between ranks, which all of "
+            "them have to take part in, and the last of its kind here has no end"
+        )
     if any("deep_ep" in frame for stack in facts.stacks for frame in stack.frames):
         found.append("once with --moe-a2a-backend none: they stand in DeepEP, whose release has to fit this SGLang's")
     if asked.get("speculative_algorithm", "None") != "None":

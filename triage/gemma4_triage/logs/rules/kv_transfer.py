@@ -37,7 +37,7 @@ _WORDS = pattern(
     r"Failed to get prefill [\w ]*info: |"
     r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
     r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
-    r"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
+    r"local protection error|[Tt]ransport retry count(?:er)? exceeded|Too many errors found in local RNIC|"
     r"Request \S+ waiting_timeout|Failed to register memory\b|"
     r"(?i:mooncake (?:\w+ ){1,3}(?:registration|initialization) failed)"
 )
