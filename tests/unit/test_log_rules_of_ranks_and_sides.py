@@ -235,6 +235,7 @@ class TestNotes:
         [
             ("# with --disable-cuda-graph it hangs too\n", ""),
             ("# it does not hang\n", ""),
+            ("# answers of two characters, then nothing or rubbish\n", ""),
             ("# hangs for a minute here\n", decode(2)),
         ],
     )

@@ -11,11 +11,12 @@ from gemma4_triage.logs.suspects import suspects
 
 _STANDS = pattern(
     r"(?i)^#.*(?:\b(?:hangs?|hung|stuck|frozen|freezes|stands)\b|nothing (?:is answered|comes|more is|follows|happens)|"
-    r"then nothing|"
+    r"then nothing\s*(?:[:,;.]|$)|"
     r"no (?:\w+ )?lines? (?:after|follow)|not answer|no progress|no batch line|answered any more|for ever)"
 )
 _NOT = pattern(
-    r"(?i)\b(?:not|no longer|never|n't|without) (?:hang|stick|stuck|freeze)|no hang\b|hangs? (?:no|any) more"
+    r"(?i)\b(?:not|no longer|never|n't|without) (?:hang|stick|stuck|freeze)|no hang\b|hangs? (?:no|any) more|"
+    r"\banswers? (?:of|are|is)\b|rubbish|garbage|nonsense|gibberish"
 )
 _OTHER_TRY = pattern(r"(?i)^#+ *(?:with|without|after|same|if)\b")
 # What notes and lines name: the words, and what to leave out by them.
