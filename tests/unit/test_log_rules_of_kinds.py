@@ -42,6 +42,16 @@ class TestKindsOfFaults:
         ("ValueError: odd", "numpy/core.py", "array", "numpy of SGLang"),
     )
     BY_WORDS = (
+        ("struct.error: unpack requires a buffer of 4 bytes", "disaggregation/conn.py", "read", "into one socket"),
+        ("struct.error: unpack requires a buffer of 4 bytes", "lora/a.py", "read", "the file anew"),
+        ("RuntimeError: Tried to instantiate dummy base class Event", "managers/a.py", "step", "has no CUDA"),
+        (
+            "pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found",
+            "distributed/a.py",
+            "x",
+            "custom-all-reduce",
+        ),
+        ("TypeError: argument #7 of `f`: expected `DLTensor*` but got `None`", "layers/a.py", "x", "was never run"),
         ('HealthError: "GET /health HTTP/1.1" 503', "managers/a.py", "step", "py-spy"),
         ("RuntimeError: dictionary changed size during iteration", "managers/a.py", "step", "at once, a race"),
         ("ValueError: list.remove(x): x not in list", "managers/a.py", "step", "no longer fit each other"),

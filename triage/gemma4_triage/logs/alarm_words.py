@@ -23,7 +23,8 @@ _HARD = {
     "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
     rb"ProcessGroupNCCL.{0,80}(?:exception|[Tt]imeout|abort)|NCCL communicator was aborted|NCCL watchdog thread|"
     rb"\[gloo/|Gloo connectFullMesh failed|DistNetworkError|DistStoreError|DistBackendError",
-    "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM API called before|\bibv_\w+ failed|connect EPS failed",
+    "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM (?:device|host) library version does not match|"
+    rb"NVSHMEM API called before|\bibv_\w+ failed|connect EPS failed",
     "weights-update": rb"Failed to update (?:parameter online|weights)|are partially updated|"
     rb"Failed to initialize custom process group",
     "nan": rb"invalid eagle tree|"
@@ -78,13 +79,16 @@ _HARD = {
     "transfer": rb"(?:KVTransferError|[Uu]nexpected transfer worker error|"
     rb"[Tt]ransfer thread failed|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     rb"(?:bootstrap|handshake) (?:failed(?!.*Aborted by AbortReq)|timed out)|failed to register to bootstrap|"
+    rb"Failed to get prefill [\w ]{1,20}info: |"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
-    rb"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
+    rb"local protection error|[Tt]ransport retry count(?:er)? exceeded|Too many errors found in local RNIC|"
     rb"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed|Request \S+ waiting_timeout",
     # Of SGLang's router, which is another program.
-    "router": rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
+    "router": rb"Error starting router: |[Ff]ailed to start router\b|"
+    rb"[Ff]ailed to register worker\b|worker did not become healthy|[Nn]o healthy (?:prefill |decode )?workers\b|"
+    rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|request failed: hyper::Error|gRPC health RPC error|"
     rb"[Ss]tream error from (?:prefill|decode) server|"
     rb"without boo?t?strap room|[Rr]emoving failed worker|waiting for workers .{0,400}to become healthy|"
@@ -261,10 +265,11 @@ TRIGGERS = (
         b"time-out",
         b"timeout",
     ),
-    *(b"mismatch", b"giving up", b"not enough", b"unexpected", b"unrecoverable"),
+    *(b"mismatch", b"does not match", b"giving up", b"not enough", b"unexpected", b"unrecoverable"),
     *(
         b"available workers",
         b"available_workers",
+        b"healthy",
         b"e workers",
         b"available servers",
         b"selection_failed",

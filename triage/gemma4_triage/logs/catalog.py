@@ -9,6 +9,7 @@ from gemma4_triage.finding import Confidence, Finding, ranked
 from gemma4_triage.logs import failed_requests, images
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.not_registered import says_so
 from gemma4_triage.logs.rule import Rule
 from gemma4_triage.logs.rules import (
     accept_length_drop,
@@ -312,6 +313,10 @@ def _what_ended_nothing(found: list[Finding], facts: LogFacts) -> tuple[list[Fin
     failed = [alarm.place.line for alarm in facts.alarms if alarm.kind == "transfer"]
     if failed and all(one.message == TORN and 0 < one.place.line - failed[0] <= _RIGHT_BELOW for one in facts.deaths):
         return [*of_requests, *(finding for finding in found if finding not in of_requests)], []
+    begun = min((death.place.line for death in facts.deaths), default=0)
+    if any(alarm.kind == "transfer" and alarm.place.line < begun and says_so(alarm.text) for alarm in facts.alarms):
+        # Nobody knows of a rank that could not register, and what asks for it dies of that.
+        return found, []
     apart = [finding.model_copy(update={"confidence": Confidence.POSSIBLE}) for finding in of_requests]
     return [finding for finding in found if finding not in of_requests], apart
 

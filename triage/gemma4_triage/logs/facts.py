@@ -217,7 +217,8 @@ class Death:
     @property
     def frame(self) -> str:
         """The innermost frame; "" if none is known."""
-        return self.frames[-1] if self.frames else ""
+        # One whose file was left out is a function alone.
+        return self.frames[-1].strip() if self.frames else ""
 
 
 @dataclass(frozen=True, slots=True)

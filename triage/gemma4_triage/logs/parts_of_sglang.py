@@ -337,9 +337,24 @@ def _asked_by(death: Death) -> Part | None:
     return next((part_of_file(f"{FOLDER_OF[file]}/{file}") for file in files if file in FOLDER_OF), None)
 
 
+_LOOP = pattern(r"\S+\.py:\S+ (?:run_scheduler_process|run_event_loop|dispatch_event_loop|event_loop_\w+)$")
+
+
+def _with_file(death: Death) -> str:
+    """Return the innermost frame whose file is shown; "" if there is none."""
+    return next((frame for frame in reversed(death.frames) if not frame.startswith(" ")), "")
+
+
+def is_shortened(death: Death) -> bool:
+    """Say whether the innermost file shown only holds the loop of a scheduler: what raised it was left out."""
+    with_file = _with_file(death)
+    own = death.frames[-1:] == (with_file,) and death.statement.startswith(("raise ", "assert "))
+    return _LOOP.match(with_file) is not None and not own
+
+
 def part_of(death: Death) -> Part | None:
-    """Return the part of SGLang whose file raised it; None if it is another's file."""
-    if not death.path:
+    """Return the part of SGLang whose file raised it; None if it is another's file, or was left out."""
+    if not death.path or is_shortened(death):
         return None
     if death.path.startswith("utils/") and (asked := _asked_by(death)) is not None:
         return asked
@@ -351,11 +366,12 @@ def part_of(death: Death) -> Part | None:
         return _HOST_CACHE
     if not _HOST_CACHE.files.match(death.path) and any(map(_OF_STATES.match, death.frames[-2:])):
         return _STATES
-    if _ANSWERS.match(death.frame) and death.path.startswith(("entrypoints/", "openai_api/")):
+    frame = _with_file(death)
+    if _ANSWERS.match(frame) and death.path.startswith(("entrypoints/", "openai_api/")):
         return _ANSWER
-    if _POOLS.files.match(death.path) and _LAID_OUT.match(death.frame):
+    if _POOLS.files.match(death.path) and _LAID_OUT.match(frame):
         return _POOLS
-    if _RUNS.match(death.path) and (step := next((one for name, one in _STEPS if name.match(death.frame)), None)):
+    if _RUNS.match(death.path) and (step := next((one for name, one in _STEPS if name.match(frame)), None)):
         return step
     return part_of_file(death.path)
 
@@ -381,8 +397,8 @@ _SPEAKS_OF = (
 
 
 def part_spoken_of(death: Death) -> Part | None:
-    """Return the part of SGLang that an exception of which no frame is left speaks of; None if it names none."""
-    if death.frames:
+    """Return the part of SGLang that an exception without frames of its own speaks of; None if it names none."""
+    if death.frames and not is_shortened(death):
         return None
     return next((part_of_file(path) for words, path in _SPEAKS_OF if re.search(f"(?i){words}", death.message)), None)
 

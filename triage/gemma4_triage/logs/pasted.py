@@ -35,6 +35,7 @@ SHOWN = frozenset(
 )
 """Names under which `keep` keeps what such lines show."""
 _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
+_LONGEST_NOTES = 1600  # characters
 _BANGS = re.compile(r"!{6}")
 _MARK = re.compile(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|parameter|function)\b")
 _CALL_AS_TEXT = re.compile(
@@ -283,6 +284,8 @@ def keep_note(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     line = line.removeprefix(b"$ ")
     if not line.startswith(b"#") and not _NO_STREAM.match(line):
         return False
+    before = f"{kept['notes'].text}\n" if "notes" in kept else ""
+    kept["notes"] = Remark(place, "", (before + line[:400].decode(errors="replace").strip())[-_LONGEST_NOTES:])
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
     if build := _BUILD.match(line):
         first = kept.setdefault("noted_build", said).text

@@ -16,6 +16,7 @@ from gemma4_triage.logs import (
     remarks,
     said_in_notes,
     scores_noted,
+    split_sides,
     start_line,
     values_asked,
 )
@@ -175,7 +176,8 @@ class LogReading:
         self._feeds = [] if table is None else self._feeds_of(table)
         if others is not None:
             self._others(others)
-            last = next(filter(None, reversed(others.lines)), b"")
+            # A note below the log has no stamp.
+            last = next((line for line in reversed(others.lines) if line and not line.startswith(b"#")), b"")
             self._end = self._stamps.read(last, len(last)).text or self._end
         self._catch_up(self._lines + 1)
 
@@ -432,6 +434,7 @@ class LogReading:
         elif kind in ("command", "note"):
             if kind == "command":
                 images.keep(self._remarks, line, place)
+            split_sides.keep(self._remarks, line, place)
             if pasted.is_of_a_client(line):
                 self._alarms.client_at(number)
             if pasted.keep_note(self._remarks, line, place):

@@ -26,6 +26,9 @@ _OF_SGLANG = pattern(
 _OTHER_ONE = "that code was written for another one, or its own call is wrong"
 
 
+_LAUNCHED = pattern(r"invalid configuration argument|Triton Error \[\w+\]: .{0,40}invalid argument")
+
+
 def of_a_caller(death: Death) -> bool:
     """Say whether it was raised outside of SGLang, by code that builds on it, of what SGLang offers such code."""
     of_sglang = death.package == "sglang" or (death.path and not death.package)
@@ -34,7 +37,7 @@ def of_a_caller(death: Death) -> bool:
 
 def of_the_code(death: Death) -> str:
     """Return what the exception says of the code alone, whatever the load was; "" if it may be the load's."""
-    if "invalid configuration argument" in death.message:
+    if _LAUNCHED.search(death.message):
         return "a kernel was started over no rows at all, or over more than this GPU takes in one call"
     if (found := _NAMES.search(death.message)) and death.type_name in (
         "NameError",
@@ -48,7 +51,7 @@ def of_the_code(death: Death) -> str:
             "it asks of SGLang what the installed release has not: "
             f"{f'{death.package} was written for another one' if death.package else _OTHER_ONE}"
         )
-    if death.type_name == "TypeError" and (found := CALL.search(death.message)):
+    if death.type_name == "TypeError" and not NO_VALUE.search(death.message) and (found := CALL.search(death.message)):
         return (
             f"{found[1]} is called with other arguments than it takes: a defect of this build, or two that do not fit"
         )
@@ -64,6 +67,8 @@ def of_the_code(death: Death) -> str:
         return ""
     if "abstract class" in death.message and (found := _ABSTRACT.search(death.message)):
         return f"{found[1]} lacks methods that its base asks for: a defect of this build"
+    if (found := _NOT_SO.search(death.message)) and death.type_name == "TypeError":
+        return f"its code uses a {found[1].replace('_', ' ')} as what it is not: a defect of this build"
     if _OTHER_TYPE.search(death.message):
         return "its code takes a value of another type than it was given: a defect of this build"
     if death.type_name == "NotImplementedError":
@@ -74,10 +79,32 @@ def of_the_code(death: Death) -> str:
     return ""
 
 
+_NOT_SO = pattern(
+    r"'(module|function|method|type|builtin_function_or_method|property|coroutine)' object is not "
+    r"(?:subscriptable|callable|iterable)"
+)
+_VARIABLE = pattern(r"\bos(?:\.environ|\.getenv|\.environ\.get)?[\[(]\s*[\"']([A-Z][A-Z0-9_]{2,60})[\"']")
+
+
+def of_a_variable(death: Death) -> tuple[str, ...]:
+    """Return what to do about a variable of the environment which the line reads; empty if it reads none."""
+    found = _VARIABLE.search(death.statement)
+    if found is None:
+        return ()
+    if death.type_name == "KeyError":
+        return (f"set {found[1]} in the environment of the process, as what starts it does: the line reads it",)
+    return (
+        f"unset {found[1]} in the environment (env | grep {found[1]}; of the image, the pod or a launcher such as "
+        "torchrun), or give it a value that the line can read; a later release reads it otherwise",
+    )
+
+
 _NONE = pattern(
     r"'NoneType' object (?:has no attribute '(\w+)'|is not (?:subscriptable|iterable|callable))|"
     r"object of type 'NoneType' has no len"
 )
+NO_VALUE = pattern(r"\b(?:got|not|but is|received|found):? [`']?None(?:Type)?\b")
+"""How a call says that it was given None in the place of a value: arguments are right, and nobody has filled one."""
 _LACKS = pattern(r"'?([\w./-]{1,60})'?$")
 _SHORT = 120  # characters
 UNREACHED = ("ConnectionError", "ConnectError", "ConnectionRefusedError", "APIConnectionError")
@@ -89,7 +116,7 @@ def met(death: Death) -> str:
     line = f", at `{death.statement[:_SHORT]}`" if quotes else ""
     if "values to unpack" in death.message:
         return f"it is handed another number of values than it takes{line}: two parts of this build do not fit"
-    if _NONE.search(death.message) or "NoneType" in death.message:
+    if _NONE.search(death.message) or "NoneType" in death.message or NO_VALUE.search(death.message):
         return f"a value that it needs was never set, or is gone already (None){line}"
     if death.type_name == "KeyError" and (found := _LACKS.match(death.message)):
         return f"a table has no entry {found[1]}{line}: nobody put it there, or somebody took it out before"

@@ -40,7 +40,7 @@ def arguments(line: bytes) -> dict[str, str]:
 COMMANDS = (
     *(b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"vllm.entrypoints.", b"vllm/vllm-openai"),
     *(b"-m dynamo.vllm ", b"-m dynamo.sglang "),
-    b"--model-path ",
+    *(b"--model-path ", b"launch_router ", b"smg launch "),
 )
 """How a server is started at a shell, which people paste above its log."""
 NOTES = (b" --", b"# ", b"same request", b"server_args: ", b"env: ", b"export ", b"HiCache +")
@@ -55,7 +55,7 @@ _MODEL = re.compile(r"\b(?:vllm|sglang) serve +(?!\.\.\.|…)(<[^>\n]{1,200}>|[^
 _PAIR = re.compile(r"\b([a-z][a-z0-9]*_[a-z0-9_]{1,60})=(True|\d{1,9}|'[^']{1,200}')")
 _VARIABLE = re.compile(r"\b((?:SGLANG|SGL|VLLM|MOONCAKE|CUDA_LAUNCH)_[A-Z0-9_]{2,80})=([\w./:-]{1,80})")
 _SIZE = re.compile(r"(?i)(?<![\w-])(tp|pp|dp|ep)[ =](\d{1,3})\b")
-_FLAG = re.compile(r"(?<![\w`'-])--([a-z][a-z0-9-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
+_FLAG = re.compile(r"(?<![\w`'-])--([a-z][a-z0-9_-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
 _SHORT = {
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",

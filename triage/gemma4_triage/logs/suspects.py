@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.logs.split_sides import made_alike
 from gemma4_triage.logs.started import Started
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
@@ -407,11 +408,14 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
         yield Suspect("experiments", change, _OF_EXPERIMENTS, (), "answers", shown=True)
     # What the log shows by itself says more than what somebody tried, and this more than a start.
     yield from that_hold(signs)
+    if alike := made_alike(facts):
+        yield Suspect("sides-of-a-split", f"with {alike}", _OF_A_SPLIT, ("SGLang 17212",), "answers", shown=True)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
     yield from that_hold(of_engine)
 
 
+_OF_A_SPLIT = "nonsense from the second token on where one server alone answers well; then a later release on both"
 _EXPERIMENTAL = re.compile(r"^SGLANG_(?:\w*EXPERIMENTAL|OPT_)\w*$")
 _NAMED_MOST = 4
 _OF_EXPERIMENTS = (

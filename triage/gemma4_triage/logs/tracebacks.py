@@ -78,6 +78,10 @@ _OF_PACKAGE = re.compile(
 )
 # Whoever shortens a traceback by hand may leave the numbers out.
 _FRAME = re.compile(r'\s*File "([^"]*)"(?:, line (\d+|[?.…]+))?, in (.*)')
+# Shortened further, to the function alone: "  in get_cpu_copy".
+_FUNCTION = re.compile(rb"\s+in ([A-Za-z_<][\w.<>]*)\s*$")
+# Of the standard library's modules, whose exceptions begin with a small letter.
+_SMALL = re.compile(rb"(?:struct|re|zlib|socket|select|audioop)\.(?:error|timeout|gaierror|herror)\b")
 _ELISIONS = frozenset({b"...", "…".encode(), b"[...]", b"(...)"})
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
 _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
@@ -243,7 +247,7 @@ class TracebackReader:
             self.inside = self._fatal = False
             return None
         if not line or line[:1].isspace() or self._is_a_frame(line):
-            if line.lstrip(b" \t").startswith(FRAME):
+            if line.lstrip(b" \t").startswith(FRAME) or _FUNCTION.match(line):
                 self._frame(line)
             elif line.strip() in _ELISIONS:
                 pass
@@ -251,7 +255,8 @@ class TracebackReader:
                 self._statement.append(line[:_LONGEST_MESSAGE].strip())
             return None
         match = _LAST_LINE.fullmatch(line[: 4 * _LONGEST_MESSAGE].decode(errors="replace").rstrip("\r"))
-        if match is None or _WORDS.fullmatch(match[1]):
+        small = _SMALL.match(line)
+        if match is None or (_WORDS.fullmatch(match[1]) and small is None):
             if self._flush and len(self._statement) < _LONGEST_STATEMENT:
                 self._statement.append(line[:_LONGEST_MESSAGE].strip())
                 return None
@@ -259,6 +264,7 @@ class TracebackReader:
             self.inside = self._foreign > 0
             return None
         self.inside = False
+        name = small[0].decode() if small else match[1]
         message = (match[2] or "")[:_LONGEST_MESSAGE]
         if match[1] in _STOPPED or (match[1] == "SystemExit" and message in ("", "0")):
             # Somebody stopped the server.
@@ -266,7 +272,7 @@ class TracebackReader:
             return None
         self._chained = self._fatal
         statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
-        ended = death_of(self._begin, self._rank, match[1], message, self._frames, self._chain, statement)
+        ended = death_of(self._begin, self._rank, name, message, self._frames, self._chain, statement)
         if not self._fatal:
             self.survived, self.caught = tuple(map(_frame_text, self._frames)), ended
             return None
@@ -298,7 +304,11 @@ def death_of(
     statement: str = "",
 ) -> Death:
     """Return an exception with what its frames say: their texts, whose files they are in, and who called whom."""
-    paths = [_named(_OF_SGLANG, frame) or _unfolded(frame) for frame in frames]
+    paths: list[str] = []
+    for frame in frames:
+        # A function without its file is taken to be of the part that called it.
+        same = paths[-1] if paths and _FUNCTION.match(frame) else ""
+        paths.append(_named(_OF_SGLANG, frame) or _unfolded(frame) or same)
     return Death(
         place,
         rank,
@@ -339,5 +349,7 @@ def _unfolded(frame: bytes) -> str:
 
 
 def _frame_text(line: bytes) -> str:
+    if (alone := _FUNCTION.match(line[:_LONGEST_MESSAGE])) is not None:
+        return f" {alone[1].decode()}"
     match = _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace"))
     return "" if match is None else f"{match[1].rsplit('/', 1)[-1]}:{match[2] or '?'} {match[3].strip()}"

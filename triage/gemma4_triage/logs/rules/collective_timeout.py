@@ -21,8 +21,22 @@ _BEGIN = pattern(
     r"(?i)unhandled (?:cuda|system) error|ncclInternalError|ncclInvalidUsage|, invalid usage|"
     r"DistNetworkError|DistStoreError|clients? (?:has|have) (?:not )?joined|connectFullMesh|waiting for clients"
 )
+_ROUTE = pattern(
+    r"(?i)connect to \[?([\w.:]+?)\]?<\d+> (?:returned|failed ?:) "
+    r"(No route to host|Connection refused|Connection timed out|Network is unreachable|Software caused \w+ abort)"
+)
 _NCCL = pattern(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective|pair closure")
 _NCCL_SAYS = (
+    (
+        pattern(r"(?i)fabric handle|mnnvl|\bimex\b"),
+        "NCCL could not share memory over the NVLink fabric of several hosts (MNNVL): its service (IMEX) is not up, or "
+        "the container has not its channels.",
+        (
+            "NCCL_MNNVL_ENABLE=0 once: within one host, or over InfiniBand, it is not needed",
+            "nvidia-imex-ctl -N on the hosts; /dev/nvidia-caps-imex-channels in the container (Kubernetes: a "
+            "ComputeDomain); all hosts of one clique (nvidia-smi -q: Fabric)",
+        ),
+    ),
     (
         pattern(r"nvls|NVLS|Cuda failure 401"),
         "NCCL could not set up sums inside the NVSwitch (NVLS), as in a container that has not all of its fabric.",
@@ -52,7 +66,7 @@ _NCCL_SAYS = (
         ("nvidia-smi in the container: driver and GPUs; docker --gpus all", "a driver for the CUDA of the image"),
     ),
     (
-        pattern(r"(?i)peer access|p2p|invalid argument"),
+        pattern(r"(?i)peer access|p2p(?!\.cc)|invalid argument"),
         "GPUs of this host cannot read each other's memory as NCCL tried to (P2P).",
         ("NCCL_P2P_DISABLE=1 once; nvidia-smi topo -m; IOMMU and ACS off on bare metal",),
     ),
@@ -70,6 +84,7 @@ _BEFORE_STEPS = (
     "it is the meeting of all ranks of attention data parallelism before each step: one that ended, compiles or waits "
     "for a transfer keeps all others; once without --enable-dp-attention"
 )
+_KEYS = pattern(r"wait timeout after \d+ ?ms, keys")
 _JOINED = pattern(r"(\d+)/(\d+) clients joined")
 _SILENT = (
     "if the other's output only stops: dmesg -T | grep -i oom, docker inspect or kubectl describe pod there: its "
@@ -96,7 +111,16 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     warning = facts.remarks.get("nccl_warn")
     warned = f" {warning.text}" if warning else ""
     confidence = Confidence.LIKELY
-    if _GONE.search(said):
+    if (route := _ROUTE.search(said + warned)) is not None:
+        cause = f"NCCL could not connect to {route[1]} ({route[2]}): that is the address of another rank's host by an "
+        cause += "interface which this host does not reach, or a firewall stands between."
+        advice = (
+            "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, on every node, of the one interface that reaches the others "
+            f"(ip -br addr; ping {route[1]} from here): NCCL else takes bridges of Docker and Kubernetes, too",
+            "the ports between the nodes, all of them (NCCL picks free ones): nc -vz; containers: --network host",
+            "if that host answers: the log of its ranks, of which one may have ended first",
+        )
+    elif _GONE.search(said):
         cause = "A rank reports that another one is gone; the one that ended first is the cause."
         others = [one for one in facts.deaths if not _explains(one)]
         native = next((alarm for alarm in facts.alarms if alarm.kind == "signalled"), None)
@@ -125,12 +149,29 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of the interface that reaches the other nodes, on every node",
             "/etc/hosts must not map the node's own name to 127.0.0.1; containers: --network host",
         )
+    elif _KEYS.search(said):
+        cause = "A rank waited for what the first of its group writes down as ranks meet, and that did not come in "
+        cause += "time: the first one died, still loads or compiles, or took another way through the code."
+        advice = (
+            "the log of rank 0 of that group, on the first node: its exception, or what it did meanwhile",
+            "if it only was slow: --dist-timeout 3600; weights on a local disk, kernels compiled beforehand",
+        )
     elif joined := _JOINED.search(said):
         cause = f"Only {joined[1]} of {joined[2]} nodes or ranks came to the first one's meeting point in time: the "
         cause += "others were not started, died, or cannot reach it."
         advice = (
             "the logs of the nodes that are missing; one --node-rank each, the same --nnodes and --dist-init-addr",
             "from them: nc -vz the address and port of --dist-init-addr; containers: --network host",
+        )
+    elif "trying to connect" in said and (unknown := facts.remarks.get("name_unknown")) is not None:
+        cause = f"This node does not know the name of the first one (line {unknown.place.line}): it did not resolve "
+        cause += "until the time was over, as where the first node was not started yet, or the name is another."
+        advice = (
+            "getent hosts NAME of --dist-init-addr from here, again and again: a name of Kubernetes resolves when the "
+            "leader's pod runs (its image may still be pulled). Start workers when the leader is ready "
+            "(LeaderWorkerSet: startupPolicy LeaderReady; else wait for the name before the command)",
+            "or the first node's IP address in place of the name; a headless service with publishNotReadyAddresses; "
+            "--dist-timeout waits longer",
         )
     elif "trying to connect" in said:
         cause = "This node could not reach the first one at --dist-init-addr in time: it is not started, died, or a "

@@ -17,12 +17,20 @@ _HARDWARE = pattern(
 _ROCM = pattern(
     r"HSA_STATUS_ERROR|Memory access fault by GPU|HSAIL operation resulted in a hardware exception|HIP error"
 )
+# The GPU is well: it was asked to start a kernel over no rows, or over more than it takes.
+_OF_THE_CALL = pattern(r"HIP error: invalid (?:configuration )?argument")
 # NVIDIA's list of Xid errors: faults of the program that ran.
 _PROGRAM = {"13", "31", "32", "43", "45", "69"}
 
 
+_NO_SUMS = (
+    "once with --disable-custom-all-reduce: RCCL then does the sums; if it holds, a later aiter or image of ROCm mends "
+    "the kernel"
+)
+
+
 def _explains(death: Death) -> bool:
-    if "invalid device function" in death.message:
+    if "invalid device function" in death.message or _OF_THE_CALL.search(death.message):
         return False
     return bool(_XID.search(death.message) or _HARDWARE.search(death.message) or _ROCM.search(death.message))
 
@@ -42,10 +50,19 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
             upstream=("SGLang 24011",),
         )
     if "device_assert" in facts.remarks:
+        sums = facts.settings.get("tp_size", "1") not in ("1", "None") and (
+            facts.settings.get("disable_custom_all_reduce") != "True"
+        )
         return Finding(
             rule=RULE.id,
             cause="An assertion in a kernel ended the process on an AMD GPU; PyTorch's own one is that of sampling, "
-            "that probabilities are finite and not negative.",
+            "that probabilities are finite and not negative."
+            + (
+                " What made them NaN is not in the log: sums over the GPUs (custom, quick and aiter's all-reduce) that "
+                "read what another GPU has not written yet have, and kernels of attention and of FP8."
+                if sums
+                else ""
+            ),
             confidence=Confidence.POSSIBLE,
             evidence=(
                 *of_failure(facts, death, "what ROCm reported"),
@@ -53,9 +70,10 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
             ),
             ruled_out_if=("--enable-nan-detection reports nothing before the same end",),
             advice=(
+                *((_NO_SUMS,) if sums else ()),
                 "--enable-nan-detection names the step; then once with --kv-cache-dtype auto, once with "
                 "--attention-backend triton, once with SGLANG_USE_AITER=0",
-                "once with --disable-custom-all-reduce",
+                *(() if sums else ("once with --disable-custom-all-reduce",)),
             ),
         )
     frames = [frame for alarm in facts.alarms if alarm.kind == "signalled" for frame in alarm.more if ".py:" in frame]

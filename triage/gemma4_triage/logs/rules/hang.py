@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
+from gemma4_triage.logs.noted_hang import named_in_notes, noted
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
 from gemma4_triage.logs.switched_on import features
@@ -113,7 +114,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("another rank died before: look for its exception",),
         advice=tuple(
             dict.fromkeys(
-                (*(one for one in once if one is _NO_PDMUX), *of_encoders(facts, stacks=True), *advice, *lacks, *once)
+                (
+                    *(one for one in once if one is _NO_PDMUX),
+                    *of_encoders(facts, stacks=True),
+                    *named_in_notes(facts),
+                    *advice,
+                    *lacks,
+                    *once,
+                )
             )
         ),
         next_commands=(COLLECT,),
@@ -356,6 +364,12 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
         found.append("once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size")
     if asked.get("enable_dp_attention") == "True":
         found.append("once without --enable-dp-attention: ranks that idle have to take part in every collective")
+    busy = facts.remarks.get("busy")
+    if busy is not None and "EPLB" in busy.text:
+        found.append(
+            f"once without --enable-eplb: line {busy.place.line} begins to move experts between ranks, which all of "
+            "them have to take part in, and the last of its kind here has no end"
+        )
     if any("deep_ep" in frame for stack in facts.stacks for frame in stack.frames):
         found.append("once with --moe-a2a-backend none: they stand in DeepEP, whose release has to fit this SGLang's")
     if asked.get("speculative_algorithm", "None") != "None":
@@ -429,6 +443,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         death = Death(stood.place, stood.rank, "", stood.text) if waits else None
     if death is not None:
         yield _tell(facts, death)
+    else:
+        yield from noted(facts)
 
 
 _OF_THE_CODE = frozenset({"TypeError", "AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError"})

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.kept_by_none import kept_by_none
+from gemma4_triage.logs.no_rdma import without_rdma
+from gemma4_triage.logs.not_registered import not_registered
 from gemma4_triage.logs.rule import (
     COLLECT,
     Rule,
@@ -25,14 +28,16 @@ from gemma4_triage.logs.rule import (
     pattern,
     remarked,
 )
+from gemma4_triage.logs.split_sides import made_alike
 
 _WORDS = pattern(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     r"[Uu]nexpected transfer worker error|[Tt]ransfer thread failed|"
-    r"(?:bootstrap|handshake) (?:failed|timed out)|"
+    r"(?:bootstrap|handshake) (?:failed|timed out)|failed to register to bootstrap|"
+    r"Failed to get prefill [\w ]*info: |"
     r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
     r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
-    r"local protection error|transport retry counter exceeded|Too many errors found in local RNIC|"
+    r"local protection error|[Tt]ransport retry count(?:er)? exceeded|Too many errors found in local RNIC|"
     r"Request \S+ waiting_timeout|Failed to register memory\b|"
     r"(?i:mooncake (?:\w+ ){1,3}(?:registration|initialization) failed)"
 )
@@ -163,6 +168,7 @@ _REFUSED = (
     "a request whose transfer failed so may wait for ever: bound it in the client or router",
 )
 _NO_BOOTSTRAP = pattern(
+    r"Failed to get prefill [\w ]*info: \d+|"
     r"(?:(?:[Cc]ould not|[Ff]ailed to) fetch prefill [\w ]*info from (?:bootstrap_addr: )?|"
     r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap: (?:\w+\(host=')?)([\d.:\w-]+)?"
 )
@@ -224,6 +230,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     advice, confidence, shown = (*_OTHER, *((_NIXL_ONCE,) if mooncake else ())), Confidence.POSSIBLE, []
     if started and transport is None:
         why, confidence, advice = _REGISTERS, Confidence.LIKELY, _REGISTER
+    elif (unregistered := not_registered(facts, death)) is not None:
+        why, advice = unregistered
+        confidence = Confidence.LIKELY
     elif _NO_PORT.search(said) is not None:
         why, confidence, advice = _NO_PORT_SO, Confidence.LIKELY, _NO_PORT_LOOK
     elif (address := _NO_BOOTSTRAP.search(said)) is not None:
@@ -263,6 +272,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if state == "WaitingForInput" and several is not None and _SEVERAL.search(several.text):
         shown = [*shown, *remarked(facts, "samples", "a request for several answers")]
         advice = (_ONE_ROOM, *advice)
+    if alike := made_alike(facts):
+        advice = (alike, *advice)
     if "split_differs" in facts.remarks:
         shown = [*shown, *remarked(facts, "split_differs", "what both servers are")]
         advice = (_SAME_SPLIT, *advice)
@@ -353,13 +364,21 @@ def _explains(death: Death) -> bool:
     )
 
 
-RULE = of_death(
+_OF_DEATH = of_death(
     "kv-transfer",
     "KV did not get from a prefill to a decode server",
     _explains,
     _tell,
     alarms=("transfer", "health", "thread"),
 )
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    yield from _OF_DEATH.find(facts)
+    yield from without_rdma(facts)
+
+
+RULE = replace(_OF_DEATH, find=_find)
 
 _LINES, _SHARE = 8, 0.5  # decode lines, and of those the ones where more wait for KV than run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import adapters_of_experts
@@ -11,7 +11,7 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.failed_requests import of_a_cut_call, of_a_request
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
-from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
+from gemma4_triage.logs.parts_of_sglang import Part, is_shortened, part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
 from gemma4_triage.logs.pipeline_stages import WITHOUT_STAGES, is_staged, of_another_stage
 from gemma4_triage.logs.rule import (
@@ -26,11 +26,12 @@ from gemma4_triage.logs.rule import (
 )
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED
-from gemma4_triage.logs.said_by_python import OF_CODE, UNREACHED, met, of_a_caller, of_the_code
+from gemma4_triage.logs.said_by_python import NO_VALUE, OF_CODE, UNREACHED, met, of_a_caller, of_a_variable, of_the_code
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import (
     CHOSEN,
     NAMED,
+    NO_OVERLAP,
     aborted_before,
     as_the_draft_was_loaded,
     in_its_warmup,
@@ -75,6 +76,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         asked = ASKED.search(words)
         apart = switched_on(facts, death) if first else ()
         named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
+        lacks = _other_paths(death, apart, named)
         ended = "A request failed" if of_a_request(facts, death) else "A process died"
         yield Finding(
             rule=ID,
@@ -89,8 +91,9 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *by_its_words(facts, death),
                 *_not_given(facts, death),
                 *_as_its_condition_asks(death),
+                *of_a_variable(death),
                 *((kind.advice,) if kind else ()),
-                *((handled.look,) if handled else ()),
+                *((handled.look,) if handled and not lacks else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
                 *_of_its_host(death),
                 *of_a_cut_call(death),
@@ -102,16 +105,24 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *adapters_of_experts.beside_expert_parallel(facts, death),
                 *of_another_stage(facts, death),
                 *in_its_warmup(facts, death),
-                *named,
+                *(lacks or named),
+                *((handled.look,) if handled and lacks else ()),
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(UNREACHED) and not death.caller else ()),
                 *_of_releases(death, code, waited),
                 _next_step(facts, death, beginning),
                 *_suspect(facts, death),
-                *(one for one in apart if one not in named and one != given_up),
+                *(one for one in apart if one not in named and one not in lacks and one != given_up),
             ),
             next_commands=_commands(death),
         )
+
+
+def _other_paths(death: Death, apart: Sequence[str], named: Sequence[str]) -> list[str]:
+    """Return what to leave out, what is named first, where a value was never set: what fills it is not always run."""
+    if "NoneType" not in death.message and not NO_VALUE.search(death.message):
+        return []
+    return [*named, *(one for one in apart if one not in (*named, NO_OVERLAP))]
 
 
 _READS = pattern(r"\b(?:server_args|args)\.([a-z]\w+)")
@@ -361,7 +372,7 @@ def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     if _of_another_program(death):
         return ()
     part = of_files(death.frames[-_INNER:])
-    own = part_of(death) or part_of_file(death.caller) or part_spoken_of(death)
+    own = part_of(death) or _part_called_for(death) or part_spoken_of(death)
     staged = is_staged(facts, death) and not of_another_stage(facts, death)
     looked_at = _LOOKS_AT.match(death.frame) if death.path.startswith("server_args") else None
     these = looked_at[1].replace("_", " ") if looked_at else ""
@@ -376,11 +387,16 @@ def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
 _LOOKS_AT = pattern(r".* _?(?:handle|check|validate|set|adjust|init)_(\w+?)(?:_(?:args|compatibility|defaults))?$")
 
 
+def _part_called_for(death: Death) -> Part | None:
+    """Return the part of SGLang whose file called what raised it; None if it was left out of the traceback."""
+    return None if is_shortened(death) else part_of_file(death.caller)
+
+
 def _stands_in(death: Death) -> str:
     """Return in which part of SGLang its code stands; "" if it is another's code."""
     part = part_of(death)
     if part is None:
-        if (called := part_of_file(death.caller)) is not None:
+        if (called := _part_called_for(death)) is not None:
             return f" SGLang called it for {called.what}."
         return f" Its words are of {spoken.what}." if (spoken := part_spoken_of(death)) else ""
     met = " A state that its code does not expect is a defect of the release." * (death.type_name == "AssertionError")

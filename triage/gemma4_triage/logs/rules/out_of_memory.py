@@ -119,7 +119,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         else _other_advice(death) or _smaller_share(facts, death)
     )
     cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
-    if death.usage is None and any(map(_LOADS.match, death.frames)) and _ON_THE_DEVICE in death.message:
+    if _UNBALANCED in death.message and _after_the_target(facts, death):
+        cause, advice = _OF_A_SECOND_CHECK, advice[::-1]
+    elif death.usage is None and any(map(_LOADS.match, death.frames)) and _ON_THE_DEVICE in death.message:
         held = any(map(_COPIES.match, death.frames[-_INNER:])) or _ALL_AT_ONCE.search(death.statement)
         cause, advice = _OF_COPIES if held else _OF_WEIGHTS
     elif death.usage is None and any(_FIRST.match(frame) for frame in death.frames[-3:]) and not too_small:
@@ -210,6 +212,19 @@ def _of_pictures(death: Death) -> tuple[str, tuple[str, ...]]:
             "a lower --mem-fraction-static leaves it room; limit the size of pictures",
         ),
     )
+
+
+_OF_A_SECOND_CHECK = (
+    "GPUs of this server do not have the same memory free as its draft starts: the target's pools and graphs took "
+    "some before, and the check, which is meant for other processes, is made once more."
+)
+
+
+def _after_the_target(facts: LogFacts, death: Death) -> bool:
+    """Say whether the graphs of the target had been captured, and a draft is set up."""
+    graphs = facts.remarks.get("before_graphs") or facts.remarks.get("graphs_end")
+    drafts = facts.settings.get("speculative_algorithm", "None") != "None"
+    return drafts and graphs is not None and graphs.place.line < death.place.line
 
 
 def _other_advice(death: Death) -> tuple[str, ...]:

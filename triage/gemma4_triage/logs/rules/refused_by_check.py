@@ -48,7 +48,8 @@ _WORDS = pattern(r"[A-Za-z_]{2,}")
 _FEWEST_WORDS = 3
 # Words of torch's, CUDA's and Python's own, that a file of SGLang only passed on.
 _NOT_ITS_OWN = pattern(
-    r"CUDA error|HIP error|NCCL|out of memory|size of tensor|mat1 and mat2|must match the size|has no attribute|"
+    r"CUDA error|HIP error|Triton Error|NCCL|out of memory|size of tensor|"
+    r"mat1 and mat2|must match the size|has no attribute|"
     r"Expected all tensors|died during initialization|NPU function error|not supported between instances|"
     r"Boolean value of Tensor|operand type|division by zero|cannot be interpreted as|unhashable|"
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"
@@ -424,7 +425,9 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             ),
             *((_OF_THE_DRAFT,) if later and facts.settings.get("speculative_algorithm", "None") != "None" else ()),
             *as_the_draft_was_loaded(facts, death),
+            *((_APART,) if _SHARED.search(f"{said} {death.statement}") else ()),
             *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
+            *((_NO_TOKENS,) if part.what.startswith("the experts") and _may_idle(facts, death) else ()),
             *named_by(facts, death),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((NOT_YET,) if LACKING.search(said) and part not in (ARGUMENTS, OF_IMAGES) and tried is None else ()),
@@ -445,11 +448,31 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     )
 
 
+_SHARED = pattern(r"(?:fused?|num)_shared_(?:experts?|slots?)|shared_experts?_fus|n_share_experts_fus")
+_APART = (
+    "once with --disable-shared-experts-fusion: what it counts has the model's shared expert among the routed ones, "
+    "which not every --moe-a2a-backend and --ep has a place for; then a later release, which leaves it out by itself"
+)
 _IDLE_ROWS = (
     "once without --enable-dp-attention: ranks that have no request take part in a step with rows that only fill it, "
     "and two counts of rows that were made at different places then differ, with drafts above all; a defect of the "
     "release: then a later one"
 )
+
+
+_NO_TOKENS = (
+    "once without --enable-dp-attention: a rank without a request hands the experts no token, and a check of what "
+    "they are given may judge that for another fault; or another --moe-a2a-backend (none); then a later release"
+)
+
+
+def _may_idle(facts: LogFacts, death: Death) -> bool:
+    """Say whether experts were given tokens by ranks of which some may have had none."""
+    sent = facts.settings.get("moe_a2a_backend", "none") not in ("none", "None")
+    return _is_parallel(facts, death) and sent and any(map(_ROUTES.match, death.frames[-2:]))
+
+
+_ROUTES = pattern(r".* \w*(?:topk|dispatch|moe_align|select_experts|route)\w*$|topk\.py:")
 
 
 def _is_parallel(facts: LogFacts, death: Death) -> bool:

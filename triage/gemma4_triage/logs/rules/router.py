@@ -14,6 +14,7 @@ from gemma4_triage.logs.rule import Rule, at, pattern, remarked
 
 _CIRCUIT = pattern(r"[Cc]ircuit ?[Bb]reaker")
 _STARTING = "to become healthy"
+_NOT_HEALTHY = pattern(r"ailed to register worker|worker did not become healthy")
 _NONE_OF_A_KIND = pattern(r"(?i)no (?:prefill|decode) (?:workers|servers)|to select PD pair")
 _LOST = pattern(r"[Ss]tream error from")
 _ROOM = pattern(r"without boo?t?strap room")
@@ -28,9 +29,54 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         yield ended
 
 
+_CONFIGURED = pattern(r"(?:Error starting router|ailed to start router)\W+(.{1,300})")
+_OTHER_MODE = pattern(r"(?i)\b(?:regular|igw) mode\b")
+
+
+def _of_its_configuration(facts: LogFacts, alarm: Alarm, said: str) -> Finding:
+    """Return that the router refused what it was configured with, which is no worker's fault."""
+    discovers = facts.arguments.get("service_discovery") == "True"
+    split = facts.arguments.get("pd_disaggregation") == "True"
+    other = split and _OTHER_MODE.search(said) is not None
+    return Finding(
+        rule=RULE.id,
+        cause="The router refuses its own configuration and does not start; workers have no part in it. It says: "
+        f"{said.strip().rstrip('.')}."
+        + (
+            " The command has --pd-disaggregation, and the router speaks of another mode: something else in it, or "
+            "this release, has overridden the split."
+            if other
+            else ""
+        ),
+        confidence=Confidence.LIKELY,
+        evidence=(at(facts, alarm.place, alarm.text, "what the router said"),),
+        ruled_out_if=("the same command starts with another release of the router",),
+        advice=(
+            *(
+                (
+                    "another release of the router (smg, sglang-router), the one before or a later one: the arguments "
+                    "are right"
+                    + (", and service discovery switches to that mode in some" if discovers else "")
+                    + "; no --enable-igw",
+                    *(
+                        ("until then without --service-discovery: --prefill and --decode with each server's address",)
+                        if discovers
+                        else ()
+                    ),
+                )
+                if other
+                else ("mend the argument that its words name; --help of the installed router lists them",)
+            ),
+            "Kubernetes: kubectl logs --previous; more replicas or a longer probe change nothing",
+        ),
+    )
+
+
 def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
     refused = remarked(facts, "router_refused", "a worker's answer to a client's mistake (4xx)")
     circuit = any(map(_CIRCUIT.search, (alarm.text, *alarm.more)))
+    if (asked := _CONFIGURED.search(alarm.text)) is not None:
+        return _of_its_configuration(facts, alarm, asked[1])
     if refused and circuit:
         cause = (
             "The router took a worker out of service for its answers to clients' mistakes (4xx), which it counts as "
@@ -77,9 +123,11 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
             "SGLang's router in its PD mode (--pd-disaggregation, --prefill, --decode) gives each request its room",
             "another gateway has to add bootstrap_host, bootstrap_port and bootstrap_room to each request",
         )
-    elif _STARTING in alarm.text:
+    elif _STARTING in alarm.text or _NOT_HEALTHY.search(alarm.text):
         refused = []
         cause = "The router gave up waiting for its workers' first answer to a health check, and does not serve."
+        if _NOT_HEALTHY.search(alarm.text):
+            cause = "The router did not take in a worker, whose first health check was not answered in time."
         confidence = Confidence.LIKELY
         advice = (
             "if the workers' logs say that they are ready: the router does not reach that address. An HTTP proxy "

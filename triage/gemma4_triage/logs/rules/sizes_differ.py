@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.parts_of_sglang import is_shortened
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import Feature, features
@@ -13,13 +16,14 @@ MISFIT = pattern(
     r"shape mismatch|doesn't match the broadcast shape|is invalid for input of size|The expanded size of the tensor|"
     r"cannot be broadcast|cannot reshape|mat1 and mat2 shapes|Expected size \d+ but got size \d+|"
     r"split_with_sizes expects split_sizes to sum exactly|must have (?:the )?shape|"
-    r"expected .{0,40}batch.{0,20}(?:got|but)"
+    r"expected .{0,40}batch.{0,20}(?:got|but)|Check failed: .{0,80}==.{0,80}\(\d+ vs\. \d+\)"
 )
 _STEP = pattern(r".* (?:run_batch|forward\w*|\w*forward|replay|verify|draft\w*|process_batch_result\w*|sample)$")
 _NUMBERS = (
     pattern(r"Size mismatch for shape#\d+\('(?P<what>\w+)'\): expected (?P<a>\d+) but got (?P<b>\d+)"),
     pattern(r"tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)"),
     pattern(r"Expected size (?P<a>\d+) but got size (?P<b>\d+)"),
+    pattern(r"\((?P<a>\d+) vs\. (?P<b>\d+)\)"),
 )
 # What makes rows of a step that others do not see, or takes some away; nearest to the rows first.
 _OF_ROWS = (
@@ -79,7 +83,9 @@ def _explains(death: Death) -> bool:
     # Weights of an adapter are told as such.
     if any(map(OF_ADAPTERS.match, death.frames[-2:])):
         return False
-    return MISFIT.search(death.message) is not None and any(map(_STEP.match, death.frames))
+    if MISFIT.search(death.message) is None:
+        return False
+    return any(map(_STEP.match, death.frames)) or is_shortened(death)
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
@@ -90,14 +96,18 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     on = [one for name in _OF_ROWS for one in features(facts) if one.setting == name]
     named = [one for one in features(facts) if one.is_named(death) and one not in on]
     part = of_files(death.frames[-4:])
+    split = _split(facts, death, found)
+    within = f", in {death.frame}" if not is_shortened(death) else ""
     return Finding(
         rule=RULE.id,
-        cause=f"Two tensors of one step differ in size{numbers}, in {death.frame}: parts of the engine disagree about "
-        f"the rows of this batch. Mostly that is a defect of the release{_where(on)}, seldom of weights.",
+        cause=f"Two tensors of one step differ in size{numbers}{within}: parts of the engine disagree about "
+        f"the rows of this batch. Mostly that is a defect of the release{_where(on)}, seldom of weights."
+        f"{_TIMES.format(split[0]) if split and split[0] else ''}",
         confidence=Confidence.LIKELY if on else Confidence.POSSIBLE,
         evidence=(*of_failure(facts, death), *of_settings(facts, *(one.setting for one in (*on, *named)))),
         ruled_out_if=("the same requests, one at a time, on a server started without options, die alike",),
         advice=(
+            *split[1:],
             *(f"once {one.without}" for one in (*named, *on)[:_MOST]),
             *((f"once without {part.without}",) if part is not None and not on else ()),
             *((_SYMBOLS,) if "with fake tensors" in death.message else ()),
@@ -107,6 +117,32 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "then a later release",
         ),
     )
+
+
+_TIMES = (
+    " One is {} times the other, as where one was gathered from all ranks that share a batch and the other was not."
+)
+_SHARES = (
+    "once without what gives each rank a share of a step's rows: --enable-dp-attention, context parallelism "
+    "(--attn-cp-size 1, no --enable-prefill-context-parallel; elsewhere --enable-nsa-prefill-context-parallel), "
+    "--enable-two-batch-overlap; then a later release, or the one before"
+)
+_PADDED = (
+    "once without --enable-dp-attention, by which such ranks (DP) share a step: rows that fill a rank's share up to "
+    "the largest are then counted at one place and not at another; then a later release"
+)
+_DP, _CP = pattern(r"\bDP\d"), pattern(r"\b(?:ATTN_)?CP\d")
+
+
+def _split(facts: LogFacts, death: Death, found: re.Match[str] | None) -> tuple[str, ...]:
+    """Return how many times the larger number is the smaller, "" if not, and what to leave out of ranks; or nothing."""
+    few, many = sorted((int(found["a"]), int(found["b"]))) if found else (0, 0)
+    times = many // few if few > 1 and many % few == 0 else 0
+    shares = _CP.search(death.rank) is not None or times in (4, 8, 16, 32)
+    if shares and not any(one.setting in ("speculative_algorithm", "pp_size") for one in features(facts)):
+        return (str(times) if times > 1 else "", _SHARES)
+    # A start that is not in the log is known by its ranks.
+    return ("", _PADDED) if not facts.settings and _DP.search(death.rank) else ()
 
 
 _SYMBOLS = (

@@ -22,7 +22,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         return
     sums = facts.remarks.get("own_sums")
     captures = facts.remarks.get("vllm_captures")
-    ready = "http_ready" in facts.remarks
+    ready = "http_ready" in facts.remarks or "answer" in facts.understood
     doing = (
         "while it served"
         if ready
@@ -46,7 +46,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             "a later line says that compiling, loading or capturing came to its end: that may take minutes",
             "GPUs are idle (nvidia-smi), and a process of it compiles (nvcc, cicc, ptxas in top)",
         ),
-        advice=_advice(sums, ready),
+        advice=(*_of_drafts(facts), *_advice(sums, ready)),
     )
 
 
@@ -76,6 +76,19 @@ _STACKS = (
     "look at; then once with --enforce-eager"
 )
 _NOT_YET = "wait once for half an hour if it compiles for the first time (a cache that is empty), with top at hand"
+
+
+def _of_drafts(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where drafts are made by ranks that share experts; empty if none are."""
+    asked = facts.arguments
+    several = asked.get("data_parallel_size", asked.get("dp_size", "1")) not in ("1", "None")
+    if not asked.get("speculative_config") or not (several or asked.get("enable_expert_parallel") == "True"):
+        return ()
+    return (
+        "once without --speculative-config: ranks share their experts in every step, and a drafter that leaves one out "
+        "on one rank (a request within its drafts of --max-model-len, a rank that idles) keeps the others waiting; "
+        "until then requests whose prompt and max_tokens stay some tokens below --max-model-len; then a later release",
+    )
 
 
 def _advice(sums: Remark | None, ready: bool) -> tuple[str, ...]:

@@ -1,0 +1,114 @@
+"""Networks between ranks, nodes and sides of a server: what NCCL, Mooncake, routers and sockets say of them."""
+
+import pytest
+
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+from made_logs import died, stamp
+
+FAILED = f"{stamp(5, 'TP3')} Decode transfer failed for request rank=3 with exception KVTransferError(room=3)\n"
+
+
+def first(*lines: str):
+    return findings(read_log("server.log", ["".join(lines).encode()]))[0]
+
+
+def hit(last: str) -> str:
+    return died(last, ("managers/scheduler.py", "run_event_loop", "call()"))
+
+
+CLOSED = "NCCL error in: ProcessGroupNCCL.cpp:3384, {}, NCCL version 2.27.5"
+
+
+@pytest.mark.parametrize(("port", "words"), [(65637, "above 65535"), (30233, "Invalid argument")])
+def test_a_port_beyond_the_last(port, words):
+    assert words in first(hit(f"zmq.error.ZMQError: Invalid argument (addr='tcp://10.0.0.1:{port}')")).cause
+
+
+@pytest.mark.parametrize(("module", "words"), [("sglang.srt.managers.io_struct", "sent Req"), ("mine", "it says")])
+def test_a_message_of_another_release(module, words):
+    raised = f"AttributeError: Can't get attribute 'Req' on <module '{module}'>"
+    assert words in first(hit(raised)).cause
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [("connect to 10.0.0.2<40123> returned No route to host", "could not connect to 10.0.0.2"), ("", "is gone")],
+)
+def test_an_address_that_nccl_does_not_reach(last, words):
+    gone = CLOSED.format("remote process exited or there was a network error")
+    said = f"torch.distributed.DistBackendError: {gone}\nncclRemoteError: A call failed.\nLast error:\n{last}"
+    assert words in first(hit(said)).cause
+
+
+@pytest.mark.parametrize(("words", "says"), [("import fabric handle", "MNNVL"), ("open shm", "could not be formed")])
+def test_memory_over_a_fabric_that_is_not_up(words, says):
+    warned = f"transport/p2p.cc:123 NCCL WARN Failed to {words}\n"
+    said = f"torch.distributed.DistBackendError: {CLOSED.format('unhandled cuda error')}"
+    assert says in first(warned, hit(said)).cause
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "ERROR smg::core: Failed to register worker http://10.0.0.3:30000: worker did not become healthy",
+            "take in",
+        ),
+        ('WARN smg::routers: no healthy workers for model "m"', "no worker left"),
+    ],
+)
+def test_workers_that_a_router_does_not_take(said, words):
+    assert words in first(f"2026-05-01 10:00:01 {said}\n").cause
+
+
+def test_a_prefill_server_that_knows_nothing():
+    said = f"{stamp(1, 'TP0')} Failed to get prefill parallel info: 404, Not Found\n"
+    assert "could not ask the prefill" in first(said).cause
+
+
+def test_cards_that_do_not_shake_hands():
+    card = "E0801 10:00:00.1 123 endpoint.cpp:345] Failed to modify QP to RTR, check gid: Connection timed out\n"
+    assert "not on one fabric" in first(card, FAILED).cause
+    assert "not on one fabric" not in first(card.replace("modify QP to RTR", "reach it"), FAILED).cause
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("E0516 rdma_context.cpp:189] Failed to register memory 0x7f: Input/output error [5]", "network cards"),
+        ("OSError: [Errno 5] Input/output error: '/models/m/a.safetensors'", "disk or the network volume"),
+        ("ib_mlx5_log.c:177 UCX ERROR Transport retry count exceeded on mlx5_0:1/RoCE", "not on one fabric"),
+        ("Error: unexpected argument '--prefill' found", "no argument --prefill"),
+        ("Exception: Unable to connect to etcd server at http://localhost:2379.", "The service etcd"),
+        (
+            "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
+            "the first of its",
+        ),
+        ("torch.distributed.DistStoreError: Timed out waiting for clients. 1/2 clients joined.", "Only 1 of 2"),
+    ],
+)
+def test_one_line_says_which_part_is_not_there(said, words):
+    assert words in first(f"{said}\n").cause
+
+
+@pytest.mark.parametrize(("begun", "named"), [("[EPLBManager] rebalance start", True), ("ready", False)])
+def test_experts_that_are_moved_as_the_watchdog_fires(begun, named):
+    fired = f"{stamp(9, 'TP3')} Watchdog timeout (self.watchdog_timeout=300)\n"
+    advice = " ".join(first(f"{stamp(1, 'TP0')} {begun}\n", fired).advice)
+    assert ("once without --enable-eplb" in advice) == named
+
+
+@pytest.mark.parametrize(
+    ("note", "words"),
+    [("# then nothing: PP0 waits in recv_object", "once with --pp-size 1"), ("# then nothing", "py-spy")],
+)
+def test_stages_that_somebody_saw_wait(note, words):
+    assert first(f"{note}\n").advice[0].startswith(words)
+
+
+@pytest.mark.parametrize(("function", "leads"), [("create_shared_buffer", True), ("step", False)])
+def test_a_buffer_of_the_own_sums_is_not_shared(function, leads):
+    frame = (f"distributed/device_communicators/custom_{'all_reduce' if leads else 'x'}.py", function, "call()")
+    found = findings(read_log("x", [died("RuntimeError: CUDART error: invalid device context", frame).encode()]))[0]
+    assert ("CUDA IPC" in found.cause) == leads

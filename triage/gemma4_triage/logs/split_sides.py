@@ -1,0 +1,60 @@
+"""Two servers of a split whose starts stand in one log: in which arguments a prefill and a decode server differ.
+
+Somebody who writes down both commands shows what neither server's own log can: KV that one lays out otherwise than the
+other reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from gemma4_triage.logs.facts import LogFacts, Place, Remark
+
+_SIDE = re.compile(rb"--disaggregation-mode[= ](prefill|decode)\b")
+_FLAG = re.compile(r"(?<![\w`'-])--([a-z][a-z0-9-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
+_ALIKE = {
+    "page-size": "--page-size",
+    "kv-cache-dtype": "--kv-cache-dtype",
+    "dtype": "--dtype",
+    "quantization": "--quantization",
+    "attention-backend": "--attention-backend",
+    "speculative-algo": "--speculative-algorithm",
+    "speculative-algorithm": "--speculative-algorithm",
+    "disaggregation-transfer-backend": "--disaggregation-transfer-backend",
+    "pp-size": "--pp-size",
+    "swa-full-tokens-ratio": "--swa-full-tokens-ratio",
+}
+"""What both sides have to be given alike, by the names that a command may have; how --tp may differ is the model's."""
+_LONGEST = 2000  # characters
+
+
+def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
+    """Keep the command of one side of a split, whole or as a note."""
+    if (side := _SIDE.search(line)) is not None:
+        kept[f"command_of_{side[1].decode()}"] = Remark(place, "", line[:_LONGEST].decode(errors="replace").strip())
+
+
+def _asked(said: Remark) -> Mapping[str, str]:
+    found = _FLAG.findall(said.text)
+    return {_ALIKE[name]: value.strip("'\"") for name, value in found if name in _ALIKE}
+
+
+def differences(facts: LogFacts) -> Iterator[str]:
+    """Yield each argument that the two sides were given differently, with both values."""
+    prefill, decode = (facts.remarks.get(f"command_of_{side}") for side in ("prefill", "decode"))
+    if prefill is None or decode is None:
+        return
+    first, second = _asked(prefill), _asked(decode)
+    for flag in sorted(first.keys() | second.keys()):
+        if first.get(flag) != second.get(flag):
+            yield f"{flag} ({first.get(flag, 'none')} at prefill, {second.get(flag, 'none')} at decode)"
+
+
+def made_alike(facts: LogFacts) -> str:
+    """Return what to give both sides alike, and why; "" if they differ in nothing that this knows."""
+    differ = tuple(differences(facts))
+    if not differ:
+        return ""
+    why = "what one side writes or leaves out, such as states for drafts, the other lays out and reads by its own start"
+    return f"the same of these on both sides, by the prefill server's start too: {'; '.join(differ)}: {why}"
