@@ -9,7 +9,7 @@ from itertools import accumulate, compress, pairwise
 import numpy as np
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events, images, pasted, remarks, scores_noted, start_line
+from gemma4_triage.logs import events, images, notes_in_prose, pasted, remarks, scores_noted, start_line
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -360,6 +360,9 @@ class LogReading:
         read = self._stamps.read if kind == "remark flushed" else self._stamp
         stamp = read(line, len(line))
         place = Place(number, stamp.text)
+        of_another = notes_in_prose.keep(self._remarks, line, place)
+        if (noted := notes_in_prose.stack_in(line, place)) is not None:
+            self._stacks.add(noted)
         if kind.startswith("remark "):
             name = kind.removeprefix("remark ")
             self._remarks[name] = remarks.remark(line, stamp.rank, place)
@@ -418,7 +421,7 @@ class LogReading:
                 images.keep(self._remarks, line, place)
             if pasted.is_of_a_client(line):
                 self._alarms.client_at(number)
-            if pasted.keep_note(self._remarks, line, place):
+            if pasted.keep_note(self._remarks, line, place) or of_another:
                 # Its arguments are another start's.
                 return False
             # What the server itself prints of its arguments says more, and what they came to.

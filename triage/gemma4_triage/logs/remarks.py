@@ -67,6 +67,7 @@ MARKS = (
     (b"torch.compile took", "vllm_start"),
     (b"Graph capturing finished in", "vllm_start"),
     (b"Cudagraph mode ", "vllm_graph_sizes"),
+    (b"Setting attention block size to ", "vllm_block"),
     (b"GPU KV cache size: ", "vllm_pool"),
     (b"sglang.bench_latency", "benchmark"),
     (b"sglang.bench_one_batch", "benchmark"),
@@ -112,6 +113,9 @@ MARKS = (
     (b"not found in params_dict", "left_out"),
     (b"are not initialized from checkpoints", "not_loaded"),
     (b"Ignore import error when loading", "not_imported"),
+    (b"host memory for hierarchical", "host_pool"),
+    (b"Cannot map memory with base addr", "host_not_mapped"),
+    (b"NVRM: failed to allocate page table", "host_not_mapped"),
     # Requests that a server refused, which is its clients' doing; refused_by_check.py says why.
     (b"longer than the model", "refused_length"),
     (b"exceeds the maximum allowed length", "refused_length"),
@@ -287,6 +291,11 @@ class StackReader:
         self._frames: list[str] = []
         self._left = 0
         self._main = self._threads = False
+
+    def add(self, stack: Stack) -> None:
+        """Take a stack that stands in one line."""
+        if len(self.stacks) < MOST_STACKS:
+            self.stacks.append(stack)
 
     def begin(self, line: bytes, rank: str, place: Place) -> None:
         """Take note of a line with one of STACKS; people paste the main thread without what names its process."""

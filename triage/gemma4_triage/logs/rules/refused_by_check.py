@@ -17,7 +17,15 @@ from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.options_near import named_by
-from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, OF_IMAGES, REQUEST, part_of, part_of_file
+from gemma4_triage.logs.parts_of_sglang import (
+    ARGUMENTS,
+    LAUNCH,
+    OF_IMAGES,
+    REQUEST,
+    called_from_a_model,
+    part_of,
+    part_of_file,
+)
 from gemma4_triage.logs.refused_too import LACKING, OF_CUDA, WITHOUT_BUFFER, also_refused, refused_too
 from gemma4_triage.logs.room_asked import room_asked
 from gemma4_triage.logs.rule import (
@@ -79,13 +87,22 @@ _ARGUMENT = pattern(r"server_args(?:\(\))?\.(\w+)|\bget_\w+\(\)\.((?:disable|ena
 
 def _condition(death: Death) -> str:
     """Return the condition that an assertion without words quotes, with its word assert; "" if there is none."""
+    if asserts_on_the_device(death):
+        return death.statement
     bare = death.type_name == "AssertionError" and not death.message.strip()
     return death.statement if bare and death.statement.startswith("assert ") else ""
+
+
+def asserts_on_the_device(death: Death) -> bool:
+    """Say whether the line that failed asserts a condition on the GPU, which is noticed as any kernel's assertion."""
+    return death.statement.startswith("torch._assert_async(") and "device-side assert" in death.message
 
 
 def explains(death: Death) -> bool:
     """Say whether a check of SGLang's own raised it, with words that say what it refused."""
     said = _condition(death) or death.message
+    if asserts_on_the_device(death):
+        return part_of(death) is not None
     return (
         bool(death.path)
         and death.type_name in _TYPES
@@ -376,7 +393,8 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         what: what that did, as a clause.
         evidence: where it stands.
     """
-    part = part_of(death)
+    below = called_from_a_model(death)
+    part = below or part_of(death)
     assert part is not None
     condition = _condition(death)
     said = " ".join((condition or death.message).split())
@@ -389,7 +407,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     handled = handling(death)
     tried = refused_too(facts, death, asked[0]) if asked else None
     says = f"{said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}{_DEFECT * bool(condition)}"
-    where = f", in {death.frame.partition(':')[0]}," if death.frame else ""
+    where = f", {'below' if below else 'in'} {death.frame.partition(':')[0]}," if death.frame else ""
     return Finding(
         rule=ID,
         cause=f"A check of SGLang's own{where} {what}. It concerns {part.what}, and "
@@ -402,6 +420,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((f"what it asks for: {asked[0].strip()}",) if asked and tried is None else ()),
             *((handled.look,) if handled else ()),
             *by_its_words(facts, death),
+            *((_WHICH_ONE,) if asserts_on_the_device(death) else ()),
             *((_ONE_BRANCH,) if part is ARGUMENTS and _TOPK.search(said) else ()),
             *(
                 (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)
@@ -433,6 +452,9 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     )
 
 
+_WHICH_ONE = (
+    "CUDA_LAUNCH_BLOCKING=1 says whether it is this condition or an earlier kernel's: the GPU reports late"
+)
 _IDLE_ROWS = (
     "once without --enable-dp-attention: ranks that have no request take part in a step with rows that only fill it, "
     "and two counts of rows that were made at different places then differ, with drafts above all; a defect of the "

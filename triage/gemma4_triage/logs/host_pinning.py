@@ -1,0 +1,49 @@
+"""Memory of the host that is pinned for a GPU: a failure of it that nobody looked at comes back at another call."""
+
+from __future__ import annotations
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.remarks import number_in
+from gemma4_triage.logs.rule import of_settings, pattern, remarked
+
+_LEFT_OVER = pattern(r"CUDA error: (?:invalid argument|operation not supported)|invalid argument|operation not supported")
+_CAUSE = (
+    "A call to CUDA was given what it does not take{0}. This server keeps KV on the host (--enable-hierarchical-cache), "
+    "and a cause of that is memory there that was not pinned: earlier releases do not look whether cudaHostRegister "
+    "succeeded, and its error comes at the first call behind it, whatever that is."
+)
+_AS_THE_DRIVER_SAYS = ", and the driver says that it could not map memory of the host for it"
+_LESS = (
+    "a smaller --hicache-size or --hicache-ratio{0}, with free -g and dmesg -T (Cannot map memory) beside it; once "
+    "without --enable-hierarchical-cache: if it then holds, it is that; ulimit -l unlimited (docker: --ulimit "
+    "memlock=-1); a later release fails where it pins, and says so (SGLang 26301)"
+)
+
+
+def at_a_later_call(facts: LogFacts, found: Finding) -> Finding:
+    """Return the finding with memory of the host that was not pinned ahead, where that is what the server may have."""
+    if not any(_LEFT_OVER.search(str(piece.value)) for piece in found.evidence):
+        return found
+    said = "host_not_mapped" in facts.remarks
+    if not said and facts.settings.get("enable_hierarchical_cache") != "True" and "host_pool" not in facts.remarks:
+        return found
+    return found.model_copy(
+        update={
+            "cause": _CAUSE.format(_AS_THE_DRIVER_SAYS * said),
+            "confidence": Confidence.LIKELY if said else Confidence.POSSIBLE,
+            "evidence": (
+                *found.evidence,
+                *remarked(facts, "host_not_mapped", "what the driver said"),
+                *remarked(facts, "host_pool", "what was asked of the host"),
+                *of_settings(facts, "enable_hierarchical_cache"),
+            ),
+            "advice": (_LESS.format(_asked(facts)), *found.advice),
+        }
+    )
+
+
+def _asked(facts: LogFacts) -> str:
+    pool = facts.remarks.get("host_pool")
+    size = number_in(pool.text, "Allocating") if pool is not None else None
+    return f" ({size:g} GB for this rank now, and each rank pins its own)" if size else " (each rank pins its own)"
