@@ -54,7 +54,7 @@ _BEFORE = re.compile(r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled
 _BACKEND = re.compile(r"\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native)\s+backend\b")
 # What options are called in words, and what the start calls them.
 _SPOKEN = (
-    (r"context[- ]parallel\w*", "context parallelism (--attn-cp-size 1, no --enable-…-prefill-context-parallel)"),
+    (r"context[- ]parallel\w*", "context parallelism (--attn-cp-size 1)"),
     (r"page size", "--page-size (1, or what the backend takes by itself)"),
     (r"cuda[- ]graphs?", "CUDA graphs (--disable-cuda-graph)"),
     (r"dp[- ]attention", "--enable-dp-attention"),
@@ -69,6 +69,7 @@ _SPOKEN = (
     (r"(?:loras?|adapters?)\b", "the LoRA adapters"),
     (r"chunked prefill", "chunks of a prefill (--chunked-prefill-size -1)"),
 )
+_BY_NAME = ((_SPOKEN[0][1], re.compile(r"context_parallel|^(?:attn_)?cp_size$")),)
 _WITHOUT = tuple((re.compile(rf"(?i)\b(?:without|no)\s+(?:the )?{words}"), flag) for words, flag in _SPOKEN)
 _NAMED = tuple((re.compile(rf"(?i){words}"), flag) for words, flag in _SPOKEN)
 
@@ -138,7 +139,13 @@ def kinds_noted(facts: LogFacts) -> tuple[Seen, ...]:
 def difference(facts: LogFacts) -> Difference | None:
     """Return with what a note says that all is well; None if none does."""
     said, change = facts.remarks.get(DIFFERENCE), facts.remarks.get(WELL)
-    return Difference(change.text, said.place) if said is not None and change is not None else None
+    if said is None or change is None:
+        return None
+    # What a note calls in words the start may have by its name.
+    names = next((names for flag, names in _BY_NAME if change.text == f"without {flag}"), None)
+    given = [name for name, value in facts.arguments.items() if names and names.search(name) and value != "1"]
+    told = f"without --{given[0].replace('_', '-')}" if given else change.text
+    return Difference(told, said.place)
 
 
 def beside(facts: LogFacts, found: Sequence[Finding]) -> Iterator[Finding]:
@@ -169,7 +176,7 @@ def stack_in(line: bytes, place: Place) -> Stack | None:
 def stands_by_a_note(facts: LogFacts) -> Remark | None:
     """Return the note that a server stands, if nothing that it did follows; None if there is none."""
     noted = facts.remarks.get(NOTED.format("silence"))
-    if noted is None or noted.place.line < _last_work(facts):
+    if noted is None or noted.place.line < last_work(facts):
         return None
     # Of a server that never came up rules of starts know more.
     return noted if facts.served and _OF_ALL.search(noted.text) else None
@@ -181,7 +188,7 @@ _OF_ALL = re.compile(
 )
 
 
-def _last_work(facts: LogFacts) -> int:
+def last_work(facts: LogFacts) -> int:
     """Return the last line of a batch, 0 if there is none."""
     columns = (rank.series["line"] for rank in facts.schedulers)
     return max((int(line) for column in columns for line in column if line), default=0)

@@ -220,6 +220,12 @@ class LogReading:
         # Answers are most of what is no batch line, and hold nothing that is looked for.
         if _ANSWER in block.text:
             asked = [not line.endswith(_ANSWER) for line in lines]
+            if any(path in block.text for path in remarks.COMMANDS):
+                asked = [
+                    other or any(path in line for path in remarks.COMMANDS)
+                    for line, other in zip(lines, asked, strict=True)
+                ]
+                self._answered += sum(line.endswith(_ANSWER) for line in compress(lines, asked))
             answers = [number for number, other in zip(numbers, asked, strict=True) if not other]
             lines, numbers = list(compress(lines, asked)), list(compress(numbers, asked))
             streams = None if streams is None else list(compress(streams, asked))

@@ -10,6 +10,13 @@ import re
 from gemma4_triage.logs import pasted
 from gemma4_triage.logs.facts import Place, Remark, Stack
 
+COMMANDED = "commanded"
+COMMANDS = (
+    *(b"/release_memory_occupation HTTP/", b"/resume_memory_occupation HTTP/", b"/pause_generation HTTP/"),
+    *(b"/continue_generation HTTP/", b"/start_profile HTTP/", b"/load_lora_adapter HTTP/"),
+    *(b"/unload_lora_adapter HTTP/", b"/init_weights_update_group HTTP/", b"/destroy_weights_update_group HTTP/"),
+)
+"""How answers say what was asked of a server beside requests, which it may end of."""
 MARKS = (
     (b"Load weight begin. avail mem=", "before_weights"),
     (b"Load weight end. ", "after_weights"),
@@ -110,6 +117,7 @@ MARKS = (
     (b"Start update_weights", "weights_put"),
     (b"Update engine weights online", "weights_put"),
     (b"/update_weights", "weights_put"),
+    *((path, COMMANDED) for path in COMMANDS),
     (b"not found in params_dict", "left_out"),
     (b"are not initialized from checkpoints", "not_loaded"),
     (b"Ignore import error when loading", "not_imported"),
@@ -141,6 +149,9 @@ MARKS = (
     (b"Address not registered by any device", "transport_outside"),
     (b"coredump: kernel ", "dumped_kernel"),
     (b"Capture prefill cuda graph begin", "prefills_captured"),
+    (b"target prefill CUDA graph begin", "prefills_captured"),
+    (b"Capturing batches (bs=", "captures"),
+    (b"target prefill CUDA graph end", "prefill_graphs"),
     (b"Capture prefill cuda graph end", "prefill_graphs"),
     (b"Capture prefill CUDA graph end", "prefill_graphs"),
     (b"Disable prefill CUDA graph because", "prefills_eager"),

@@ -76,11 +76,16 @@ def of_the_code(death: Death) -> str:
 
 _NONE = pattern(
     r"'NoneType' object (?:has no attribute '(\w+)'|is not (?:subscriptable|iterable|callable))|"
-    r"object of type 'NoneType' has no len"
+    r"object of type 'NoneType' has no len|but got \W?None\b"
 )
 _LACKS = pattern(r"'?([\w./-]{1,60})'?$")
 _SHORT = 120  # characters
 UNREACHED = ("ConnectionError", "ConnectError", "ConnectionRefusedError", "APIConnectionError")
+
+
+def was_none(death: Death) -> bool:
+    """Say whether something was None that had to be a value, which tells of no package's release."""
+    return "NoneType" in death.message or _NONE.search(death.message) is not None
 
 
 def met(death: Death) -> str:
@@ -89,7 +94,7 @@ def met(death: Death) -> str:
     line = f", at `{death.statement[:_SHORT]}`" if quotes else ""
     if "values to unpack" in death.message:
         return f"it is handed another number of values than it takes{line}: two parts of this build do not fit"
-    if _NONE.search(death.message) or "NoneType" in death.message:
+    if was_none(death):
         return f"a value that it needs was never set, or is gone already (None){line}"
     if death.type_name == "KeyError" and (found := _LACKS.match(death.message)):
         return f"a table has no entry {found[1]}{line}: nobody put it there, or somebody took it out before"

@@ -20,7 +20,7 @@ from gemma4_triage.logs.rule import (
     says,
     usage_text,
 )
-from gemma4_triage.logs.switched_on import features
+from gemma4_triage.logs.switched_on import NO_OVERLAP, features, switched_on
 from gemma4_triage.logs.watchdog_of_controller import only_the_controller
 
 _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
@@ -458,13 +458,24 @@ def _noted(facts: LogFacts, noted: Remark) -> Finding:
         confidence=Confidence.POSSIBLE,
         evidence=(at(facts, noted.place, noted.text, "the note"), *last_sign_of_life(facts, noted.place)),
         ruled_out_if=("/health_generate answers meanwhile: then look at the client, its proxy and its request",),
-        advice=(
-            "py-spy dump --pid of every scheduler, and of the main process, while it stands: the one that differs "
-            "holds up the others",
-            *switches(facts),
+        advice=tuple(
+            dict.fromkeys(
+                (
+                    *of_encoders(facts),
+                    *((NO_OVERLAP,) if facts.settings.get("is_embedding") == "True" else ()),
+                    *(f"once {one.without}, in which ranks meet" for one in features(facts) if one.setting in _MEET),
+                    "py-spy dump --pid of every scheduler, and of the main process, while it stands: the one that "
+                    "differs holds up the others",
+                    *switches(facts),
+                    *switched_on(facts),
+                )
+            )
         ),
         next_commands=(COLLECT,),
     )
+
+
+_MEET = frozenset({"enable_symm_mem", "enable_torch_symm_mem", "enable_eplb", "enable_two_batch_overlap", "dcp_size"})
 
 
 _OF_THE_CODE = frozenset({"TypeError", "AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError"})

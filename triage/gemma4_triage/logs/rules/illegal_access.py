@@ -15,7 +15,7 @@ from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.suspects import of_files
-from gemma4_triage.logs.switched_on import CHOSEN, switched_on
+from gemma4_triage.logs.switched_on import CHOSEN, switched_on, variables
 
 SWA_PRESSED_AT = 0.8
 _SENTENCES = (
@@ -194,7 +194,8 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     of_drafts = any(map(_DRAFTS.match, death.frames))
     drafts = of_drafts or (asked.get("speculative_algorithm", "None") != "None" and not _named(facts, death))
     part = of_files(death.frames[-_INNER:])
-    found = [f"{one}. {CHOSEN}" for one in (named_by(facts, death) if copied else ())]
+    found = [f"once without {one} in its environment" for one in variables(facts)]
+    found += [f"{one}. {CHOSEN}" for one in (named_by(facts, death) if copied else ())]
     if _named(facts, death):
         found.append(
             "send the last request alone, then half as long: if only long ones do it, a lower --context-length keeps "

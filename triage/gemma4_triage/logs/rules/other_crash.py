@@ -8,7 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.handled import handling
+from gemma4_triage.logs.handled import as_it_retracted, handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
@@ -25,7 +25,7 @@ from gemma4_triage.logs.rule import (
 )
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED
-from gemma4_triage.logs.said_by_python import OF_CODE, UNREACHED, met, of_a_caller, of_the_code
+from gemma4_triage.logs.said_by_python import OF_CODE, UNREACHED, met, of_a_caller, of_the_code, was_none
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import (
     CHOSEN,
@@ -67,7 +67,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         if waited:
             code = "another process, which it had started and waited for, ended before it was ready"
             code += _of_the_signal(death)
-        handled = handling(death) if first else None
+        handled = (handling(death) or as_it_retracted(facts, death)) if first else None
         kind = None if waited else of_kind(death)
         patched = tuple(_of_a_patch(facts, death))
         words = " ".join(death.message.split())
@@ -267,7 +267,7 @@ def _of_package(death: Death) -> str:
 
 def _in_a_package(death: Death) -> bool:
     """Say whether it was raised in another's package that may be of a release that does not fit."""
-    own = death.package == "vllm" and not death.caller
+    own = (death.package == "vllm" and not death.caller) or was_none(death)
     return death.package not in _NOT_AT_FAULT and death.type_name in OF_CODE and not own
 
 

@@ -167,7 +167,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "--context-length for each request that may run."
         )
         advice = ("a smaller --context-length, or a smaller --max-running-requests: their product is its size", *advice)
-    advice = (*advice, *_of_another(death)) if "pictures" not in cause else advice
+    if "pictures" not in cause:
+        pictured = _prepares_pictures(facts, death)
+        advice = (*pictured, *advice) if pictured else (*advice, *_of_another(death))
+    if any(map(_FALLBACK.search, (death.statement, *death.frames[-_INNER:]))) and not too_small:
+        advice = (_OF_A_FALLBACK, *advice)
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -194,6 +198,29 @@ def _of_another(death: Death) -> tuple[str, ...]:
     return (
         f"process {others[0][1]} holds {others[0][0]:.1f} GiB of the same GPU: another server, a trainer, or what "
         "prepares images on the first GPU (--disable-fast-image-processor)",
+    )
+
+
+_FALLBACK = pattern(r"\b\w+_(?:torch|naive|fallback|reference)(?:$|: )")
+_OF_A_FALLBACK = (
+    "a smaller --chunked-prefill-size (2048), then a shorter --context-length: it asked for it in a fallback in "
+    "PyTorch, which holds as a whole what a kernel computes in pieces, and which this GPU or release has no kernel "
+    "for; then a later release"
+)
+_OF_MODELS = pattern(r"(?i)-vl\b|vision|ocr|omni|llava|pixtral|internvl|minicpm-?[vo]|kimi-vl|gemma-?[34]")
+_FEWEST_BESIDE = 3  # processes beside the largest on one GPU
+
+
+def _prepares_pictures(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to do where every rank has a share of the first GPU beside its own; empty if that is not so."""
+    others = sorted(float(used) for _, used in _PROCESS.findall(death.message))[:-1]
+    model = facts.settings.get("model_path", "")
+    if len(others) < _FEWEST_BESIDE or "GPU 0 has" not in death.message or not _OF_MODELS.search(model):
+        return ()
+    return (
+        f"--disable-fast-image-processor: {len(others)} processes beside this rank's hold {sum(others):.1f} GiB of the "
+        "first GPU, as where pictures are prepared on it, and that grows with them; a lower --mem-fraction-static only "
+        "delays it",
     )
 
 

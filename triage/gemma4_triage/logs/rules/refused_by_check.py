@@ -432,6 +432,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((_OF_THE_DRAFT,) if later and facts.settings.get("speculative_algorithm", "None") != "None" else ()),
             *as_the_draft_was_loaded(facts, death),
             *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
+            *_overridden(facts, death),
             *named_by(facts, death),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((NOT_YET,) if LACKING.search(said) and part not in (ARGUMENTS, OF_IMAGES) and tried is None else ()),
@@ -450,6 +451,14 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *_others(facts, death, bool(condition)),
         ),
     )
+
+
+def _overridden(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to leave out where a check of the configuration met what the start has put over config.json."""
+    given = facts.arguments.get("json_model_override_args", "{}")
+    if not death.path.startswith("configs/") or given in ("{}", "None", ""):
+        return ()
+    return (f"once without --json-model-override-args {given[:_LONGEST]}, by which config.json is not the model's own",)
 
 
 _WHICH_ONE = (

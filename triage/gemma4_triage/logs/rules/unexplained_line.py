@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
+from gemma4_triage.logs.handled import commanded
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
 from gemma4_triage.logs.refused_too import LACKING
 from gemma4_triage.logs.remarks import number_in
@@ -214,7 +215,11 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if own:
         look = (*_of_own_native(facts, own), *look)
     if lead.kind == "signalled" and facts.served:
-        look = (*look, *switched_on(facts))
+        elsewhere = facts.settings.get("device", "None") not in ("None", "cuda", "auto")
+        look = (*switched_on(facts), *look) if elsewhere else (*look, *switched_on(facts))
+    if lead.kind == "no-memory" and _OF_A_NETWORK.search(lead.text):
+        what = "a library of the network got no memory of the host, of which it locks pages for its cards"
+        look = (*_of_the_host(facts), _LOCKED)
     if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
         what, look = silent
     if lead.kind == "health" and facts.settings.get("pp_size", "1") not in ("1", "None"):
@@ -231,6 +236,9 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         life += [at(facts, busy.place, busy.text, "what it began, and no end of it is here")]
     if lead.kind == "answered-500":
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
+    if lead.kind in _ENDS and (asked := commanded(facts, lead.place)) is not None:
+        what = f"{what}, right after it was asked for {asked[0]}"
+        look = (*((asked[1],) if asked[1] else ()), _OF_THE_COMMAND, *look)
     yield Finding(
         rule=ID,
         cause=f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.",
@@ -241,6 +249,33 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     )
 
 
+_OF_A_NETWORK = pattern(r"(?i)libfabric|\bfi_\w+ failed|\bnixl|\bucx|\bibv_|\brdma|mooncake|\befa\b")
+_LOCKED = (
+    "ulimit -l unlimited (docker: --ulimit memlock=-1, capability IPC_LOCK), free -g and reserved huge pages at that "
+    "time; fewer rails or queue pairs for each rank; the GPU's memory and --mem-fraction-static do not matter"
+)
+
+
+def _of_the_host(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do about memory that the hierarchical cache has pinned before; empty where there is none."""
+    pool = facts.remarks.get("host_pool")
+    if pool is None and facts.settings.get("enable_hierarchical_cache") != "True":
+        return ()
+    size = number_in(pool.text, "Allocating") if pool is not None else None
+    before = f"has pinned {size:g} GB for this rank just before (line {pool.place.line})" if pool and size else "pins"
+    return (
+        f"a smaller --hicache-size or --hicache-ratio: the hierarchical cache {before}, each rank its own, and may "
+        "leave no room in one piece; once without --enable-hierarchical-cache says if it is that; a later release, "
+        "which may set the transfers up first (SGLang 27981)",
+    )
+
+
+_ENDS = frozenset({"sigquit", "child", "signalled", "device", "killed", "exception"})
+_OF_THE_COMMAND = (
+    "that call, once alone on a server that has just started and serves nothing, with the whole stderr of every rank: "
+    "if it ends of it, this release does not serve that call for this model and these arguments; leave the call out, "
+    "or take a later release"
+)
 _FUNCTION = pattern(r", in (sglang::\w+(?:::\w+)+)")
 
 
