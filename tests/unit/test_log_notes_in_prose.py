@@ -25,7 +25,10 @@ class TestDifferences:
             ("with --disable-lora it starts", "with --disable-lora"),
             ("the same model without --disaggregation-mode answers fine", "without --disaggregation-mode"),
             ("text is nonsense; without the --speculative options it is right", "without --speculative-algorithm"),
-            ("no error, but nonsense; without PD they are right", "without --disaggregation-mode (one server for both)"),
+            (
+                "no error, but nonsense; without PD they are right",
+                "without --disaggregation-mode (one server for both)",
+            ),
             ("GSM8K 0%; with --moe-a2a-backend none GSM8K is as expected", "with --moe-a2a-backend none"),
             ("Accuracy: 0.060  (triton backend, same weights: about 0.95)", "with --attention-backend triton"),
             (

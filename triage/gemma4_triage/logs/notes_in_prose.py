@@ -32,7 +32,7 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
     ),
     ("speed", r"\bslow(?:er|ly)?\b|time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence"),
 )
-KINDS = tuple(kind for kind, _ in _SEEN)
+KINDS: tuple[Seen, ...] = tuple(kind for kind, _ in _SEEN)
 NOTED = "noted {}"
 DIFFERENCE, WELL = "noted difference", "noted well"
 """Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
@@ -50,7 +50,9 @@ _SHARE = re.compile(r"(?<![\d.])(0\.\d{2,3}|1\.0+)(?![\d.])")
 _APART = 0.03
 _FLAG = re.compile(r"(?i)\b(with|without|no)\s+(?:the )?(--[a-z][\w-]*(?:[ =](?!-)[\w./:]*\d[\w./:]*)?)")
 _VALUED = re.compile(r"(?i)\b(with)\s+(--[a-z][\w-]*-backend[ =][a-z]\w*)")
-_BEFORE = re.compile(r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})")
+_BEFORE = re.compile(
+    r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})"
+)
 _BACKEND = re.compile(r"\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native)\s+backend\b")
 # What options are called in words, and what the start calls them.
 _SPOKEN = (
@@ -103,12 +105,12 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
 
 def difference_in(text: str) -> str:
     """Return with what, or without what, a note says that all is well, as a change to try; "" if it says nothing."""
-    best = _best_of(text)
-    for clause in _CLAUSES.split(text):
-        if best in _SHARE.findall(clause) if best else (_GOOD.search(clause) and not _NOT_GOOD.search(clause)):
-            if change := _change_in(clause):
-                return change
-    return ""
+    clauses = _CLAUSES.split(text)
+    if best := _best_of(text):
+        well = [clause for clause in clauses if best in _SHARE.findall(clause)]
+    else:
+        well = [clause for clause in clauses if _GOOD.search(clause) and not _NOT_GOOD.search(clause)]
+    return next(filter(None, map(_change_in, well)), "")
 
 
 def _best_of(text: str) -> str:
@@ -133,7 +135,7 @@ def _change_in(clause: str) -> str:
 
 def kinds_noted(facts: LogFacts) -> tuple[Seen, ...]:
     """Return what somebody wrote is seen, by kinds of suspects."""
-    return tuple(kind for kind in KINDS if NOTED.format(kind) in facts.remarks)
+    return tuple(kind for kind, _ in _SEEN if NOTED.format(kind) in facts.remarks)
 
 
 def difference(facts: LogFacts) -> Difference | None:

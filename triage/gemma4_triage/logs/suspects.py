@@ -411,7 +411,8 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     yield from that_hold(signs)
     if (noted := difference(facts)) is not None:
         change = f"{noted.change}, as line {noted.place.line} has it"
-        of = next(iter(kinds_noted(facts)), "answers")
+        seen = kinds_noted(facts)
+        of: Kind = seen[0] if seen else "answers"
         yield Suspect("noted-difference", change, _DIFFERS, (), of, shown=True)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)

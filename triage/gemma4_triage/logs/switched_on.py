@@ -48,6 +48,7 @@ _FEATURES = {
     ),
     "enable_hierarchical_cache": (r"hicache|hiradix|load_back|write_back|_host\b", ""),
     "enable_lora": (r"lora", ""),
+    "enable_lmcache": (r"lmc_|lmcache|committed kv|kv_committed", ""),
     "enable_mixed_chunk": (r"mixed|mix_with_running|prefix_lens", ""),
     "enable_dp_attention": (r"dp_|data_parallel", ""),
     "attn_cp_size": (r"context_parallel|_cp\b|\bcp_", "with --attn-cp-size 1"),

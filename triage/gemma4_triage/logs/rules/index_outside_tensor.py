@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.conditions import asserts_on_the_device
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern
-from gemma4_triage.logs.rules import draft_bookkeeping, refused_by_check
+from gemma4_triage.logs.rules import draft_bookkeeping
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import in_its_warmup, switched_on
 
@@ -27,7 +28,7 @@ def _explains(death: Death) -> bool:
     return (
         bool(_MESSAGE.search(death.message))
         and not draft_bookkeeping.RULE.explains(death)
-        and not refused_by_check.asserts_on_the_device(death)
+        and not asserts_on_the_device(death)
     )
 
 

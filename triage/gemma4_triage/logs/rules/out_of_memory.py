@@ -6,6 +6,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.features_over_ipc import kept_on_the_gpu
 from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
+from gemma4_triage.logs.pictures_on_the_gpu import PROCESS, prepares_pictures
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
@@ -92,7 +93,6 @@ _OF_STATES = (
         "more GPUs (--tp): each then has a part of every state",
     ),
 )
-_PROCESS = pattern(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _LOGITS = pattern(r"logits_processor\.py:")
 _ASKED = pattern(
     r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
@@ -168,7 +168,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
         advice = ("a smaller --context-length, or a smaller --max-running-requests: their product is its size", *advice)
     if "pictures" not in cause:
-        pictured = _prepares_pictures(facts, death)
+        pictured = prepares_pictures(facts, death)
         advice = (*pictured, *advice) if pictured else (*advice, *_of_another(death))
     if any(map(_FALLBACK.search, (death.statement, *death.frames[-_INNER:]))) and not too_small:
         advice = (_OF_A_FALLBACK, *advice)
@@ -192,7 +192,7 @@ def _is_of_states(death: Death) -> bool:
 
 def _of_another(death: Death) -> tuple[str, ...]:
     """Return what to do about processes that hold memory of the device beside the largest; empty if there are none."""
-    others = sorted(((float(used), process) for process, used in _PROCESS.findall(death.message)), reverse=True)[1:]
+    others = sorted(((float(used), process) for process, used in PROCESS.findall(death.message)), reverse=True)[1:]
     if not others or others[0][0] < _ROOM_GIB:
         return ()
     return (
@@ -207,26 +207,11 @@ _OF_A_FALLBACK = (
     "PyTorch, which holds as a whole what a kernel computes in pieces, and which this GPU or release has no kernel "
     "for; then a later release"
 )
-_OF_MODELS = pattern(r"(?i)-vl\b|vision|ocr|omni|llava|pixtral|internvl|minicpm-?[vo]|kimi-vl|gemma-?[34]")
-_FEWEST_BESIDE = 3  # processes beside the largest on one GPU
-
-
-def _prepares_pictures(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    """Return what to do where every rank has a share of the first GPU beside its own; empty if that is not so."""
-    others = sorted(float(used) for _, used in _PROCESS.findall(death.message))[:-1]
-    model = facts.settings.get("model_path", "")
-    if len(others) < _FEWEST_BESIDE or "GPU 0 has" not in death.message or not _OF_MODELS.search(model):
-        return ()
-    return (
-        f"--disable-fast-image-processor: {len(others)} processes beside this rank's hold {sum(others):.1f} GiB of the "
-        "first GPU, as where pictures are prepared on it, and that grows with them; a lower --mem-fraction-static only "
-        "delays it",
-    )
 
 
 def _of_pictures(death: Death) -> tuple[str, tuple[str, ...]]:
     """Return cause and advice where pictures were being prepared, which the tokenizer's process does on the GPU."""
-    others = sorted((float(used), process) for process, used in _PROCESS.findall(death.message))
+    others = sorted((float(used), process) for process, used in PROCESS.findall(death.message))
     small = f" {others[0][0]:.1f} GiB are held by process {others[0][1]}." if len(others) > 1 else ""
     return (
         "The device's memory ran out as pictures were prepared on the GPU, in the tokenizer's own process, beside what "

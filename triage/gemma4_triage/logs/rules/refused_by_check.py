@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.alarm_words import SURVIVABLE
 from gemma4_triage.logs.asked_by_words import by_its_words
+from gemma4_triage.logs.conditions import WHICH_ONE, asserts_on_the_device, overridden
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
@@ -91,11 +92,6 @@ def _condition(death: Death) -> str:
         return death.statement
     bare = death.type_name == "AssertionError" and not death.message.strip()
     return death.statement if bare and death.statement.startswith("assert ") else ""
-
-
-def asserts_on_the_device(death: Death) -> bool:
-    """Say whether the line that failed asserts a condition on the GPU, which is noticed as any kernel's assertion."""
-    return death.statement.startswith("torch._assert_async(") and "device-side assert" in death.message
 
 
 def explains(death: Death) -> bool:
@@ -420,7 +416,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((f"what it asks for: {asked[0].strip()}",) if asked and tried is None else ()),
             *((handled.look,) if handled else ()),
             *by_its_words(facts, death),
-            *((_WHICH_ONE,) if asserts_on_the_device(death) else ()),
+            *((WHICH_ONE,) if asserts_on_the_device(death) else ()),
             *((_ONE_BRANCH,) if part is ARGUMENTS and _TOPK.search(said) else ()),
             *(
                 (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)
@@ -432,7 +428,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((_OF_THE_DRAFT,) if later and facts.settings.get("speculative_algorithm", "None") != "None" else ()),
             *as_the_draft_was_loaded(facts, death),
             *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
-            *_overridden(facts, death),
+            *overridden(facts, death),
             *named_by(facts, death),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((NOT_YET,) if LACKING.search(said) and part not in (ARGUMENTS, OF_IMAGES) and tried is None else ()),
@@ -453,17 +449,6 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     )
 
 
-def _overridden(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    """Return what to leave out where a check of the configuration met what the start has put over config.json."""
-    given = facts.arguments.get("json_model_override_args", "{}")
-    if not death.path.startswith("configs/") or given in ("{}", "None", ""):
-        return ()
-    return (f"once without --json-model-override-args {given[:_LONGEST]}, by which config.json is not the model's own",)
-
-
-_WHICH_ONE = (
-    "CUDA_LAUNCH_BLOCKING=1 says whether it is this condition or an earlier kernel's: the GPU reports late"
-)
 _IDLE_ROWS = (
     "once without --enable-dp-attention: ranks that have no request take part in a step with rows that only fill it, "
     "and two counts of rows that were made at different places then differ, with drafts above all; a defect of the "

@@ -100,7 +100,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the same requests, one at a time, on a server started without options, die alike",),
         advice=(
             *((_NO_PACK,) if _OF_ZERO.search(death.message) else ()),
-            *(_as_ranks_fill_up(facts, int(found["a"]), int(found["b"])) if found and _LAYS_OUT.match(death.frame) else ()),
+            *(
+                _as_ranks_fill_up(facts, int(found["a"]), int(found["b"]))
+                if found and _LAYS_OUT.match(death.frame)
+                else ()
+            ),
             *(f"once {one.without}" for one in (*named, *on)[:_MOST]),
             *((f"once without {part.without}",) if part is not None and not on else ()),
             *((_SYMBOLS,) if "with fake tensors" in death.message else ()),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs import host_pinning
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.handled import commanded
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
@@ -217,9 +218,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if lead.kind == "signalled" and facts.served:
         elsewhere = facts.settings.get("device", "None") not in ("None", "cuda", "auto")
         look = (*switched_on(facts), *look) if elsewhere else (*look, *switched_on(facts))
-    if lead.kind == "no-memory" and _OF_A_NETWORK.search(lead.text):
-        what = "a library of the network got no memory of the host, of which it locks pages for its cards"
-        look = (*_of_the_host(facts), _LOCKED)
+    if lead.kind == "no-memory" and (locked := host_pinning.of_a_network(facts, lead.text)) is not None:
+        what, look = locked
     if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
         what, look = silent
     if lead.kind == "health" and facts.settings.get("pp_size", "1") not in ("1", "None"):
@@ -246,27 +246,6 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         evidence=(_evidence(facts, lead), *life, *(_evidence(facts, alarm) for alarm in others)),
         advice=look,
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",) if lead.kind in _PROBES_SEE else (),
-    )
-
-
-_OF_A_NETWORK = pattern(r"(?i)libfabric|\bfi_\w+ failed|\bnixl|\bucx|\bibv_|\brdma|mooncake|\befa\b")
-_LOCKED = (
-    "ulimit -l unlimited (docker: --ulimit memlock=-1, capability IPC_LOCK), free -g and reserved huge pages at that "
-    "time; fewer rails or queue pairs for each rank; the GPU's memory and --mem-fraction-static do not matter"
-)
-
-
-def _of_the_host(facts: LogFacts) -> tuple[str, ...]:
-    """Return what to do about memory that the hierarchical cache has pinned before; empty where there is none."""
-    pool = facts.remarks.get("host_pool")
-    if pool is None and facts.settings.get("enable_hierarchical_cache") != "True":
-        return ()
-    size = number_in(pool.text, "Allocating") if pool is not None else None
-    before = f"has pinned {size:g} GB for this rank just before (line {pool.place.line})" if pool and size else "pins"
-    return (
-        f"a smaller --hicache-size or --hicache-ratio: the hierarchical cache {before}, each rank its own, and may "
-        "leave no room in one piece; once without --enable-hierarchical-cache says if it is that; a later release, "
-        "which may set the transfers up first (SGLang 27981)",
     )
 
 

@@ -157,8 +157,8 @@ _OF_BLOCKS = (
 
 _OF_DRAFTS = pattern(r"\b(?:mtp_block|mtp_layers?|nextn)\b.*\bshared_experts?\b")
 _BLOCK_OF_DRAFTS = (
-    " It is a shared expert in the block of drafts (MTP) that the checkpoint brings along: that block's class has none, "
-    "as where shared experts are fused with the routed ones."
+    " It is a shared expert in the block of drafts (MTP) that the checkpoint brings along: that block's class has "
+    "none, as where shared experts are fused with the routed ones."
 )
 _NOT_FUSED = (
     "shared experts that are not fused (SGLang: --disable-shared-experts-fusion; vLLM: "
