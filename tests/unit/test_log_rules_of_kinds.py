@@ -95,6 +95,24 @@ class TestKindsOfFaults:
             "once with --kv-cache-dtype auto, then",
         ),
         (
+            "RuntimeError: shape '[64, 4, 0, 128, 8]' is invalid for input of size 131072",
+            "managers/a.py",
+            "step",
+            "fill no pack of such a layout",
+        ),
+        (
+            "ValueError: q.shape[0] (4) does not match qo_indptr[-1] (1).",
+            "managers/a.py",
+            "step",
+            "handed 4 rows of queries and an index over 1",
+        ),
+        (
+            "TypeError: Mismatched type on argument #3 when calling: `f(0: Tensor)`. Expected `Tensor` but got `None`",
+            "managers/a.py",
+            "step",
+            "was handed None",
+        ),
+        (
             "RuntimeError: The size of tensor a (96) must match the size of tensor b (90)",
             "managers/a.py",
             "step",

@@ -228,11 +228,15 @@ def trapped(death: Death) -> GuardLine | None:
     return GuardLine(death.place, rule, "trapped", match[2], dump, match[4] or "")
 
 
+_LONGEST_OF_MEMORY = 700  # bytes
+
+
 def death_message(line: bytes) -> str:
     """Return a line with one of DEATH_MARKS, from the mark's sentence on."""
     at = min(position for mark in DEATH_MARKS if (position := line.find(mark)) >= 0)
     begin = 0 if at <= 2 * _BEFORE else at - _BEFORE
-    return line[begin : at + 200].decode(errors="replace").strip()
+    # Of memory torch names every process that has some of that GPU.
+    return line[begin : at + (_LONGEST_OF_MEMORY if b"out of memory" in line else 200)].decode(errors="replace").strip()
 
 
 def _is_dump(text: str) -> bool:

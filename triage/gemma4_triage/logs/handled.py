@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gemma4_triage.logs.facts import Death
+from gemma4_triage.logs.facts import Death, LogFacts, Place
+from gemma4_triage.logs.notes_in_prose import last_work
+from gemma4_triage.logs.remarks import COMMANDED
 from gemma4_triage.logs.rule import pattern
 
 
@@ -182,3 +184,38 @@ def handling(death: Death) -> Handled | None:
     words = [] if death.statement.startswith("raise ") else re.findall(r"\w+", death.statement)
     of_line = (one for name in (*names[:1], *words) for one in _KEPT if one.functions.match(name))
     return next(of_function, None) or next(of_line, None)
+
+
+_PATH = pattern(r"/(\w+) HTTP/")
+_RIGHT_ABOVE = 4  # lines
+
+
+def commanded(facts: LogFacts, place: Place) -> tuple[str, str] | None:
+    """Return what was asked of a server beside requests right above a place, as it ended, and what to try; else None.
+
+    Args:
+        facts: the log.
+        place: where it tells of an end.
+    """
+    asked = facts.remarks.get(COMMANDED)
+    if asked is None or not 0 < place.line - asked.place.line <= _RIGHT_ABOVE or last_work(facts) > asked.place.line:
+        return None
+    path = found[1] if (found := _PATH.search(asked.text)) else ""
+    look = next((one.look for one in _HANDLED if one.functions.match(path)), "")
+    return f"/{path} (line {asked.place.line})", look
+
+
+def as_it_retracted(facts: LogFacts, death: Death) -> Handled | None:
+    """Return the retraction that stands right above an exception of a case that there is no code for; else None."""
+    if death.frames or death.type_name != "NotImplementedError":
+        return None
+    last = [rank.retractions.last.line for rank in facts.schedulers if rank.retractions.last is not None]
+    if not any(0 < death.place.line - line <= _RIGHT_ABOVE for line in last):
+        return None
+    usage = death.usage
+    windows = usage is not None and (usage.swa or 0) >= _FULL and (usage.full or 0) <= (usage.swa or 0) - _APART
+    return replace(_HANDLED[0], look=f"{_WINDOWS * windows}{_HANDLED[0].look}")
+
+
+_FULL, _APART = 0.9, 0.2
+_WINDOWS = "a larger --swa-full-tokens-ratio, as it is the pool of the sliding window that was full; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -29,6 +30,7 @@ _CONCERNS = (
         _SPARSE,
         re.compile(
             r"(?i)\b[nd]sa_backend|forward_(?:mha|mla|dsa|nsa)\b|\w*_k_cache\w*|dim_quant|trtllm_batch_\w*mla|"
+            r"\btopk_(?:indices|length)\w*|\bindexer\b|"
             r"flash_?mla|page_table_1\b|_forward_(?:trtllm|fa3|tilelang|flashmla)\w*"
         ),
         "another pair that has this GPU and this type of KV (flashmla_sparse, flashmla_kv, tilelang, fa3), or none: "
@@ -70,7 +72,16 @@ _CONCERNS = (
         re.compile(r"(?i)mooncake|nixl|\bkv_?(?:sender|receiver|manager)"),
         "another",
     ),
-    _Concern(("hicache_io_backend", "hicache_mem_layout"), re.compile(r"(?i)hicache|_host\b|host_pool"), "another"),
+    _Concern(
+        ("hicache_io_backend", "hicache_mem_layout"),
+        re.compile(r"(?i)hicache|_host\b|host_pool|kvcacheio|(?:write|load)_back|cudaMemcpyBatch"),
+        "another (direct, layer_first)",
+    ),
+    _Concern(
+        ("hybrid_kvcache_ratio", "swa_full_tokens_ratio"),
+        re.compile(r"(?i)\bswa_kv_pool\b|swa_memory_pool|\bhybrid_\w*pool|\bmemory_pool\.py:\d+ _?create_buffers$"),
+        "the release then sizes both pools itself, or has one pool for all layers (--disable-hybrid-swa-memory)",
+    ),
 )
 _LEFT_TO_THE_RELEASE = frozenset({"None", "auto", "default", ""})
 _INNER = 3  # frames
@@ -94,5 +105,15 @@ def named_by(facts: LogFacts, death: Death) -> tuple[str, ...]:
         if not quoted and not concern.words.search(near):
             continue
         flags = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in asked.items())
-        found.append((not quoted, f"once without {flags}, which the start has chosen for this part: {concern.instead}"))
+        instead = _without(concern.instead, asked.values())
+        if concern.options is _SPARSE and given.get("kv_cache_dtype", "") not in _LEFT_TO_THE_RELEASE:
+            instead += f"; once with --kv-cache-dtype auto in place of {given['kv_cache_dtype']}"
+        found.append((not quoted, f"once without {flags}, which the start has chosen for this part: {instead}"))
     return tuple(text for _, text in sorted(found, key=lambda one: one[0]))
+
+
+def _without(instead: str, values: Iterable[str]) -> str:
+    """Return what to choose without what the start has chosen."""
+    for value in values:
+        instead = re.sub(rf"(?<=[( ]){re.escape(value)}, |, {re.escape(value)}(?=\))", "", instead)
+    return instead

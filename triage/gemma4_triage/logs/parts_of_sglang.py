@@ -386,6 +386,7 @@ _SPEAKS_OF = (
     (r"\bmamba|\bgdn\b|linear attention|conv_state", "mem_cache/mamba_radix_cache.py"),
     (r"disaggregat|bootstrap|\bprefill (?:server|instance|worker)|kv transfer|nixl|mooncake", "disaggregation/"),
     (r"\bimages?\b|\bvideo|\baudio|multimodal|pixel_values|\bmm_|vision", "multimodal/"),
+    (r"topk_indices_offset|\bindexer\b|page_table|block_tables?\b", "layers/attention/"),
     (r"\bmoe\b|\bexperts?\b|deep_?ep|topk_|fused_moe", "layers/moe/"),
     (r"quanti[sz]|\bfp[48]|nvfp4|\bawq|gptq|marlin|mat_[ab]\b|scaled_mm|_scale\b", "layers/quantization/"),
     (r"attention|flash_?attn|flashinfer|\bmla\b|num_splits|head_dim|kv_indptr|qo_indptr", "layers/attention/"),
@@ -398,9 +399,20 @@ _SPEAKS_OF = (
 
 def part_spoken_of(death: Death) -> Part | None:
     """Return the part of SGLang that an exception without frames of its own speaks of; None if it names none."""
-    if death.frames and not is_shortened(death):
-        return None
-    return next((part_of_file(path) for words, path in _SPEAKS_OF if re.search(f"(?i){words}", death.message)), None)
+    return None if death.frames and not is_shortened(death) else _spoken_of(death.message)
+
+
+def _spoken_of(text: str) -> Part | None:
+    return next((part_of_file(path) for words, path in _SPEAKS_OF if re.search(f"(?i){words}", text)), None)
+
+
+_CALLS = pattern(r"(?:[\w, .\[\]]+ = |return |yield )?[\w.]+(?:\[[^\]]*\])?\(")
+
+
+def called_from_a_model(death: Death) -> Part | None:
+    """Return whose part a message speaks of where the innermost frame is a model's class that only calls others."""
+    called = death.path.startswith("models/") and death.statement[:6] != "raise " and _CALLS.match(death.statement)
+    return _spoken_of(death.message) if called else None
 
 
 def part_of_file(path: str) -> Part | None:

@@ -48,7 +48,7 @@ _KNOWN = (
     rb"(?:[\w.-]{1,80} " + _UNIT + rb")?",  # journald, syslog, ts
     rb"\((?:[\w.:<>\[\]-]{1,80},? )?(?:rank=\d+, )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",  # Ray, SkyPilot
     # vLLM: of an exception, with its file, or below a first line that names it; people leave the time out
-    rb"(?:ERROR|CRITICAL) \d\d-\d\d " + _CLOCK + rb" \[[\w.]+\.py:\d+\](?: |$)",
+    rb"(?:ERROR|CRITICAL) (?:\d\d-\d\d " + _CLOCK + rb" )?\[[\w.]+\.py(?::\d+)?\](?: |$)",
     _LEVEL + rb" \d\d-\d\d " + _CLOCK + rb"(?= (?:  File |    |Traceback |" + _RAISED + rb")) ?",
     rb"(?:ERROR|CRITICAL|FATAL):? +(?=" + _RAISED + rb")",
     rb"\[rank\d+\]:(?: |$)",  # torch's excepthook

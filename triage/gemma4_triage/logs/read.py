@@ -12,6 +12,7 @@ from gemma4_triage.known_issues import release
 from gemma4_triage.logs import (
     events,
     images,
+    notes_in_prose,
     pasted,
     remarks,
     said_in_notes,
@@ -231,6 +232,12 @@ class LogReading:
         # Answers are most of what is no batch line, and hold nothing that is looked for.
         if _ANSWER in block.text:
             asked = [not line.endswith(_ANSWER) for line in lines]
+            if any(path in block.text for path in remarks.COMMANDS):
+                asked = [
+                    other or any(path in line for path in remarks.COMMANDS)
+                    for line, other in zip(lines, asked, strict=True)
+                ]
+                self._answered += sum(line.endswith(_ANSWER) for line in compress(lines, asked))
             answers = [number for number, other in zip(numbers, asked, strict=True) if not other]
             if any(mark in block.text for mark in values_asked.OF_CONTROL):
                 asked = [
@@ -377,6 +384,9 @@ class LogReading:
         stamp = read(line, len(line))
         place = Place(number, stamp.text)
         said_in_notes.keep(self._remarks, line, place)
+        of_another = notes_in_prose.keep(self._remarks, line, place)
+        if (noted := notes_in_prose.stack_in(line, place)) is not None:
+            self._stacks.add(noted)
         if kind.startswith("remark "):
             name = kind.removeprefix("remark ")
             self._remarks[name] = remarks.remark(line, stamp.rank, place)
@@ -437,7 +447,7 @@ class LogReading:
             split_sides.keep(self._remarks, line, place)
             if pasted.is_of_a_client(line):
                 self._alarms.client_at(number)
-            if pasted.keep_note(self._remarks, line, place):
+            if pasted.keep_note(self._remarks, line, place) or of_another:
                 # Its arguments are another start's.
                 return False
             # What the server itself prints of its arguments says more, and what they came to.

@@ -10,6 +10,13 @@ import re
 from gemma4_triage.logs import pasted, values_asked
 from gemma4_triage.logs.facts import Place, Remark, Stack
 
+COMMANDED = "commanded"
+COMMANDS = (
+    *(b"/release_memory_occupation HTTP/", b"/resume_memory_occupation HTTP/", b"/pause_generation HTTP/"),
+    *(b"/continue_generation HTTP/", b"/start_profile HTTP/", b"/load_lora_adapter HTTP/"),
+    *(b"/unload_lora_adapter HTTP/", b"/init_weights_update_group HTTP/", b"/destroy_weights_update_group HTTP/"),
+)
+"""How answers say what was asked of a server beside requests, which it may end of."""
 MARKS = (
     (b"Load weight begin. avail mem=", "before_weights"),
     (b"Load weight end. ", "after_weights"),
@@ -70,6 +77,7 @@ MARKS = (
     (b"torch.compile took", "vllm_start"),
     (b"Graph capturing finished in", "vllm_start"),
     (b"Cudagraph mode ", "vllm_graph_sizes"),
+    (b"Setting attention block size to ", "vllm_block"),
     (b"GPU KV cache size: ", "vllm_pool"),
     (b"sglang.bench_latency", "benchmark"),
     (b"sglang.bench_one_batch", "benchmark"),
@@ -112,9 +120,13 @@ MARKS = (
     (b"Start update_weights", "weights_put"),
     (b"Update engine weights online", "weights_put"),
     (b"/update_weights", "weights_put"),
+    *((path, COMMANDED) for path in COMMANDS),
     (b"not found in params_dict", "left_out"),
     (b"are not initialized from checkpoints", "not_loaded"),
     (b"Ignore import error when loading", "not_imported"),
+    (b"host memory for hierarchical", "host_pool"),
+    (b"Cannot map memory with base addr", "host_not_mapped"),
+    (b"NVRM: failed to allocate page table", "host_not_mapped"),
     # Requests that a server refused, which is its clients' doing; refused_by_check.py says why.
     (b"longer than the model", "refused_length"),
     (b"exceeds the maximum allowed length", "refused_length"),
@@ -142,6 +154,9 @@ MARKS = (
     (b"Address not registered by any device", "transport_outside"),
     (b"coredump: kernel ", "dumped_kernel"),
     (b"Capture prefill cuda graph begin", "prefills_captured"),
+    (b"target prefill CUDA graph begin", "prefills_captured"),
+    (b"Capturing batches (bs=", "captures"),
+    (b"target prefill CUDA graph end", "prefill_graphs"),
     (b"Capture prefill cuda graph end", "prefill_graphs"),
     (b"Capture prefill CUDA graph end", "prefill_graphs"),
     (b"Disable prefill CUDA graph because", "prefills_eager"),
@@ -306,6 +321,11 @@ class StackReader:
         self._frames: list[str] = []
         self._left = 0
         self._main = self._threads = False
+
+    def add(self, stack: Stack) -> None:
+        """Take a stack that stands in one line."""
+        if len(self.stacks) < MOST_STACKS:
+            self.stacks.append(stack)
 
     def begin(self, line: bytes, rank: str, place: Place) -> None:
         """Take note of a line with one of STACKS; people paste the main thread without what names its process."""

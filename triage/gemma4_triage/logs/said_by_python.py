@@ -101,7 +101,7 @@ def of_a_variable(death: Death) -> tuple[str, ...]:
 
 _NONE = pattern(
     r"'NoneType' object (?:has no attribute '(\w+)'|is not (?:subscriptable|iterable|callable))|"
-    r"object of type 'NoneType' has no len"
+    r"object of type 'NoneType' has no len|but got \W?None\b"
 )
 NO_VALUE = pattern(r"\b(?:got|not|but is|received|found):? [`']?None(?:Type)?\b")
 """How a call says that it was given None in the place of a value: arguments are right, and nobody has filled one."""
@@ -110,13 +110,18 @@ _SHORT = 120  # characters
 UNREACHED = ("ConnectionError", "ConnectError", "ConnectionRefusedError", "APIConnectionError")
 
 
+def was_none(death: Death) -> bool:
+    """Say whether something was None that had to be a value, which tells of no package's release."""
+    return "NoneType" in death.message or any(words.search(death.message) for words in (_NONE, NO_VALUE))
+
+
 def met(death: Death) -> str:
     """Return in words what frequent exceptions of Python say of the values that they met; "" if they say nothing."""
     quotes = death.statement and not death.statement.startswith("raise ")
     line = f", at `{death.statement[:_SHORT]}`" if quotes else ""
     if "values to unpack" in death.message:
         return f"it is handed another number of values than it takes{line}: two parts of this build do not fit"
-    if _NONE.search(death.message) or "NoneType" in death.message or NO_VALUE.search(death.message):
+    if was_none(death):
         return f"a value that it needs was never set, or is gone already (None){line}"
     if death.type_name == "KeyError" and (found := _LACKS.match(death.message)):
         return f"a table has no entry {found[1]}{line}: nobody put it there, or somebody took it out before"

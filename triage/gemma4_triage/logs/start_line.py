@@ -46,6 +46,7 @@ COMMANDS = (
 NOTES = (b" --", b"# ", b"same request", b"server_args: ", b"env: ", b"export ", b"HiCache +")
 """What a line may have in which somebody noted arguments or the environment beside a log."""
 _NOTE = re.compile(rb"\s*(?:#+ |\(|--[a-z]|(?:\$ )?export |env: |server_args: )|[^\[\]{}]{0,200}\bHiCache \+")
+_STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d [^\]\n]{8,40}\] (?=server_args: )")
 _SPOKEN = (
     (re.compile(r"\bHiCache\b"), "enable_hierarchical_cache", "True"),
     (re.compile(r"(?i)\bmooncake\b"), "hicache_storage_backend", "mooncake"),
@@ -80,6 +81,7 @@ def typed(line: bytes) -> dict[str, str]:
 
 def noted(line: bytes) -> dict[str, str]:
     """Return the arguments and variables in a line that somebody wrote beside a log, or that goes on with a command."""
+    line = _STAMP.sub(b"", line, count=1)
     if not _NOTE.match(line):
         return {}
     text = line[: LONGEST_VALUE * 4].decode(errors="replace")

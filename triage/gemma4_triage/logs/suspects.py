@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.logs.notes_in_prose import difference, kinds_noted
 from gemma4_triage.logs.split_sides import made_alike
 from gemma4_triage.logs.started import Started
 from gemma4_triage.logs.told_for_vllm import of_vllm
@@ -367,7 +368,8 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
         listed.sort(key=lambda one: not one.shown)
-    order = sorted(MOST_SHOWN, key=lambda kind: not any(one.shown for one in kinds[kind]))
+    noted = kinds_noted(facts)
+    order = sorted(MOST_SHOWN, key=lambda kind: (kind not in noted, not any(one.shown for one in kinds[kind])))
     return tuple(one for kind in order for one in kinds[kind][: MOST_SHOWN[kind]])
 
 
@@ -410,12 +412,21 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     yield from that_hold(signs)
     if alike := made_alike(facts):
         yield Suspect("sides-of-a-split", f"with {alike}", _OF_A_SPLIT, ("SGLang 17212",), "answers", shown=True)
+    if (noted := difference(facts)) is not None:
+        change = f"{noted.change}, as line {noted.place.line} has it"
+        seen = kinds_noted(facts)
+        of: Kind = seen[0] if seen else "answers"
+        yield Suspect("noted-difference", change, _DIFFERS, (), of, shown=True)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
     yield from that_hold(of_engine)
 
 
 _OF_A_SPLIT = "nonsense from the second token on where one server alone answers well; then a later release on both"
+_DIFFERS = (
+    "a note here says that all is well with it: what this option brings is then at fault in this release, and neither "
+    "weights, prompt nor sampling. Leave it so, and take a later release"
+)
 _EXPERIMENTAL = re.compile(r"^SGLANG_(?:\w*EXPERIMENTAL|OPT_)\w*$")
 _NAMED_MOST = 4
 _OF_EXPERIMENTS = (

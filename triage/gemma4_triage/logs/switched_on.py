@@ -48,6 +48,8 @@ _FEATURES = {
     ),
     "enable_hierarchical_cache": (r"hicache|hiradix|load_back|write_back|_host\b", ""),
     "enable_lora": (r"lora", ""),
+    "enable_lmcache": (r"lmc_|lmcache|committed kv|kv_committed", ""),
+    "enable_mixed_chunk": (r"mixed|mix_with_running|prefix_lens", ""),
     "enable_dp_attention": (r"dp_|data_parallel", ""),
     "attn_cp_size": (r"context_parallel|_cp\b|\bcp_", "with --attn-cp-size 1"),
     "dcp_size": (
@@ -116,6 +118,7 @@ _NO_CUDA = (
     "this server runs on {0}, for which some code is lacking: a later release; until then requests without log "
     "probabilities, forms of answers, adapters and images, or a GPU of NVIDIA"
 )
+_BEYOND_CUDA = "without {0}, one at a time: on {1} code of what goes beyond plain serving is seldom there, or untried"
 _NO_GRAMMARS = (
     "this server has no --grammar-backend: name one (xgrammar), or refuse response_format, regex and tools of a fixed "
     "form before they reach it"
@@ -181,6 +184,18 @@ def in_its_warmup(facts: LogFacts, death: Death) -> tuple[str, ...]:
     )
 
 
+_OF_A_PATH = re.compile(
+    r"(?:VLLM|SGLANG|SGL)_(?!\w*(?:LOG|DEBUG|TRACE|METRIC|TIMEOUT|USAGE|CACHE|PORT|HOST|DIR|PATH|DOWNLOAD|MODELSCOPE|"
+    r"ALLOW|USE_V1|CHECK|TEST|IS_|SPEC_V2|DEEPGEMM))\w+"
+)
+
+
+def variables(facts: LogFacts) -> tuple[str, ...]:
+    """Return which variables of the environment put this server on a path of code that it does not take by itself."""
+    given = facts.arguments.items()
+    return tuple(f"{name}={value}" for name, value in given if _OF_A_PATH.fullmatch(name) and value in ("1", "true"))
+
+
 def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     """Return what to leave out of this server's start, one at a time; empty if its start shows nothing.
 
@@ -194,8 +209,9 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     named = [one for one in on if death is not None and one.is_named(death)]
     given_up = aborted_before(facts, death) if death is not None else ""
     overlaps = facts.served and facts.settings.get("disable_overlap_schedule", "None") != "True"
-    rest = [one.flag for one in on if one not in named]
+    rest = [one.flag for one in on if one not in named] + list(variables(facts))
     return (
+        *((_BEYOND_CUDA.format(", ".join(one.flag for one in on), device),) * (elsewhere and bool(on))),
         *((_NO_CUDA.format(device),) * elsewhere),
         *((_NO_GRAMMARS,) * (facts.settings.get("grammar_backend") == "none")),
         *(f"{one}. {CHOSEN}" for one in (named_by(facts, death) if death is not None else ())),
@@ -203,7 +219,7 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
         *((given_up,) * bool(given_up)),
         *(
             (f"this server has {', '.join(rest)}: leave out one at a time, with the same load, until it holds",)
-            * bool(rest)
+            * (bool(rest) and not elsewhere)
         ),
         *((NO_OVERLAP,) * overlaps),
     )

@@ -46,6 +46,7 @@ _INSTEAD = (
     (r"--lora-paths\b", "--lora-modules"),
     (r" ?--sampling-backend pytorch\b", " and VLLM_USE_FLASHINFER_SAMPLER=0"),
     (r"--attention-backend triton\b", "--attention-backend TRITON_ATTN"),
+    (r"\(triton serves most models and GPUs\)", "(TRITON_ATTN serves most models and GPUs)"),
     (r"\(triton, (?:flashinfer|fa3)(?:, (?:fa3|flashinfer))?\)", "(TRITON_ATTN, FLASH_ATTN, FLASHINFER)"),
     (r"SGLANG_FLASHINFER_WORKSPACE_SIZE", "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE"),
     (r"SGLANG_ENABLE_JIT_DEEPGEMM=0", "VLLM_USE_DEEP_GEMM=0"),

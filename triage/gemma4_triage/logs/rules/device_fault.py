@@ -6,7 +6,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, remarked
 from gemma4_triage.logs.rules import library_kernel
-from gemma4_triage.logs.switched_on import features
+from gemma4_triage.logs.switched_on import features, variables
 
 _XID = pattern(r"Xid(?: \([^)]*\))?: ?(\d+)")
 _HARDWARE = pattern(
@@ -33,6 +33,27 @@ def _explains(death: Death) -> bool:
     if "invalid device function" in death.message or _OF_THE_CALL.search(death.message):
         return False
     return bool(_XID.search(death.message) or _HARDWARE.search(death.message) or _ROCM.search(death.message))
+
+
+_BATCH = pattern(r"Capturing batches \(bs=(\d+)")
+_RIGHT_BELOW = 4  # lines
+
+
+def _captured(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to do where the fault came as the graph of a large batch was captured; empty if it did not."""
+    said = facts.remarks.get("captures")
+    size = _BATCH.search(said.text) if said is not None else None
+    if said is None or size is None or not 0 < death.place.line - said.place.line <= _RIGHT_BELOW:
+        return ()
+    backend = facts.settings.get("attention_backend", "None")
+    than = f" than {backend}" if backend != "None" else ""
+    half = max(int(size[1]) // 4, 1)
+    return (
+        f"once with --cuda-graph-max-bs {half}, in place of {size[1]}, and a smaller --context-length: buffers of a "
+        "step are as large as both together, and kernels (attention in Triton, with the splits of each request's "
+        "keys) have counted places in them in 32 bits; then a later release, which counts in 64",
+        f"once with another --attention-backend{than}",
+    )
 
 
 def _of_rocm(facts: LogFacts, death: Death) -> Finding:
@@ -82,6 +103,8 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
     kernel = facts.remarks.get("faulted_kernel")
     part = library_kernel.part_named(kernel.text) if kernel is not None and not reduces else None
     cause += f"; it is one of {part.what}, by its name" if part else ""
+    captured = bool(_captured(facts, death))
+    cause += "; it had just begun to capture the graph of its largest batch" * (captured and not reduces)
     cause += f"; the process was in a custom all-reduce, {reduces.split()[0]}." if reduces else "."
     return Finding(
         rule=RULE.id,
@@ -94,6 +117,7 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("the same GPU faults under other programs too",),
         advice=(
+            *_captured(facts, death),
             *((part.look,) if part else ("once with --disable-custom-all-reduce",)),
             *(f"once {one.without}" for one in features(facts)[:2] if part or not reduces),
             "once with SGLANG_USE_AITER=0; then a newer image of ROCm and aiter",
@@ -109,6 +133,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if xid is not None and xid[1] in _PROGRAM:
         cause = f"The driver reports Xid {xid[1]}: a kernel of a process did something that the GPU refused."
         advice = (
+            *(f"once without {one} in its environment" for one in variables(facts)[:3]),
             "the exception of the server at that time says more; CUDA_LAUNCH_BLOCKING=1 names the kernel",
             *(f"once {one.without}" for one in features(facts)[:3]),
         )

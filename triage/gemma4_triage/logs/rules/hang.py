@@ -7,10 +7,21 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
-from gemma4_triage.logs.noted_hang import named_in_notes, noted
+from gemma4_triage.logs.noted_hang import named_in_notes
+from gemma4_triage.logs.notes_in_prose import stands_by_a_note
 from gemma4_triage.logs.parts_of_sglang import part_of_file
-from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
-from gemma4_triage.logs.switched_on import features
+from gemma4_triage.logs.rule import (
+    COLLECT,
+    at,
+    last_sign_of_life,
+    of_death,
+    on_rank,
+    pattern,
+    remarked,
+    says,
+    usage_text,
+)
+from gemma4_triage.logs.switched_on import NO_OVERLAP, features, switched_on
 from gemma4_triage.logs.watchdog_of_controller import only_the_controller
 
 _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
@@ -294,7 +305,9 @@ def _verdict(
     if len(places) > 1 and set(places.values()) == {_WAITS[0]} and len(callers := _callers(stacks)) > 1:
         each = "; ".join(f"{', '.join(ranks)} in {caller}" for caller, ranks in callers.items())
         cause = f"Ranks wait in different collectives, which never meet: {each}."
-        return cause, Confidence.LIKELY, ("the part that one of them is in has to be asked of all: leave it out once",)
+        of_the_cache = switches[:1] if any(map(_OF_HICACHE.search, callers)) else ()
+        ask_all = "the part that one of them is in has to be asked of all: leave it out once"
+        return cause, Confidence.LIKELY, (*of_the_cache, ask_all)
     if not odd:
         inside = {stack.frames[0] for stack in stacks if stack.frames}
         cause = "Every rank that was looked at waits in communication"
@@ -441,10 +454,44 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         # Whoever writes that it stands has looked where: a stack in an idle loop says nothing.
         waits = [stack for stack in facts.stacks if where(stack) not in ("a receive from another process", "")]
         death = Death(stood.place, stood.rank, "", stood.text) if waits else None
+    elif death is None and not facts.deaths and (noted := stands_by_a_note(facts)) is not None:
+        if not any(where(stack) in _WAITS for stack in facts.stacks):
+            yield _noted(facts, noted)
+            return
+        death = Death(noted.place, noted.rank, "", noted.text)
     if death is not None:
         yield _tell(facts, death)
     else:
         yield from noted(facts)
+
+
+def _noted(facts: LogFacts, noted: Remark) -> Finding:
+    """Return that a server stands by what somebody wrote, of which the log itself shows no more."""
+    return Finding(
+        rule=RULE.id,
+        cause="Somebody wrote that the server stands, and no line of work follows: a step that never ends leaves none. "
+        "The log does not say where.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(at(facts, noted.place, noted.text, "the note"), *last_sign_of_life(facts, noted.place)),
+        ruled_out_if=("/health_generate answers meanwhile: then look at the client, its proxy and its request",),
+        advice=tuple(
+            dict.fromkeys(
+                (
+                    *of_encoders(facts),
+                    *((NO_OVERLAP,) if facts.settings.get("is_embedding") == "True" else ()),
+                    *(f"once {one.without}, in which ranks meet" for one in features(facts) if one.setting in _MEET),
+                    "py-spy dump --pid of every scheduler, and of the main process, while it stands: the one that "
+                    "differs holds up the others",
+                    *switches(facts),
+                    *switched_on(facts),
+                )
+            )
+        ),
+        next_commands=(COLLECT,),
+    )
+
+
+_MEET = frozenset({"enable_symm_mem", "enable_torch_symm_mem", "enable_eplb", "enable_two_batch_overlap", "dcp_size"})
 
 
 _OF_THE_CODE = frozenset({"TypeError", "AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError"})

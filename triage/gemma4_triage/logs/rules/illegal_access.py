@@ -10,11 +10,12 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import adapters_of_experts, graphs_of_vllm
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.options_near import named_by
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.suspects import of_files
-from gemma4_triage.logs.switched_on import switched_on
+from gemma4_triage.logs.switched_on import CHOSEN, switched_on, variables
 
 SWA_PRESSED_AT = 0.8
 _SENTENCES = (
@@ -107,6 +108,11 @@ def _noticed(facts: LogFacts, death: Death) -> str:
     """Say where it was noticed: a library that launches kernels itself asks for errors as it does."""
     if kernel := _named(facts, death):
         return kernel
+    if copied := _COPY.search(death.statement):
+        return (
+            f"It was noticed at {copied[0]}{_of_source(death)}, which copies memory, mostly between host and GPU: that "
+            "copy, or a kernel before it."
+        )
     if (dumped := facts.remarks.get("dumped_kernel")) and (found := _DUMPED.search(dumped.text)):
         return f"Line {dumped.place.line} names the kernel: {found[1]}."
     if death.frame.startswith("_ops.py:") and (caller := " ".join(death.frames[-2:-1])):
@@ -122,6 +128,12 @@ def _noticed(facts: LogFacts, death: Death) -> str:
     )
 
 
+def _of_source(death: Death) -> str:
+    source = _SOURCE.search(death.statement)
+    return f" ({source[1]})" if source else ""
+
+
+_COPY = pattern(r"\b(?:cuda|hip)Memcpy\w*")
 _DUMPED = pattern(r"coredump: kernel ([\w:]+)")
 _SPARSE = (
     "another --dsa-decode-backend (flashmla_sparse, tilelang) and --dsa-topk-backend (--nsa-... in earlier releases): "
@@ -176,12 +188,14 @@ def _together(facts: LogFacts, death: Death) -> tuple[str, ...]:
 def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Return what to change, one at a time: what is switched on, then backends of the frames."""
     asked = facts.settings
+    copied = _COPY.search(death.statement) is not None
     moe = asked.get("moe_runner_backend", "auto")
     experts = moe not in ("auto", "None", "triton")
     of_drafts = any(map(_DRAFTS.match, death.frames))
     drafts = of_drafts or (asked.get("speculative_algorithm", "None") != "None" and not _named(facts, death))
     part = of_files(death.frames[-_INNER:])
-    found = []
+    found = [f"once without {one} in its environment" for one in variables(facts)]
+    found += [f"{one}. {CHOSEN}" for one in (named_by(facts, death) if copied else ())]
     if _named(facts, death):
         found.append(
             "send the last request alone, then half as long: if only long ones do it, a lower --context-length keeps "
@@ -250,7 +264,7 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append("once with --disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel")
     return (
         *dict.fromkeys(found),
-        *switched_on(facts, death),
+        *(one for one in switched_on(facts, death) if one not in found),
         *((_PREFILL_GRAPHS,) if _captures_prefills(facts) and _PREFILL_GRAPHS not in found else ()),
     )
 

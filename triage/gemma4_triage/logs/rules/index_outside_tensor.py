@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.conditions import asserts_on_the_device
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern, remarked
@@ -25,7 +26,11 @@ _WRITES_KV = pattern(r".* \w*(?:set_kv_buffer|store_kvcache|write_kv)\w*$")
 
 
 def _explains(death: Death) -> bool:
-    return bool(_MESSAGE.search(death.message)) and not draft_bookkeeping.RULE.explains(death)
+    return (
+        bool(_MESSAGE.search(death.message))
+        and not draft_bookkeeping.RULE.explains(death)
+        and not asserts_on_the_device(death)
+    )
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:

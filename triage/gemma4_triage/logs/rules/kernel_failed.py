@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import flashinfer_workspace
+from gemma4_triage.logs import flashinfer_workspace, host_pinning
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import of_wordings, pattern, remarked, says
 from gemma4_triage.logs.rules import graph_capture
@@ -44,7 +44,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 *apart,
                 *found.advice,
             )
-            yield _of_an_npu(facts, found.model_copy(update={"advice": advice}))
+            yield host_pinning.at_a_later_call(facts, _of_an_npu(facts, found.model_copy(update={"advice": advice})))
 
 
 _GRID = pattern(r"value (\d+) for parameter coreDim .{0,80}?(\d+)\.?$")

@@ -36,7 +36,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "instead)",
         )
     elif attention:
-        advice = ("another --attention-backend that serves this model's head size on this GPU",)
+        given = facts.settings.get("attention_backend", "None")
+        than = f" than {given}" if given != "None" else ""
+        advice = (f"another --attention-backend{than} that serves this model's head size on this GPU",)
     elif any(map(_LINEAR.match, frames)):
         advice = ("another --fp8-gemm-runner-backend, or a checkpoint that is quantised otherwise",)
     else:

@@ -9,7 +9,7 @@ from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.failed_requests import of_a_cut_call, of_a_request
-from gemma4_triage.logs.handled import handling
+from gemma4_triage.logs.handled import as_it_retracted, handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import Part, is_shortened, part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
@@ -26,7 +26,15 @@ from gemma4_triage.logs.rule import (
 )
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import ASKED
-from gemma4_triage.logs.said_by_python import NO_VALUE, OF_CODE, UNREACHED, met, of_a_caller, of_a_variable, of_the_code
+from gemma4_triage.logs.said_by_python import (
+    OF_CODE,
+    UNREACHED,
+    met,
+    of_a_caller,
+    of_a_variable,
+    of_the_code,
+    was_none,
+)
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import (
     CHOSEN,
@@ -69,7 +77,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         if waited:
             code = "another process, which it had started and waited for, ended before it was ready"
             code += _of_the_signal(death)
-        handled = handling(death) if first else None
+        handled = (handling(death) or as_it_retracted(facts, death)) if first else None
         kind = None if waited else of_kind(death)
         patched = tuple(_of_a_patch(facts, death))
         words = " ".join(death.message.split())
@@ -120,7 +128,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
 
 def _other_paths(death: Death, apart: Sequence[str], named: Sequence[str]) -> list[str]:
     """Return what to leave out, what is named first, where a value was never set: what fills it is not always run."""
-    if "NoneType" not in death.message and not NO_VALUE.search(death.message):
+    if not was_none(death):
         return []
     return [*named, *(one for one in apart if one not in (*named, NO_OVERLAP))]
 
@@ -294,7 +302,7 @@ def _of_package(death: Death) -> str:
 
 def _in_a_package(death: Death) -> bool:
     """Say whether it was raised in another's package that may be of a release that does not fit."""
-    own = death.package == "vllm" and not death.caller
+    own = (death.package == "vllm" and not death.caller) or was_none(death)
     return death.package not in _NOT_AT_FAULT and death.type_name in OF_CODE and not own
 
 

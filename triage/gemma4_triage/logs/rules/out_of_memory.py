@@ -6,6 +6,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.features_over_ipc import kept_on_the_gpu
 from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
+from gemma4_triage.logs.pictures_on_the_gpu import PROCESS, prepares_pictures
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
@@ -92,7 +93,6 @@ _OF_STATES = (
         "more GPUs (--tp): each then has a part of every state",
     ),
 )
-_PROCESS = pattern(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _LOGITS = pattern(r"logits_processor\.py:")
 _ASKED = pattern(
     r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
@@ -169,7 +169,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "--context-length for each request that may run."
         )
         advice = ("a smaller --context-length, or a smaller --max-running-requests: their product is its size", *advice)
-    advice = (*advice, *_of_another(death)) if "pictures" not in cause else advice
+    if "pictures" not in cause:
+        pictured = prepares_pictures(facts, death)
+        advice = (*pictured, *advice) if pictured else (*advice, *_of_another(death))
+    if any(map(_FALLBACK.search, (death.statement, *death.frames[-_INNER:]))) and not too_small:
+        advice = (_OF_A_FALLBACK, *advice)
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -190,7 +194,7 @@ def _is_of_states(death: Death) -> bool:
 
 def _of_another(death: Death) -> tuple[str, ...]:
     """Return what to do about processes that hold memory of the device beside the largest; empty if there are none."""
-    others = sorted(((float(used), process) for process, used in _PROCESS.findall(death.message)), reverse=True)[1:]
+    others = sorted(((float(used), process) for process, used in PROCESS.findall(death.message)), reverse=True)[1:]
     if not others or others[0][0] < _ROOM_GIB:
         return ()
     return (
@@ -199,9 +203,17 @@ def _of_another(death: Death) -> tuple[str, ...]:
     )
 
 
+_FALLBACK = pattern(r"\b\w+_(?:torch|naive|fallback|reference)(?:$|: )")
+_OF_A_FALLBACK = (
+    "a smaller --chunked-prefill-size (2048), then a shorter --context-length: it asked for it in a fallback in "
+    "PyTorch, which holds as a whole what a kernel computes in pieces, and which this GPU or release has no kernel "
+    "for; then a later release"
+)
+
+
 def _of_pictures(death: Death) -> tuple[str, tuple[str, ...]]:
     """Return cause and advice where pictures were being prepared, which the tokenizer's process does on the GPU."""
-    others = sorted((float(used), process) for process, used in _PROCESS.findall(death.message))
+    others = sorted((float(used), process) for process, used in PROCESS.findall(death.message))
     small = f" {others[0][0]:.1f} GiB are held by process {others[0][1]}." if len(others) > 1 else ""
     return (
         "The device's memory ran out as pictures were prepared on the GPU, in the tokenizer's own process, beside what "

@@ -90,6 +90,9 @@ def _suspects(facts: LogFacts, drafts: bool) -> list[str]:
     """Return what this server has that hands pages on, as switches; the prefix cache is one of every server."""
     asked = facts.settings
     found = ["drafts (--speculative-algorithm)"] if drafts else []
+    if asked.get("dllm_algorithm", facts.arguments.get("dllm_algorithm", "None")) != "None":
+        # A block that is still written is taken into the tree, and counted there and as a request's.
+        found.append("the prefix cache of blocks that are still written (--disable-radix-cache)")
     if drafts and asked.get("page_size", "1") not in ("1", "None"):
         found.append("pages of several tokens (--page-size 1)")
     if asked.get("enable_hierarchical_cache") == "True":

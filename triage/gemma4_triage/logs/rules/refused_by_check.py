@@ -14,11 +14,20 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.alarm_words import SURVIVABLE
 from gemma4_triage.logs.asked_by_words import by_its_words
+from gemma4_triage.logs.conditions import WHICH_ONE, asserts_on_the_device, overridden
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.options_near import named_by
-from gemma4_triage.logs.parts_of_sglang import ARGUMENTS, LAUNCH, OF_IMAGES, REQUEST, part_of, part_of_file
+from gemma4_triage.logs.parts_of_sglang import (
+    ARGUMENTS,
+    LAUNCH,
+    OF_IMAGES,
+    REQUEST,
+    called_from_a_model,
+    part_of,
+    part_of_file,
+)
 from gemma4_triage.logs.refused_too import LACKING, OF_CUDA, WITHOUT_BUFFER, also_refused, refused_too
 from gemma4_triage.logs.room_asked import room_asked
 from gemma4_triage.logs.rule import (
@@ -81,6 +90,8 @@ _ARGUMENT = pattern(r"server_args(?:\(\))?\.(\w+)|\bget_\w+\(\)\.((?:disable|ena
 
 def _condition(death: Death) -> str:
     """Return the condition that an assertion without words quotes, with its word assert; "" if there is none."""
+    if asserts_on_the_device(death):
+        return death.statement
     bare = death.type_name == "AssertionError" and not death.message.strip()
     return death.statement if bare and death.statement.startswith("assert ") else ""
 
@@ -88,6 +99,8 @@ def _condition(death: Death) -> str:
 def explains(death: Death) -> bool:
     """Say whether a check of SGLang's own raised it, with words that say what it refused."""
     said = _condition(death) or death.message
+    if asserts_on_the_device(death):
+        return part_of(death) is not None
     return (
         bool(death.path)
         and death.type_name in _TYPES
@@ -388,7 +401,8 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         what: what that did, as a clause.
         evidence: where it stands.
     """
-    part = part_of(death)
+    below = called_from_a_model(death)
+    part = below or part_of(death)
     assert part is not None
     condition = _condition(death)
     said = " ".join((condition or death.message).split())
@@ -401,7 +415,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     handled = handling(death)
     tried = refused_too(facts, death, asked[0]) if asked else None
     says = f"{said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}{_DEFECT * bool(condition)}"
-    where = f", in {death.frame.partition(':')[0]}," if death.frame else ""
+    where = f", {'below' if below else 'in'} {death.frame.partition(':')[0]}," if death.frame else ""
     return Finding(
         rule=ID,
         cause=f"A check of SGLang's own{where} {what}. It concerns {part.what}, and "
@@ -415,6 +429,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *by_its_words(facts, death),
             *((handled.look,) if handled else ()),
             *adapters_of_experts.beside_drafts(facts, death),
+            *((WHICH_ONE,) if asserts_on_the_device(death) else ()),
             *((_ONE_BRANCH,) if part is ARGUMENTS and _TOPK.search(said) else ()),
             *(
                 (f"give {', '.join(later)} from the start: it was not asked for, and something has set it since",)
@@ -428,6 +443,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((_APART,) if _SHARED.search(f"{said} {death.statement}") else ()),
             *((_IDLE_ROWS,) if _OF_TORCH in said and _is_parallel(facts, death) else ()),
             *((_NO_TOKENS,) if part.what.startswith("the experts") and _may_idle(facts, death) else ()),
+            *overridden(facts, death),
             *named_by(facts, death),
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((NOT_YET,) if LACKING.search(said) and part not in (ARGUMENTS, OF_IMAGES) and tried is None else ()),

@@ -24,6 +24,7 @@ _NUMBERS = (
     pattern(r"tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)"),
     pattern(r"Expected size (?P<a>\d+) but got size (?P<b>\d+)"),
     pattern(r"\((?P<a>\d+) vs\. (?P<b>\d+)\)"),
+    pattern(r"expanded size of the tensor \((?P<a>\d+)\) must match the existing size \((?P<b>\d+)\)"),
 )
 # What makes rows of a step that others do not see, or takes some away; nearest to the rows first.
 _OF_ROWS = (
@@ -108,6 +109,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the same requests, one at a time, on a server started without options, die alike",),
         advice=(
             *split[1:],
+            *((_NO_PACK,) if _OF_ZERO.search(death.message) else ()),
+            *(
+                _as_ranks_fill_up(facts, int(found["a"]), int(found["b"]))
+                if found and _LAYS_OUT.match(death.frame)
+                else ()
+            ),
             *(f"once {one.without}" for one in (*named, *on)[:_MOST]),
             *((f"once without {part.without}",) if part is not None and not on else ()),
             *((_SYMBOLS,) if "with fake tensors" in death.message else ()),
@@ -143,6 +150,30 @@ def _split(facts: LogFacts, death: Death, found: re.Match[str] | None) -> tuple[
         return (str(times) if times > 1 else "", _SHARES)
     # A start that is not in the log is known by its ranks.
     return ("", _PADDED) if not facts.settings and _DP.search(death.rank) else ()
+
+
+_OF_ZERO = pattern(r"shape .\[(?:[^\]]*, ?)?0(?:, ?[^\]]*)?\]. is invalid for input of size (?!0\b)")
+_NO_PACK = (
+    "once with --page-size 16, then 64: the shape has a dimension of 0, as a page of one token makes in a layout of "
+    "packs; then a smaller --tp, if there are fewer heads than ranks"
+)
+
+
+_LAYS_OUT = pattern(r"\w*(?:backend|graph_runner)\w*\.py:")
+
+
+def _as_ranks_fill_up(facts: LogFacts, one: int, other: int) -> tuple[str, ...]:
+    """Return what to do where a batch was filled up to a multiple of the ranks, beyond what a buffer is made for."""
+    few, many = sorted((one, other))
+    asked = facts.settings.get("tp_size", "1")
+    ranks = int(asked) if asked.isdecimal() else 1
+    if ranks < 2 or many % ranks or not 0 < many - few < ranks:
+        return ()
+    return (
+        f"--max-running-requests (and --cuda-graph-max-bs) {many}, or another multiple of the {ranks} ranks, below or "
+        f"above {few}: steps of several ranks are filled up to such a multiple, and a buffer here may be made for the "
+        f"{few} requests that the start allows (max_running_requests), capped ones too",
+    )
 
 
 _SYMBOLS = (

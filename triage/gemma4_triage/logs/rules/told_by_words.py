@@ -50,7 +50,7 @@ HOST_LIMITS = of_wordings(
     "the host lets a process have no more files, threads or locked memory",
     "host_limits.toml",
     Confidence.LIKELY,
-    ruled_out_if=("cat /proc/PID/limits shows room while it happens",),
+    ruled_out_if=("cat /proc/PID/limits and free -g show much room while it happens",),
 )
 LORA_REFUSED = of_wordings(
     "lora-refused",

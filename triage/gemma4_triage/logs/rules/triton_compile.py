@@ -8,6 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.suspects import of_files
+from gemma4_triage.logs.switched_on import NAMED, features
 
 _TYPES = frozenset(
     {"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "MLIRCompilationError"}
@@ -48,6 +49,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = "A Triton kernel does not compile for what it was called with: these types and shapes, on this GPU, "
         cause += "with this Triton. Memory is not at fault."
         advice = (
+            *(f"once {one.without}: {NAMED}" for one in features(facts) if one.is_named(death)),
             *((f"once without {part.without}",) if part is not None else ()),
             _ON_NPU
             if facts.settings.get("device") == "npu" or "bishengir" in death.message

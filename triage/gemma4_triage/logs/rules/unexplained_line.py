@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs import host_pinning
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
+from gemma4_triage.logs.handled import commanded
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm
 from gemma4_triage.logs.pauses import CONTINUE, STANDS, hidden_refusal, paused_before
@@ -217,7 +219,10 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if own:
         look = (*_of_own_native(facts, own), *look)
     if lead.kind == "signalled" and facts.served:
-        look = (*look, *switched_on(facts))
+        elsewhere = facts.settings.get("device", "None") not in ("None", "cuda", "auto")
+        look = (*switched_on(facts), *look) if elsewhere else (*look, *switched_on(facts))
+    if lead.kind == "no-memory" and (locked := host_pinning.of_a_network(facts, lead.text)) is not None:
+        what, look = locked
     if lead.kind == "health" and (silent := _silent_for(facts, lead.text)) is not None:
         what, look = silent
     if lead.kind in STANDS and (paused := paused_before(facts)) is not None:
@@ -241,6 +246,9 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if lead.kind == "answered-500":
         look = (*((part,) if of_vllm(facts) and (part := _raised_in_vllm(facts)) else ()), *look)
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
+    if lead.kind in _ENDS and (asked := commanded(facts, lead.place)) is not None:
+        what = f"{what}, right after it was asked for {asked[0]}"
+        look = (*((asked[1],) if asked[1] else ()), _OF_THE_COMMAND, *look)
     yield Finding(
         rule=ID,
         cause=f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.",
@@ -251,6 +259,12 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     )
 
 
+_ENDS = frozenset({"sigquit", "child", "signalled", "device", "killed", "exception"})
+_OF_THE_COMMAND = (
+    "that call, once alone on a server that has just started and serves nothing, with the whole stderr of every rank: "
+    "if it ends of it, this release does not serve that call for this model and these arguments; leave the call out, "
+    "or take a later release"
+)
 _FUNCTION = pattern(r", in (sglang::\w+(?:::\w+)+)")
 
 

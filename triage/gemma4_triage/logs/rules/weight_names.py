@@ -155,6 +155,17 @@ _OF_BLOCKS = (
 )
 
 
+_OF_DRAFTS = pattern(r"\b(?:mtp_block|mtp_layers?|nextn)\b.*\bshared_experts?\b")
+_BLOCK_OF_DRAFTS = (
+    " It is a shared expert in the block of drafts (MTP) that the checkpoint brings along: that block's class has "
+    "none, as where shared experts are fused with the routed ones."
+)
+_NOT_FUSED = (
+    "shared experts that are not fused (SGLang: --disable-shared-experts-fusion; vLLM: "
+    "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=0), or once without drafts"
+)
+
+
 def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False, of_text: bool = False) -> str:
     """Return what a name that is not known tells of its origin, as a further sentence; "" if it tells nothing.
 
@@ -165,6 +176,8 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
         unnamed: whether the start names no method of quantisation.
         of_text: whether the class that loads it is one of text alone.
     """
+    if _OF_DRAFTS.search(name):
+        return _BLOCK_OF_DRAFTS
     if staged and _OF_ANY_LAYER.search(name):
         return " With --pp-size each stage has some of the layers, and this one met a weight of another stage's."
     if unnamed and name.endswith("_scale_inv"):
@@ -280,6 +293,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         next((method for word, method in _NAMED_SO if word in path), "") if unnamed and "method was not" in why else ""
     )
     for words, look in (
+        ("block of drafts", (_NOT_FUSED,)),
         ("of a draft", (_AS_A_DRAFT,)),
         ("the prefix", (_AS_AN_EMBEDDING,)),
         ("another stage's", _STAGES),

@@ -1,0 +1,196 @@
+"""What somebody wrote of a server beside its log, in words: what is seen, where ranks stand, with what all is well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from gemma4_triage.finding import Finding
+from gemma4_triage.logs.facts import LogFacts, Place, Remark, Stack
+from gemma4_triage.logs.known_arguments import is_an_argument
+
+Seen = Literal["silence", "memory", "form", "answers", "speed"]
+_SEEN: tuple[tuple[Seen, str], ...] = (
+    # What is seen, as suspects.py names its kinds; the first that fits.
+    (
+        "silence",
+        r"\bhangs?\b|\bstuck\b|\bfrozen\b|no line at all|nothing (?:more )?(?:is|comes|was) (?:printed|logged|answered|"
+        r"out)|no (?:further )?request is (?:ever )?answered|never (?:answered|answers|returns|opens|ends)|for ever\b|"
+        r"no answer (?:ever )?comes",
+    ),
+    ("memory", r"(?:memory|RSS)\b.{0,30}\bgrow(?:s|ing)?\b|\bgrow(?:s|ing)\b.{0,20}\b(?:memory|RSS)\b"),
+    (
+        "form",
+        r"tool_calls?\W{1,4}(?:null|none|empty)|\breasoning_content\b|content\W{1,4}(?:null|empty)|no tool_calls",
+    ),
+    (
+        "answers",
+        r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition|far lower|"
+        r"accuracy (?:is |of )?0\.[0-6])|answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?wrong|wrong answers?|text is broken|"
+        r'"(\S)\1{7}',
+    ),
+    ("speed", r"\bslow(?:er|ly)?\b|time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence"),
+)
+KINDS: tuple[Seen, ...] = tuple(kind for kind, _ in _SEEN)
+NOTED = "noted {}"
+DIFFERENCE, WELL = "noted difference", "noted well"
+"""Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
+_OF_KINDS = tuple((kind, re.compile(f"(?i){words}".encode())) for kind, words in _SEEN)
+_CLAUSES = re.compile(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
+_GOOD = re.compile(
+    r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
+    r"as expected|holds|serves|never happens)\b"
+)
+_NOT_GOOD = re.compile(
+    r"(?i)\b(?:not|still|also|too|fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|crash\w*|only|"
+    r"if|when|whenever|some|sometimes|slower?|never)\b(?! happens)|n't\b"
+)
+_SHARE = re.compile(r"(?<![\d.])(0\.\d{2,3}|1\.0+)(?![\d.])")
+_APART = 0.03
+_FLAG = re.compile(r"(?i)\b(with|without|no)\s+(?:the )?(--[a-z][\w-]*(?:[ =](?!-)[\w./:]*\d[\w./:]*)?)")
+_VALUED = re.compile(r"(?i)\b(with)\s+(--[a-z][\w-]*-backend[ =][a-z]\w*)")
+_BEFORE = re.compile(
+    r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})"
+)
+_BACKEND = re.compile(r"\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native)\s+backend\b")
+# What options are called in words, and what the start calls them.
+_SPOKEN = (
+    (r"context[- ]parallel\w*", "context parallelism (--attn-cp-size 1)"),
+    (r"page size", "--page-size (1, or what the backend takes by itself)"),
+    (r"cuda[- ]graphs?", "CUDA graphs (--disable-cuda-graph)"),
+    (r"dp[- ]attention", "--enable-dp-attention"),
+    (r"(?:PD\b|disaggregation|splitting prefill)", "--disaggregation-mode (one server for both)"),
+    (r"(?:radix|prefix) cache", "the prefix cache (--disable-radix-cache)"),
+    (r"(?:hicache|hierarchical cache)", "--enable-hierarchical-cache"),
+    (r"overlap(?: schedul\w+)?", "overlap (--disable-overlap-schedule)"),
+    (r"(?:speculat\w+|drafts?|MTP|EAGLE)\b", "--speculative-algorithm"),
+    (r"mixed[- ]chunk", "--enable-mixed-chunk"),
+    (r"dcp\b", "--dcp-size"),
+    (r"torch[. ]compile", "--enable-torch-compile"),
+    (r"(?:loras?|adapters?)\b", "the LoRA adapters"),
+    (r"chunked prefill", "chunks of a prefill (--chunked-prefill-size -1)"),
+)
+_BY_NAME = ((_SPOKEN[0][1], re.compile(r"context_parallel|^(?:attn_)?cp_size$")),)
+_WITHOUT = tuple((re.compile(rf"(?i)\b(?:without|no)\s+(?:the )?{words}"), flag) for words, flag in _SPOKEN)
+_NAMED = tuple((re.compile(rf"(?i){words}"), flag) for words, flag in _SPOKEN)
+
+
+class Difference(NamedTuple):
+    """With what somebody notes that all is well.
+
+    Attributes:
+        change: as "with --tp 1".
+        place: of the note.
+    """
+
+    change: str
+    place: Place
+
+
+def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
+    """Keep what a note says, and say whether it is of another start, whose options are not this server's."""
+    if not line.startswith(b"#"):
+        return False
+    said = Remark(place, "", line[:400].decode(errors="replace").strip())
+    for kind, words in _OF_KINDS:
+        if words.search(line[:400]):
+            kept.setdefault(NOTED.format(kind), said)
+            break
+    if change := difference_in(said.text.lstrip("# ")):
+        kept[DIFFERENCE] = said
+        kept[WELL] = Remark(place, "", change)
+    return bool(change) and "--" in change
+
+
+def difference_in(text: str) -> str:
+    """Return with what, or without what, a note says that all is well, as a change to try; "" if it says nothing."""
+    clauses = _CLAUSES.split(text)
+    if best := _best_of(text):
+        well = [clause for clause in clauses if best in _SHARE.findall(clause)]
+    else:
+        well = [clause for clause in clauses if _GOOD.search(clause) and not _NOT_GOOD.search(clause)]
+    return next(filter(None, map(_change_in, well)), "")
+
+
+def _best_of(text: str) -> str:
+    """Return the better of two scores in a note; "" where there are not two that differ."""
+    shares = sorted(_SHARE.findall(text), key=float)
+    return shares[-1] if len(shares) > 1 and float(shares[-1]) - float(shares[0]) >= _APART else ""
+
+
+def _change_in(clause: str) -> str:
+    if found := _VALUED.search(clause) or _FLAG.search(clause):
+        name = found[2].removeprefix("--").partition(" ")[0].partition("=")[0].replace("-", "_")
+        if is_an_argument(name) or name in ("tp", "dp", "pp", "ep") or found[2].startswith("--speculative"):
+            how = "without" if found[1].lower() in ("without", "no") else "with"
+            return f"{how} {found[2] if found[2] != '--speculative' else '--speculative-algorithm'}"
+    if found := _BEFORE.search(clause):
+        return next((f"without {flag}" for words, flag in _NAMED if words.match(found[1])), "")
+    if flag := next((flag for words, flag in _WITHOUT if words.search(clause)), ""):
+        return f"without {flag}"
+    found = _BACKEND.search(clause)
+    return f"with --attention-backend {found[1]}" if found else ""
+
+
+def kinds_noted(facts: LogFacts) -> tuple[Seen, ...]:
+    """Return what somebody wrote is seen, by kinds of suspects."""
+    return tuple(kind for kind, _ in _SEEN if NOTED.format(kind) in facts.remarks)
+
+
+def difference(facts: LogFacts) -> Difference | None:
+    """Return with what a note says that all is well; None if none does."""
+    said, change = facts.remarks.get(DIFFERENCE), facts.remarks.get(WELL)
+    if said is None or change is None:
+        return None
+    # What a note calls in words the start may have by its name.
+    names = next((names for flag, names in _BY_NAME if change.text == f"without {flag}"), None)
+    given = [name for name, value in facts.arguments.items() if names and names.search(name) and value != "1"]
+    told = f"without --{given[0].replace('_', '-')}" if given else change.text
+    return Difference(told, said.place)
+
+
+def beside(facts: LogFacts, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the findings, the first with what a note says all is well with ahead of its own advice."""
+    noted = difference(facts)
+    for number, finding in enumerate(found):
+        if number or noted is None:
+            yield finding
+            continue
+        first = f"{noted.change}, with which all is well by the note in line {noted.place.line}"
+        yield finding.model_copy(update={"advice": (first, *finding.advice)})
+
+
+_STACK = re.compile(rb"#+ *py-?spy\b[^:\n]{0,40}?\b((?:DP|TP|PP|EP|ATTN_CP)\d+(?: (?:TP|PP|EP)\d+)*)?\s*:\s*(.*)")
+_STEP = re.compile(r"([\w.<>]+)(?: \(([^()]{1,120})\))?")
+
+
+def stack_in(line: bytes, place: Place) -> Stack | None:
+    """Return a stack that somebody wrote in one line, as "# py-spy TP0: inner (file.py) <- outer (file.py)"."""
+    found = _STACK.match(line[:2000])
+    if found is None or b" <- " not in found[2]:
+        return None
+    frames = [_STEP.match(step.strip()) for step in found[2].decode(errors="replace").split(" <- ")]
+    named = tuple(f"{frame[2] or '?'} {frame[1]}" for frame in frames if frame)
+    return Stack(place, (found[1] or b"").decode(), named) if len(named) > 1 else None
+
+
+def stands_by_a_note(facts: LogFacts) -> Remark | None:
+    """Return the note that a server stands, if nothing that it did follows; None if there is none."""
+    noted = facts.remarks.get(NOTED.format("silence"))
+    if noted is None or noted.place.line < last_work(facts):
+        return None
+    # Of a server that never came up rules of starts know more.
+    return noted if facts.served and _OF_ALL.search(noted.text) else None
+
+
+_OF_ALL = re.compile(
+    r"(?i)\bno line\b|nothing (?:more )?(?:is|comes)|\b(?:all|every|further|later) requests? .{0,20}hang|requests hang|"
+    r"no (?:further )?request is|server (?:hangs|is stuck|stands)|GPUs? .{0,20}\b(?:0|100) ?%"
+)
+
+
+def last_work(facts: LogFacts) -> int:
+    """Return the last line of a batch, 0 if there is none."""
+    columns = (rank.series["line"] for rank in facts.schedulers)
+    return max((int(line) for column in columns for line in column if line), default=0)
