@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.logs import pasted
+from gemma4_triage.logs import other_platform, pasted
 from gemma4_triage.logs.facts import Place, Remark, Stack
 
 MARKS = (
@@ -211,6 +211,7 @@ MARKS = (
     (b"num_grammar_queue_reqs{", "grammar_gauge"),
     (b"num_running_reqs{", "running_gauge"),
     *pasted.MARKS,
+    *other_platform.MARKS,
 )
 OF_A_START = frozenset(
     {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}
