@@ -1,4 +1,4 @@
-"""Which kind of machine without CUDA a log is of, as far as its command, its notes or its lines say."""
+"""Which kind of machine a log is of, as far as its command, its notes or its lines say: above all one without CUDA."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ _NOTED = (
     ("of_xpu", re.compile(r"\bIntel Arc\b|\bArc (?:Pro )?[AB]\d\d|\+xpu\b|\bxpu\b|\bXPU\b")),
     ("of_npu", re.compile(r"\bAscend\b|\bnpu\b|\bNPU\b|\btorch_npu\b")),
 )
+_OF_RTX = re.compile(
+    r"\bDGX Spark\b|\bGB10\b|\bRTX (?:50[5-9]0|PRO [2-6]\d00)|\b(?i:sm_?12[01])|\bcompute capability 12\.[01]"
+)
+_AT_WORK = re.compile(r"#.*\b(?:cicc|cudafe\+\+|nvcc)\b.*\.cu\b")
 MARKS = (
     *(
         (mark, "of_rocm")
@@ -39,9 +43,9 @@ _LONGEST = 1000  # bytes of a line
 
 
 def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
-    """Keep the first command or note that names a kind of machine without CUDA."""
+    """Keep the first command or note that names a kind of machine, or a compiler that somebody saw at work."""
     text = line[:_LONGEST].decode(errors="replace").strip()
-    for name, words in _NOTED:
+    for name, words in (*_NOTED, ("rtx_blackwell", _OF_RTX), ("compiles_at_work", _AT_WORK)):
         if words.search(text):
             kept.setdefault(name, Remark(place, "", text))
 

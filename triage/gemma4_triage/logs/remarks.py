@@ -171,6 +171,7 @@ MARKS = (
     (b"o progress", "stands"),
     (b" hangs", "stands"),
     (b" stuck", "stands"),
+    (b"othing more", "stands"),
     (b"frozen", "stands"),
     (b"=compute_", "compiled_for"),
     (b"cubin only", "compiled_for"),

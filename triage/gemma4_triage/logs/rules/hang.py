@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
+from gemma4_triage.logs.noted_standing import start_that_stands
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, pattern, remarked, says, usage_text
 from gemma4_triage.logs.switched_on import features
@@ -429,6 +430,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         death = Death(stood.place, stood.rank, "", stood.text) if waits else None
     if death is not None:
         yield _tell(facts, death)
+    elif (finding := start_that_stands(facts)) is not None:
+        yield finding
 
 
 _OF_THE_CODE = frozenset({"TypeError", "AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError"})
