@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.logs import other_platform, pasted
+from gemma4_triage.logs import other_platform, pasted, pip_found_nothing
 from gemma4_triage.logs.facts import Place, Remark, Stack
 
 MARKS = (
@@ -213,6 +213,7 @@ MARKS = (
     (b"num_running_reqs{", "running_gauge"),
     *pasted.MARKS,
     *other_platform.MARKS,
+    *pip_found_nothing.MARKS,
 )
 OF_A_START = frozenset(
     {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}

@@ -10,7 +10,7 @@ from gemma4_triage.logs.other_platform import machine, platform
 from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, remarked, says
 
 _NONE = pattern(
-    r"No CUDA GPUs are available|0 active drivers|could not select device driver|no CUDA-capable device is detected|"
+    r"No (?:CUDA|HIP) GPUs are available|0 active drivers|could not select device driver|no CUDA-capable device is detected|"
     r"No accelerator \(.*\)(?: or platform plugin)? is available|Torch not compiled with CUDA enabled|"
     r"Failed to infer device type|nvidia-container-cli: (?:initialization|mount|device) error|Found no NVIDIA driver|"
     r"CUDA driver initialization failed"
@@ -37,7 +37,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if "active drivers" in death.message and facts.settings.get("device") not in (None, "None", "cuda"):
         yield _triton_without_gpu(facts, death)
         return
-    if platform(facts) and _OF_TORCH.search(death.message):
+    # torch for AMD's GPUs has them as CUDA's.
+    if platform(facts) not in ("", "rocm") and _OF_TORCH.search(death.message):
         yield _code_of_cuda(facts, death)
         return
     if says(_DRIVER)(death) or "old_driver" in facts.remarks:
@@ -62,6 +63,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         confidence=Confidence.CERTAIN,
         evidence=tuple(of_failure(facts, death, "what the start said")),
         advice=(
+            *((_OF_AMD,) if "HIP" in death.message or platform(facts) == "rocm" else ()),
             "docker: --gpus all and the NVIDIA container toolkit; CUDA_VISIBLE_DEVICES; nvidia-smi in the same "
             "container",
             "python -c 'import torch; print(torch.version.cuda)': None is a build of torch for the CPU",
@@ -110,11 +112,18 @@ def _build_without_cuda(facts: LogFacts, death: Death) -> Finding:
         advice=(
             "with a GPU of NVIDIA: torch of SGLang's pyproject, whose wheel is for CUDA (an install after it, or "
             "another index of pip, has put one for the CPU in its place), or SGLang's image with docker --gpus all",
-            "of a server for another device (--device cpu, xpu, npu; an AMD GPU): another release of SGLang, since "
-            "that line of this one knows CUDA alone",
+            "with one of AMD: torch's wheel for ROCm, which answers for CUDA there, or the image for ROCm",
+            "of a server for another device (--device cpu, xpu, npu): another release of SGLang, since that line of "
+            "this one knows CUDA alone",
         ),
         next_commands=("gemma4-triage doctor",),
     )
+
+
+_OF_AMD = (
+    "of AMD: docker --device=/dev/kfd --device=/dev/dri --group-add video, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES "
+    "(unset once), rocm-smi in the same container"
+)
 
 
 def _triton_without_gpu(facts: LogFacts, death: Death) -> Finding:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
+from gemma4_triage.logs.pip_found_nothing import of_pip
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
 from gemma4_triage.logs.refused_too import LACKING
 from gemma4_triage.logs.remarks import number_in
@@ -194,8 +195,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (_OTHER_CPU, *look)
     if kind is _LAST and (spoken := part_spoken_of(Death(lead.place, lead.rank, "", lead.text))) is not None:
         look = (*((NOT_YET,) if LACKING.search(lead.text) else ()), f"it is about {spoken.what}: {spoken.look}", *look)
-    if kind is _LAST and _OF_PIP.match(lead.text):
-        what, look = _PIP
+    of_install = of_pip(facts, lead.text) if kind is _LAST else None
     if kind is _LAST and (asserted := _ASSERTED.search(lead.text)):
         what = f"a check in native code ({asserted[1]}) does not hold, which ends its process"
         look = (*((_COMPILER,) if _OF_A_COMPILER.search(lead.text) else ()), *_CORE)
@@ -231,10 +231,12 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         life += [at(facts, busy.place, busy.text, "what it began, and no end of it is here")]
     if lead.kind == "answered-500":
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
+    cause, confidence = f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.", Confidence.POSSIBLE
+    cause, confidence, look = of_install or (cause, confidence, look)
     yield Finding(
         rule=ID,
-        cause=f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.",
-        confidence=Confidence.POSSIBLE,
+        cause=cause,
+        confidence=confidence,
         evidence=(_evidence(facts, lead), *life, *(_evidence(facts, alarm) for alarm in others)),
         advice=look,
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",) if lead.kind in _PROBES_SEE else (),
@@ -267,16 +269,6 @@ def _of_own_native(facts: LogFacts, function: str) -> Iterator[str]:
 
 
 _ASSERTED = pattern(r"(?<![\w/])(?:\S*/)?([\w.-]+\.(?:cpp|cc|cxx|hpp|h|cu)):\d+: (?!.*thread: \[).{0,400}Assertion ")
-_OF_PIP = pattern(r"ERROR: (?:No matching distribution|Could not find a version|Cannot install|ResolutionImpossible)")
-_PIP = (
-    "pip found nothing to install that fits",
-    (
-        "the lines above it say why: no wheel for this Python (3.10 to 3.12), platform or CUDA (--extra-index-url of "
-        "torch's), two packages whose releases exclude each other, or a wheel whose name and metadata differ (by its "
-        "URL with --no-deps, or an earlier release)",
-        "pip install sglang alone in a fresh environment, or uv pip install; SGLang's image has all of it",
-    ),
-)
 _OF_A_COMPILER = pattern(r"mlir|llvm|triton")
 _COMPILER = (
     "it is Triton's compiler, of which this release has no code for this kernel on this GPU: the triton that the "
