@@ -38,6 +38,8 @@ MARKS = (
     (b"torch_npu", "of_npu"),
 )
 """What a line has that only such a machine's server writes, beside those of remarks.py."""
+SHOWN = frozenset({"compiles_at_work", "of_xpu", "of_npu", "of_rocm"})
+"""Names under which `keep` keeps what notes show."""
 _OF_NVIDIA = ("rtx_blackwell", "blackwell")
 _LONGEST = 1000  # bytes of a line
 

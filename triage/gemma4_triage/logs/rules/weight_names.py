@@ -63,7 +63,7 @@ def _explains(death: Death) -> bool:
         return False
     loading = any(_LOADS.match(frame) for frame in death.frames)
     named = death.type_name == "KeyError" and _NAME.search(said) is not None
-    if _NO_PLACE.search(said) or _other_kind(death) or _of_a_second_load(death):
+    if _NO_PLACE.search(said) or _other_kind(death):
         return True
     return (
         (
@@ -82,17 +82,6 @@ _OF_TEXT_ALONE = pattern(
     r"internlm2|baichuan|minicpm3?|olmo2?|granite|commandr|dbrx|stablelm|exaone|gpt2|gpt_oss|xverse(?:_moe)?)\.py:\d+ "
     r"load_weights$"
 )
-
-
-_NO_LOADER = pattern(r"'\w*Parameter' object has no attribute 'weight_loader'")
-_UPDATES = pattern(r".* (?:update_weights\w*|update_parameter\w*|load_weights_and_postprocess)$")
-
-
-def _of_a_second_load(death: Death) -> bool:
-    """Say whether an update of weights met a parameter without the loader that it had as the model was made."""
-    return _NO_LOADER.search(death.message) is not None and any(
-        frame.rpartition(" ")[2].startswith("update_") for frame in death.frames if _UPDATES.match(frame)
-    )
 
 
 def _other_kind(death: Death) -> bool:
@@ -278,7 +267,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             else (f"; it says: {' '.join(death.message.split())[:_QUOTED]}." if death.message.strip() else ".")
         )
     updated = facts.remarks.get("weights_put") if not conflict else None
-    if (updated is not None and updated.place.line < death.place.line) or _of_a_second_load(death):
+    if updated is not None and updated.place.line < death.place.line:
         return _of_an_update(facts, death, updated)
     if packed:
         cause += " It comes as one column of bytes, as bitsandbytes packs weights (NF4)."
@@ -400,7 +389,7 @@ def _unfused(facts: LogFacts) -> Iterator[str]:
             )
 
 
-def _of_an_update(facts: LogFacts, death: Death, updated: Remark | None) -> Finding:
+def _of_an_update(facts: LogFacts, death: Death, updated: Remark) -> Finding:
     return Finding(
         rule=RULE.id,
         cause="The weights of a running server were replaced, and one no longer fits its place: after the first "
@@ -408,7 +397,7 @@ def _of_an_update(facts: LogFacts, death: Death, updated: Remark | None) -> Find
         "checkpoint's form any more. The checkpoint is not at fault.",
         confidence=Confidence.LIKELY,
         evidence=(
-            *([at(facts, updated.place, updated.text, "the update that it was in")] if updated else []),
+            at(facts, updated.place, updated.text, "the update that it was in"),
             *of_failure(facts, death),
             *of_settings(facts, "quantization", "model_path"),
         ),
