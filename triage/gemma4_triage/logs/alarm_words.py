@@ -33,7 +33,8 @@ _HARD = {
     "device": rb"CUDA error: |CUDA error \(|CUresult error|no kernel image is available|NPU function error|"
     rb"CUDA_ERROR_\w|cudaError[A-Z]|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!SUCCESS)|NVRM: Xid|"
     rb"Unable to determine the device handle|GPU \d+ has encountered an error|GPU is lost|"
-    rb"^This kernel only supports sm_?\d|Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
+    rb"^This kernel only supports sm_?\d|"
+    rb"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
     "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
     rb"insufficient shared memory",
     "watchdog": rb"[Ww]atchdog [Tt]imeout|[Ww]atchdog (?:thread )?(?:crashed|fired|expired|triggered)",

@@ -15,8 +15,8 @@ _ENCODER = (
     "that a part of the encoder still makes over all of them (SGLang 20759); then a later release"
 )
 _PY_SPY = (
-    "py-spy dump --pid of every rank, and nvidia-smi: one GPU at 100% beside idle ones is a sum for which the others do "
-    "not come, all idle is a wait on the host"
+    "py-spy dump --pid of every rank, and nvidia-smi: one GPU at 100% beside idle ones is a sum for which the others "
+    "do not come, all idle is a wait on the host"
 )
 _WITHOUT = "once with --skip-server-warmup, and one short request of text alone: if that is answered, it is its image"
 

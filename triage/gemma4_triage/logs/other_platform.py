@@ -72,7 +72,9 @@ def machine(facts: LogFacts) -> str:
     return _NAMES.get(platform(facts), "")
 
 
-_TOOLKIT = re.compile(r"CUDA_HOME|CMake\w*CUDA|CUDA_?Toolkit|Could not find (?:nvcc|CUDA)|(?i:nvcc\b.{0,40}(?:not found|No such))")
+_TOOLKIT = re.compile(
+    r"CUDA_HOME|CMake\w*CUDA|CUDA_?Toolkit|Could not find (?:nvcc|CUDA)|(?i:nvcc\b.{0,40}(?:not found|No such))"
+)
 _LIBRARY = re.compile(r"\b(?P<name>lib(?:cu(?:da|dart|blas\w*|dnn\w*|sparse\w*|fft|rand|solver)|nvrtc|nvJitLink))\b")
 _BY_ITS_WORDS = "is not loaded in the current process"
 _BUILD = re.compile(r"CMake")
@@ -82,8 +84,8 @@ _OWN_IMAGE = (
     "setup_rocm.py for AMD)"
 )
 _OTHER_BUILD = (
-    "the build of that platform: of sgl-kernel python setup_rocm.py install for AMD GPUs, pyproject_cpu.toml for a CPU, "
-    "packages of their own for Intel and Ascend; or its image, which has it built"
+    "the build of that platform: of sgl-kernel python setup_rocm.py install for AMD GPUs, pyproject_cpu.toml for a "
+    "CPU, packages of their own for Intel and Ascend; or its image, which has it built"
 )
 _OTHER_RELEASE = (
     "a later release of SGLang or its image for {0}, or the last one with which this ran: a step that has no code for "

@@ -9,7 +9,7 @@ from itertools import accumulate, compress, pairwise
 import numpy as np
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events, images, other_platform, pasted, remarks, scores_noted, start_line
+from gemma4_triage.logs import events, images, just_installed, other_platform, pasted, remarks, scores_noted, start_line
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -415,6 +415,7 @@ class LogReading:
                 self._remarks.pop(f"first_{name}", None)
         elif kind in ("command", "note"):
             other_platform.keep(self._remarks, line, place)
+            just_installed.keep(self._remarks, line, place)
             if kind == "command":
                 images.keep(self._remarks, line, place)
             if pasted.is_of_a_client(line):

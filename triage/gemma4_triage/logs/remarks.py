@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.logs import other_platform, pasted, pip_found_nothing
+from gemma4_triage.logs import just_installed, other_platform, pasted, pictures_over_ranks, pip_found_nothing
 from gemma4_triage.logs.facts import Place, Remark, Stack
 
 MARKS = (
@@ -214,6 +214,8 @@ MARKS = (
     *pasted.MARKS,
     *other_platform.MARKS,
     *pip_found_nothing.MARKS,
+    *just_installed.MARKS,
+    *pictures_over_ranks.MARKS,
 )
 OF_A_START = frozenset(
     {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}

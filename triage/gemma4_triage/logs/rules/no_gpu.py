@@ -10,7 +10,8 @@ from gemma4_triage.logs.other_platform import machine, platform
 from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, remarked, says
 
 _NONE = pattern(
-    r"No (?:CUDA|HIP) GPUs are available|0 active drivers|could not select device driver|no CUDA-capable device is detected|"
+    r"No (?:CUDA|HIP) GPUs are available|0 active drivers|could not select device driver|"
+    r"no CUDA-capable device is detected|"
     r"No accelerator \(.*\)(?: or platform plugin)? is available|Torch not compiled with CUDA enabled|"
     r"Failed to infer device type|nvidia-container-cli: (?:initialization|mount|device) error|Found no NVIDIA driver|"
     r"CUDA driver initialization failed"
@@ -121,8 +122,8 @@ def _build_without_cuda(facts: LogFacts, death: Death) -> Finding:
 
 
 _OF_AMD = (
-    "of AMD: docker --device=/dev/kfd --device=/dev/dri --group-add video, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES "
-    "(unset once), rocm-smi in the same container"
+    "of AMD: docker --device=/dev/kfd --device=/dev/dri --group-add video, HIP_VISIBLE_DEVICES and "
+    "ROCR_VISIBLE_DEVICES (unset once), rocm-smi in the same container"
 )
 
 

@@ -12,6 +12,7 @@ from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
+from gemma4_triage.logs.pictures_over_ranks import of_pictures
 from gemma4_triage.logs.pipeline_stages import WITHOUT_STAGES, is_staged, of_another_stage
 from gemma4_triage.logs.rule import (
     Wording,
@@ -88,6 +89,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *by_its_words(facts, death),
                 *_not_given(facts, death),
                 *_as_its_condition_asks(death),
+                *of_pictures(facts, death),
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),

@@ -46,9 +46,9 @@ def _of_its_platform(facts: LogFacts, finding: Finding) -> Finding:
 
 _LACKS_A_KERNEL = "The installed sgl_kernel has no kernel"
 _OF_THAT_BUILD = (
-    "the log speaks of {0}, whose build of sgl-kernel has some of CUDA's kernels alone: the image of that platform, of a "
-    "later release of SGLang, or of the last one with which this model ran; until then another --quantization, or the model "
-    "without, if the kernel is of its format. The wheel that pip brings is for CUDA, and does not help"
+    "the log speaks of {0}, whose build of sgl-kernel has some of CUDA's kernels alone: the image of that platform, of "
+    "a later release of SGLang, or of the last one with which this model ran; until then another --quantization, or "
+    "the model without, if the kernel is of its format. The wheel that pip brings is for CUDA, and does not help"
 )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
-from gemma4_triage.logs.pip_found_nothing import of_pip
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
+from gemma4_triage.logs.pip_found_nothing import of_pip
 from gemma4_triage.logs.refused_too import LACKING
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
@@ -231,7 +231,10 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         life += [at(facts, busy.place, busy.text, "what it began, and no end of it is here")]
     if lead.kind == "answered-500":
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
-    cause, confidence = f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.", Confidence.POSSIBLE
+    cause, confidence = (
+        f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.",
+        Confidence.POSSIBLE,
+    )
     cause, confidence, look = of_install or (cause, confidence, look)
     yield Finding(
         rule=ID,

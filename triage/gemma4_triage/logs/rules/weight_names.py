@@ -425,8 +425,9 @@ def _split(facts: LogFacts, death: Death) -> str:
     narrowed = _NARROWED.search(death.message)
     if narrowed and int(narrowed[2]) == int(narrowed[3]) and int(narrowed[1]) >= int(narrowed[3]):
         return (
-            f"The weight that a rank is to take its share of has {narrowed[3]} rows, which is one share alone: it was "
-            "cut before, or counts packed rows for whole ones; the first rank, whose share begins at 0, does not notice."
+            f"The weight that a rank is to take its share of has {narrowed[3]} rows, which is one share alone: it "
+            "was cut before, or counts packed rows for whole ones. The first rank, whose share begins at 0, does not "
+            "notice."
         )
     ranks = facts.settings.get("tp_size", "")
     told = death.rank.startswith("TP") or any("[RANK " in alarm.text for alarm in facts.alarms)
