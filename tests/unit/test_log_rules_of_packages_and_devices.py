@@ -93,7 +93,7 @@ def test_words_that_name_the_way_round_are_a_failure():
 class TestLines:
     def test_a_symbol_that_lacks_stands_alone(self):
         finding = leads(">>> import sgl_kernel\n", "undefined symbol: c10::cuda::check(int, char const*)\n")
-        assert "different releases of torch" in finding.cause
+        assert "c10::cuda::check, a name of torch's own" in finding.cause
         assert found_in([decode(1), "# an undefined symbol was mended\n", decode(2)]) == ()
 
     def test_an_exception_behind_a_blank(self):
@@ -105,6 +105,12 @@ class TestLines:
         lines = ("EngineCore encountered a fatal error.", "RuntimeError: Missing prefill tokens of a stage")
         before = "(StageEngineCoreProc stage=1 pid=2466) ERROR "
         assert "Missing prefill tokens" in leads(*(f"{before}{line}\n" for line in lines)).cause
+
+    def test_a_server_that_answered_did_not_die_before_its_first_request(self):
+        answer = '(APIServer pid=1) INFO:     127.0.0.1:50412 - "POST /v1/audio/speech HTTP/1.1" 200 OK\n'
+        ended = "(StageEngineCoreProc stage=1 pid=2) ERROR RuntimeError: Missing prefill tokens of a stage\n"
+        assert leads("vllm serve a/b\n", answer, ended).advice[-1].startswith("send the last requests")
+        assert not leads("vllm serve a/b\n", ended).advice[-1].startswith("send the last requests")
 
     def test_a_kernel_that_refuses_the_gpu(self):
         finding = leads("This kernel only supports sm100f.\n")

@@ -332,6 +332,8 @@ _ANSWERS = ("http_ready", "ready", "vllm_serves")
 
 def _answered(facts: LogFacts, death: Death) -> bool:
     """Say whether a server that prints no batch line had come up before it died."""
+    if "answer" in facts.understood:
+        return True
     lines = [remark.place.line for name in _ANSWERS if (remark := facts.remarks.get(name)) is not None]
     return "answer" in facts.understood and any(line < death.place.line for line in lines)
 
