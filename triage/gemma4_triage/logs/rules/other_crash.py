@@ -332,9 +332,10 @@ _ANSWERS = ("http_ready", "ready", "vllm_serves")
 
 def _answered(facts: LogFacts, death: Death) -> bool:
     """Say whether a server that prints no batch line had come up before it died."""
-    if "answer" in facts.understood:
-        return True
     lines = [remark.place.line for name in _ANSWERS if (remark := facts.remarks.get(name)) is not None]
+    if not lines and facts.starts <= 1:
+        # Of a part of a log.
+        return "answer" in facts.understood
     return "answer" in facts.understood and any(line < death.place.line for line in lines)
 
 
