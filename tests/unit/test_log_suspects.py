@@ -8,7 +8,7 @@ from string import Formatter
 import pytest
 
 from gemma4_triage.known_issues.catalog import quiet_suspects
-from gemma4_triage.logs import pasted, remarks, said_in_notes, values_asked
+from gemma4_triage.logs import other_platform, pasted, remarks, said_in_notes, values_asked
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.rules.refused_by_check import refused
@@ -168,7 +168,8 @@ def test_a_log_of_no_server_has_none():
 
 def test_records_of_suspects_have_their_form():
     """Every name that a text stands for is one that its own conditions ask for, so that it is known."""
-    seen = {name for _, name in remarks.MARKS} | pasted.SHOWN | values_asked.SHOWN | said_in_notes.SHOWN
+    seen = {name for _, name in remarks.MARKS}.union(pasted.SHOWN, values_asked.SHOWN, said_in_notes.SHOWN)
+    seen |= other_platform.SHOWN
     known = {"id", "of", "on", "model", "seen", "unless", "sign", "both", "engine", "change", "why", "threads"}
     for said in (*quiet_suspects(), *quiet_suspects("vllm.toml"), *quiet_suspects("shown.toml")):
         assert said.keys() <= known, said["id"]

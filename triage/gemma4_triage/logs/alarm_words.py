@@ -34,6 +34,7 @@ _HARD = {
     "device": rb"CUDA error: |CUDA error \(|CUresult error|no kernel image is available|NPU function error|"
     rb"CUDA_ERROR_\w|cudaError[A-Z]|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!SUCCESS)|NVRM: Xid|"
     rb"Unable to determine the device handle|GPU \d+ has encountered an error|GPU is lost|"
+    rb"^This kernel only supports sm_?\d|"
     rb"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
     "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
     rb"insufficient shared memory",
@@ -67,7 +68,7 @@ _HARD = {
     "http-worker": rb"Child process \[\d+\] died",
     "ray": rb"ActorDiedError|RayActorError|ActorUnavailableError|Worker exit detail",
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
-    "exception": rb"hit an exception\b",
+    "exception": rb"hit an exception\b|^To work around this error, add ",
     "refused": rb"The request queue is full",
     "thread": rb"^Exception in thread |\] Exception in thread ",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b(?! check passed)|leaked (?:semaphore|page|token|slot)",
@@ -124,9 +125,9 @@ OF_REQUESTS = frozenset(
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
     # SGLang tries optional libraries, and goes on without them.
-    "library": rb"cannot open shared object file",
+    "library": rb"cannot open shared object file|^(?:ImportError: )?(?:/\S+: )?undefined symbol: \w",
     # Behind a dash in a list of what was tried.
-    "error": rb"^(?:- )?(?:[\w.]+\.)?(?!CancelledError)(?:\w*(?:Error|Exception|Violation|Failure|OutOfResources)|"
+    "error": rb"^(?:-? )?(?:[\w.]+\.)?(?!CancelledError)(?:\w*(?:Error|Exception|Violation|Failure|OutOfResources)|"
     rb"\w+(?:Timeout|Disconnected)|TimeoutExpired|IncompleteRead)(?:: |:?\s*$|\(\)?\s*$)|"
     # Of a list of what was tried, "backend=cudnn  cudnn.NotSupportedError: ...".
     rb"^\w[\w-]{0,30}=\S{1,60} +(?:\w+\.)+\w*(?:Error|Exception): |"
@@ -195,6 +196,7 @@ WORKS = (
 )
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 TRIGGERS = (
+    *(b"undefined symbol", b"only supports sm"),
     *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
     *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
     *(

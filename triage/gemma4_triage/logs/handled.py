@@ -172,6 +172,16 @@ _MORE_THAN_THERE_IS = Handled(
 )
 
 
+_LOADED_AGAIN = Handled(
+    pattern(r".*\bParameter' object has no attribute 'weight_loader'"),
+    " It put new weights into the running server: the first load has made quantised parameters (FP8) ready for their "
+    "kernels, and they have no loader any more.",
+    "restart it with those weights on disk, or take a later release, which keeps the loaders; the checkpoint and its "
+    "names are right",
+)
+_PUTS_WEIGHTS = pattern(r"\S+ (?:update|receive|pull)_weights\w*$")
+
+
 def handling(death: Death) -> Handled | None:
     """Return what the innermost frames took in hand, by their functions and the line; None if those do not say."""
     if death.path.startswith("server_args"):
@@ -179,6 +189,8 @@ def handling(death: Death) -> Handled | None:
         return None
     if _MORE_THAN_THERE_IS.functions.match(death.statement):
         return _MORE_THAN_THERE_IS
+    if _LOADED_AGAIN.functions.match(death.message) and any(map(_PUTS_WEIGHTS.match, death.frames)):
+        return _LOADED_AGAIN
     names = [frame.partition(" ")[2] for frame in reversed(death.frames[-_HANDLING:])]
     of_function = (one for name in names for one in _HANDLED if one.functions.match(name))
     words = [] if death.statement.startswith("raise ") else re.findall(r"\w+", death.statement)

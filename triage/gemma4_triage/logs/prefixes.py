@@ -46,7 +46,8 @@ _KNOWN = (
     rb"[\w .()/-]{1,80}\t[\w .()/-]{1,80}\t(?:\xef\xbb\xbf)?" + _TIME + rb"(?: |$)",  # gh run view --log
     rb"(?:<\d{1,3}>)?(?:" + _WEEKDAY + rb" )?" + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: \d{4})? "
     rb"(?:[\w.-]{1,80} " + _UNIT + rb")?",  # journald, syslog, ts
-    rb"\((?:[\w.:<>\[\]-]{1,80},? )?(?:rank=\d+, )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",  # Ray, SkyPilot
+    # Ray, SkyPilot, vLLM with stages
+    rb"\((?:[\w.:<>\[\]-]{1,80},? )?(?:(?:rank|stage)=\d+,? )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",
     # vLLM: of an exception, with its file, or below a first line that names it; people leave the time out
     rb"(?:ERROR|CRITICAL) (?:\d\d-\d\d " + _CLOCK + rb" )?\[[\w.]+\.py(?::\d+)?\](?: |$)",
     _LEVEL + rb" \d\d-\d\d " + _CLOCK + rb"(?= (?:  File |    |Traceback |" + _RAISED + rb")) ?",

@@ -12,7 +12,9 @@ from gemma4_triage.known_issues import release
 from gemma4_triage.logs import (
     events,
     images,
+    just_installed,
     notes_in_prose,
+    other_platform,
     pasted,
     remarks,
     said_in_notes,
@@ -442,6 +444,8 @@ class LogReading:
             for name in remarks.FIRST_TOO:
                 self._remarks.pop(f"first_{name}", None)
         elif kind in ("command", "note"):
+            other_platform.keep(self._remarks, line, place)
+            just_installed.keep(self._remarks, line, place)
             if kind == "command":
                 images.keep(self._remarks, line, place)
             split_sides.keep(self._remarks, line, place)

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.logs import pasted, values_asked
+from gemma4_triage.logs import (
+    just_installed,
+    other_platform,
+    pasted,
+    pictures_over_ranks,
+    pip_found_nothing,
+    values_asked,
+)
 from gemma4_triage.logs.facts import Place, Remark, Stack
 
 COMMANDED = "commanded"
@@ -191,6 +198,7 @@ MARKS = (
     (b"o progress", "stands"),
     (b" hangs", "stands"),
     (b" stuck", "stands"),
+    (b"othing more", "stands"),
     (b"frozen", "stands"),
     (b"o line after", "stands"),
     (b"othing comes", "stands"),
@@ -245,6 +253,10 @@ MARKS = (
     (b"num_running_reqs{", "running_gauge"),
     *pasted.MARKS,
     *values_asked.MARKS,
+    *other_platform.MARKS,
+    *pip_found_nothing.MARKS,
+    *just_installed.MARKS,
+    *pictures_over_ranks.MARKS,
 )
 OF_A_START = frozenset(
     {"before_weights", "after_weights", "before_graphs", "pools_end", "pools", "ready", "graph_sizes"}

@@ -32,6 +32,8 @@ _LOOP = re.compile(
     rb", in (?:run_scheduler_process|run_event_loop|dispatch_event_loop|event_loop_\w+|run_detokenizer_process"
     rb"|run_data_parallel_controller_process|run_tp_worker|forward_thread_func_?)\s*$"
 )
+# Whoever quotes a last line may leave a blank before it; frames have two, and what they quote four.
+_SHIFTED = re.compile(rb" (?:[\w<>]+\.)*\w*(?:Error|Exception)(?:: |\s*$)")
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
 _WORDS = re.compile(
     r"[A-Z]+|(?!\w*(?:Error|Exception)$|gaierror$)[a-z]\w*"
@@ -246,6 +248,8 @@ class TracebackReader:
         if self._left < 0:
             self.inside = self._fatal = False
             return None
+        if _SHIFTED.match(line) and self._frames:
+            line = line.lstrip()
         if not line or line[:1].isspace() or self._is_a_frame(line):
             if line.lstrip(b" \t").startswith(FRAME) or _FUNCTION.match(line):
                 self._frame(line)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
 from gemma4_triage.logs.noted_hang import named_in_notes
+from gemma4_triage.logs.noted_hang import noted as of_notes
+from gemma4_triage.logs.noted_standing import start_that_stands
 from gemma4_triage.logs.notes_in_prose import stands_by_a_note
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import (
@@ -461,8 +463,10 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         death = Death(noted.place, noted.rank, "", noted.text)
     if death is not None:
         yield _tell(facts, death)
+    elif (finding := start_that_stands(facts)) is not None:
+        yield finding
     else:
-        yield from noted(facts)
+        yield from of_notes(facts)
 
 
 def _noted(facts: LogFacts, noted: Remark) -> Finding:

@@ -58,7 +58,7 @@ _PARTS = (
         "without --enable-flashinfer-allreduce-fusion, then --disable-custom-all-reduce",
     ),
     _Part(
-        pattern(r"(?i)moe|grouped|batched_gemm|expert"),
+        pattern(r"(?i)moe|grouped|batched_gemm|expert|shuffle_matrix|permute_indices"),
         "the experts of a MoE layer",
         "another --moe-runner-backend (triton serves most models and GPUs; flashinfer_cutlass or marlin NVFP4)",
     ),

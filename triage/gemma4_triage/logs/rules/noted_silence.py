@@ -44,6 +44,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     note = facts.remarks.get(said_in_notes.NAME)
     if note is None or facts.deaths or any(alarm.kind not in _OWN for alarm in facts.alarms):
         return
+    if any(True for _ in hang.RULE.find(facts)):
+        return
     stands = unfinished(facts)
     last = _last_line(facts)
     phase = f" The log ends before the server was ready, in {stands[0]}: {stands[1][:120]}" if stands else ""

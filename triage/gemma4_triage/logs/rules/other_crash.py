@@ -13,6 +13,7 @@ from gemma4_triage.logs.handled import as_it_retracted, handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import Part, is_shortened, part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
+from gemma4_triage.logs.pictures_over_ranks import of_pictures
 from gemma4_triage.logs.pipeline_stages import WITHOUT_STAGES, is_staged, of_another_stage
 from gemma4_triage.logs.rule import (
     Wording,
@@ -100,6 +101,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *_not_given(facts, death),
                 *_as_its_condition_asks(death),
                 *of_a_variable(death),
+                *of_pictures(facts, death),
                 *((kind.advice,) if kind else ()),
                 *((handled.look,) if handled and not lacks else ()),
                 *((given_up,) if (given_up := _as_it_was_given_up(facts, death)) else ()),
@@ -356,6 +358,9 @@ _ANSWERS = ("http_ready", "ready", "vllm_serves")
 def _answered(facts: LogFacts, death: Death) -> bool:
     """Say whether a server that prints no batch line had come up before it died."""
     lines = [remark.place.line for name in _ANSWERS if (remark := facts.remarks.get(name)) is not None]
+    if not lines and facts.starts <= 1:
+        # Of a part of a log.
+        return "answer" in facts.understood
     return "answer" in facts.understood and any(line < death.place.line for line in lines)
 
 

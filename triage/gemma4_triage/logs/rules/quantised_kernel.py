@@ -93,6 +93,7 @@ def _explains(death: Death) -> bool:
         or "HIP error" in said
         or "out of memory" in said
         or "Quantization method" in said
+        or "not compiled with CUDA" in said
     ):
         return False
     # A width that ranks divide below a block is told as that.

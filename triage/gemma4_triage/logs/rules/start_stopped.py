@@ -62,6 +62,8 @@ _STANDS = (
         "before_graphs",
         "ready",
         "CUDA graphs are captured, or kernels compiled, which takes minutes: nvidia-smi and top show whether it works. "
+        "If GPUs and CPUs are idle, it may wait for the lock that a start left which was killed as it compiled: rm -r "
+        "~/.cache/flashinfer ~/.cache/torch_extensions, and start again. "
         "Of several ranks or nodes look at each: one that ended or stands elsewhere holds up all; py-spy dump --pid "
         "of each. If all stand in the capture, another release of NCCL (pip show nvidia-nccl-cu12: 2.21.5 deadlocks "
         "there, SGLang 7602), and once with --disable-custom-all-reduce",

@@ -12,6 +12,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.features_gone import by_its_server
+from gemma4_triage.logs.other_platform import machine
 from gemma4_triage.logs.rendezvous_port import by_its_start
 from gemma4_triage.logs.rule import of_wordings, pattern
 
@@ -31,7 +32,25 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     found = list(_OF_FAILURES.find(facts))
     if not found and any(alarm.kind == "answered-500" for alarm in facts.alarms):
         found = list(_OF_FAILURES.find(replace(facts, deaths=facts.errors, alarms=())))
-    yield from (by_its_server(facts, finding) for finding in found)
+    for finding in found:
+        yield by_its_server(facts, _of_its_platform(facts, finding))
+
+
+def _of_its_platform(facts: LogFacts, finding: Finding) -> Finding:
+    """Return a finding of a kernel that is not there with what to do on a machine without CUDA, where it is one."""
+    where = machine(facts)
+    if not where or not finding.cause.startswith(_LACKS_A_KERNEL):
+        return finding
+    advice = _OF_THAT_BUILD.format(where)
+    return finding.model_copy(update={"advice": (advice, *finding.advice[1:])})
+
+
+_LACKS_A_KERNEL = "The installed sgl_kernel has no kernel"
+_OF_THAT_BUILD = (
+    "the log speaks of {0}, whose build of sgl-kernel has some of CUDA's kernels alone: the image of that platform, of "
+    "a later release of SGLang, or of the last one with which this model ran; until then another --quantization, or "
+    "the model without, if the kernel is of its format. The wheel that pip brings is for CUDA, and does not help"
+)
 
 
 RULE = replace(_OF_FAILURES, find=_find)

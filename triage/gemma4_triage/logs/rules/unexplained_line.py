@@ -12,6 +12,7 @@ from gemma4_triage.logs.handled import commanded
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm
 from gemma4_triage.logs.pauses import CONTINUE, STANDS, hidden_refusal, paused_before
+from gemma4_triage.logs.pip_found_nothing import of_pip
 from gemma4_triage.logs.refused_too import LACKING
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
@@ -199,8 +200,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (_OTHER_CPU, *look)
     if kind is _LAST and (spoken := part_spoken_of(Death(lead.place, lead.rank, "", lead.text))) is not None:
         look = (*((NOT_YET,) if LACKING.search(lead.text) else ()), f"it is about {spoken.what}: {spoken.look}", *look)
-    if kind is _LAST and _OF_PIP.match(lead.text):
-        what, look = _PIP
+    of_install = of_pip(facts, lead.text) if kind is _LAST else None
     if kind is _LAST and (asserted := _ASSERTED.search(lead.text)):
         what = f"a check in native code ({asserted[1]}) does not hold, which ends its process"
         look = (*((_COMPILER,) if _OF_A_COMPILER.search(lead.text) else ()), *_CORE)
@@ -249,10 +249,15 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if lead.kind in _ENDS and (asked := commanded(facts, lead.place)) is not None:
         what = f"{what}, right after it was asked for {asked[0]}"
         look = (*((asked[1],) if asked[1] else ()), _OF_THE_COMMAND, *look)
+    cause, confidence = (
+        f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.",
+        Confidence.POSSIBLE,
+    )
+    cause, confidence, look = of_install or (cause, confidence, look)
     yield Finding(
         rule=ID,
-        cause=f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.",
-        confidence=Confidence.POSSIBLE,
+        cause=cause,
+        confidence=confidence,
         evidence=(_evidence(facts, lead), *life, *(_evidence(facts, alarm) for alarm in others)),
         advice=look,
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",) if lead.kind in _PROBES_SEE else (),
@@ -291,16 +296,6 @@ def _of_own_native(facts: LogFacts, function: str) -> Iterator[str]:
 
 
 _ASSERTED = pattern(r"(?<![\w/])(?:\S*/)?([\w.-]+\.(?:cpp|cc|cxx|hpp|h|cu)):\d+: (?!.*thread: \[).{0,400}Assertion ")
-_OF_PIP = pattern(r"ERROR: (?:No matching distribution|Could not find a version|Cannot install|ResolutionImpossible)")
-_PIP = (
-    "pip found nothing to install that fits",
-    (
-        "the lines above it say why: no wheel for this Python (3.10 to 3.12), platform or CUDA (--extra-index-url of "
-        "torch's), two packages whose releases exclude each other, or a wheel whose name and metadata differ (by its "
-        "URL with --no-deps, or an earlier release)",
-        "pip install sglang alone in a fresh environment, or uv pip install; SGLang's image has all of it",
-    ),
-)
 _OF_A_COMPILER = pattern(r"mlir|llvm|triton")
 _COMPILER = (
     "it is Triton's compiler, of which this release has no code for this kernel on this GPU: the triton that the "

@@ -112,7 +112,10 @@ _AS_AN_EMBEDDING = (
     "--is-embedding, if it is a model for embeddings or a reranker; else a later release, which maps such names"
 )
 _QUOTED = 160  # characters
-_PACKED = "a later release of SGLang: its code of this model splits or fuses such weights and scales otherwise"
+_PACKED = (
+    "a later release of SGLang, or the last one with which it loaded: its code of this model splits or fuses such "
+    "weights and scales otherwise"
+)
 _LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
 
 
@@ -292,13 +295,16 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     method = (
         next((method for word, method in _NAMED_SO if word in path), "") if unnamed and "method was not" in why else ""
     )
+    of_a_draft = any(map(_DRAFT_FILE.match, death.frames)) and not conflict
+    cause += _OF_THE_DRAFT if of_a_draft else ""
+    other_form = _OTHER_FORM[::-1] if _OF_A_METHOD.search(path) else _OTHER_FORM
     for words, look in (
         ("block of drafts", (_NOT_FUSED,)),
         ("of a draft", (_AS_A_DRAFT,)),
         ("the prefix", (_AS_AN_EMBEDDING,)),
         ("another stage's", _STAGES),
         ("stands there twice: the copy", (_SAVED_INSIDE,)),
-        ("for another form", _OTHER_FORM),
+        ("for another form", other_form),
         ("FP8 blocks", _OF_BLOCKS),
         ("of text alone", _AS_A_WHOLE),
         ("packed weight of one", (_OTHER_LOADER,)),
@@ -320,6 +326,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             else ("the checkpoint of the model's own publisher, not quantised, fails alike",)
         ),
         advice=(
+            *((_WITHOUT_DRAFTS,) if of_a_draft else ()),
             *(_unfused(facts) if name and "experts" in name[0] else ()),
             *((_APART,) if shared else ()),
             *((_NOT_READ,) if unknown else ()),
@@ -337,6 +344,16 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return finding.model_copy(update={"advice": tuple(one.replace("of SGLang", "of vLLM") for one in finding.advice)})
 
 
+_OF_A_METHOD = pattern(r"awq|gptq")
+_DRAFT_FILE = pattern(r"\w*(?:_mtp|_nextn|_eagle3?|eagle3?_|dflash)\w*\.py:")
+_OF_THE_DRAFT = (
+    " The target was loaded: it is a layer of the draft (MTP, EAGLE), which quantised copies mostly leave as it was, "
+    "while the list of layers that are left out (ignore, exclude_modules) may not name it."
+)
+_WITHOUT_DRAFTS = (
+    "once without --speculative-algorithm: if the target then serves, its draft is what does not fit. Then that "
+    "layer's name (mtp.fc, eh_proj) in the copy's list of layers that are not quantised, or a later release"
+)
 _OF_A_COPY = (
     "leave --quantization out where config.json names the method; else name the one that it was made with",
     "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",
@@ -414,8 +431,18 @@ _ONE_RANK = (
 _NUMBERS = pattern(r"\d+(?: ?\* ?\d+)?")
 
 
+_NARROWED = pattern(r"start \((\d+)\) \+ length \((\d+)\) exceeds dimension size \((\d+)\)")
+
+
 def _split(facts: LogFacts, death: Death) -> str:
     """Say that two sizes differ by as much as there are ranks, which share the weights; "" if they do not."""
+    narrowed = _NARROWED.search(death.message)
+    if narrowed and int(narrowed[2]) == int(narrowed[3]) and int(narrowed[1]) >= int(narrowed[3]):
+        return (
+            f"The weight that a rank is to take its share of has {narrowed[3]} rows, which is one share alone: it "
+            "was cut before, or counts packed rows for whole ones. The first rank, whose share begins at 0, does not "
+            "notice."
+        )
     ranks = facts.settings.get("tp_size", "")
     told = death.rank.startswith("TP") or any("[RANK " in alarm.text for alarm in facts.alarms)
     sizes = [math.prod(map(int, re.split(r" ?\* ?", found))) for found in _NUMBERS.findall(death.message)]

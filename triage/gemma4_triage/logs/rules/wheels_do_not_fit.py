@@ -8,6 +8,7 @@ from typing import Any
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Remark
+from gemma4_triage.logs.other_platform import without_cuda
 from gemma4_triage.logs.packages_apart import of_a_new_name, of_two
 from gemma4_triage.logs.rule import at, of_wordings, pattern, remarked, written
 from gemma4_triage.logs.rules.no_kernel_image import JIT_ARCHITECTURE
@@ -28,6 +29,7 @@ _TYPES = (
     "AssertionError",
     "AmbiguousGlobalPerLayerAttributeError",
     "PTXASError",
+    "NoTritonConfigsError",
     "CompilationError",
     "KeyError",
     "ValueError",
@@ -191,6 +193,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         elif "did not compile" in finding.cause and (of := facts.remarks.get("compiled_for")) is not None:
             update["advice"] = (JIT_ARCHITECTURE, *finding.advice)
             update["evidence"] = (*finding.evidence, at(facts, of.place, of.text, "what it was compiled for"))
+        update |= without_cuda(facts, str(finding.evidence[0].value)) or {}
         yield finding.model_copy(update=update)
 
 
