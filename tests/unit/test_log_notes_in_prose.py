@@ -100,8 +100,8 @@ class TestStanding:
 
     def test_a_server_that_stands_by_a_note_is_a_finding(self):
         finding = only([START, prefill(1), decode(2), self.NOTE])
-        assert (finding.rule, finding.confidence) == ("hang", "possible")
-        assert "Somebody wrote that the server stands" in finding.cause
+        assert (finding.rule, finding.confidence) == ("noted-silence", "possible")
+        assert "a note beside the log says that the server" in finding.cause
         assert any("--enable-hierarchical-cache" in one for one in finding.advice)
 
     def test_what_ranks_meet_in_comes_first(self):

@@ -227,7 +227,7 @@ class TestNotes:
         start = START.format("--tp 4 --enable-symm-mem")
         seen = "# nothing is answered any more\n# py-spy: recvmsg ... ncclCommWindowRegister, on all four\n"
         found = first(start, decode(1), seen)
-        assert (found.rule, found.confidence) == ("hang", "possible")
+        assert (found.rule, found.confidence) == ("noted-silence", "possible")
         assert found.advice[0].startswith("once without --enable-symm-mem")
 
     @pytest.mark.parametrize(

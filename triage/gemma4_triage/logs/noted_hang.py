@@ -1,24 +1,12 @@
-"""Notes beside a log that say that a server stands: a hang leaves no line of its own, and whoever saw it wrote so."""
+"""What notes beside the log of a server that stands name, and what to leave out by it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import at, pattern, remarked
-from gemma4_triage.logs.suspects import suspects
+from gemma4_triage.logs.rule import pattern
 
-_STANDS = pattern(
-    r"(?i)^#.*(?:\b(?:hangs?|hung|stuck|frozen|freezes|stands)\b|nothing (?:is answered|comes|more is|follows|happens)|"
-    r"then nothing\s*(?:[:,;.]|$)|"
-    r"no (?:\w+ )?lines? (?:after|follow)|not answer|no progress|no batch line|answered any more|for ever)"
-)
-_NOT = pattern(
-    r"(?i)\b(?:not|no longer|never|n't|without) (?:hang|stick|stuck|freeze)|no hang\b|hangs? (?:no|any) more|"
-    r"\banswers? (?:of|are|is)\b|rubbish|garbage|nonsense|gibberish"
-)
-_OTHER_TRY = pattern(r"(?i)^#+ *(?:with|without|after|same|if)\b")
 # What notes and lines name: the words, and what to leave out by them.
 _NAMED = (
     (
@@ -60,10 +48,6 @@ _NAMED = (
         "once with --moe-a2a-backend none: what carries tokens to experts waits for all ranks",
     ),
 )
-_STACKS = (
-    "py-spy dump --pid of every process while it stands (--native for what waits inside NCCL): the rank that differs"
-)
-_SILENT = 2  # suspects
 
 
 def named_in_notes(facts: LogFacts) -> Iterator[str]:
@@ -71,31 +55,3 @@ def named_in_notes(facts: LogFacts) -> Iterator[str]:
     names = ("stands", "notes", "fused_sums", "nccl_p2p")
     said = "\n".join(facts.remarks[name].text for name in names if name in facts.remarks)
     yield from (advice for words, advice in _NAMED if words.search(said))
-
-
-def noted(facts: LogFacts) -> Iterator[Finding]:
-    """Yield that somebody saw a server stand, where no line tells of a failure and no batch came later."""
-    stood = facts.remarks.get("stands")
-    if stood is None or facts.deaths or facts.alarms or facts.stacks or "vllm_waits" in facts.remarks:
-        return
-    said = stood.text
-    if _STANDS.search(said) is None or _NOT.search(said) or _OTHER_TRY.match(said):
-        return
-    if any(max(rank.series["line"], default=0) > stood.place.line for rank in facts.ranks):
-        return
-    near = list(suspects(facts))
-    shown = [one.text for one in near if one.shown]
-    silent = [one.text for one in near if one.of == "silence" and not one.shown]
-    yield Finding(
-        rule="hang",
-        cause=f"A note beside the log (line {stood.place.line}) says that the server stands, and no line says that "
-        "something failed: what waits for ever leaves none.",
-        confidence=Confidence.POSSIBLE,
-        evidence=(
-            at(facts, stood.place, said, "what somebody saw"),
-            *remarked(facts, "fused_sums", "a fused sum over GPUs, in use"),
-            *remarked(facts, "nccl_p2p", "how NCCL goes from GPU to GPU"),
-        ),
-        ruled_out_if=("what it waited for came to its end later: a compilation, a download, a long prompt",),
-        advice=(*named_in_notes(facts), *shown, _STACKS, *silent[:_SILENT]),
-    )

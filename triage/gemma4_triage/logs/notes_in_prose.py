@@ -175,21 +175,6 @@ def stack_in(line: bytes, place: Place) -> Stack | None:
     return Stack(place, (found[1] or b"").decode(), named) if len(named) > 1 else None
 
 
-def stands_by_a_note(facts: LogFacts) -> Remark | None:
-    """Return the note that a server stands, if nothing that it did follows; None if there is none."""
-    noted = facts.remarks.get(NOTED.format("silence"))
-    if noted is None or noted.place.line < last_work(facts):
-        return None
-    # Of a server that never came up rules of starts know more.
-    return noted if facts.served and _OF_ALL.search(noted.text) else None
-
-
-_OF_ALL = re.compile(
-    r"(?i)\bno line\b|nothing (?:more )?(?:is|comes)|\b(?:all|every|further|later) requests? .{0,20}hang|requests hang|"
-    r"no (?:further )?request is|server (?:hangs|is stuck|stands)|GPUs? .{0,20}\b(?:0|100) ?%"
-)
-
-
 def last_work(facts: LogFacts) -> int:
     """Return the last line of a batch, 0 if there is none."""
     columns = (rank.series["line"] for rank in facts.schedulers)

@@ -63,6 +63,7 @@ _MARKS = (
 )
 _BATCH_AND_MARKS = ((MARK, "batch"), *_MARKS)
 _ANSWER = b'" 200 OK'
+_OF_STEERING = (*remarks.COMMANDS, *values_asked.OF_CONTROL)
 _OF_THE_WATCHDOG = 8
 """Lines below the watchdog's in which it prints the pools."""
 _OUTPUTS_OF_A_ZOMBIE = 8
@@ -234,18 +235,12 @@ class LogReading:
         # Answers are most of what is no batch line, and hold nothing that is looked for.
         if _ANSWER in block.text:
             asked = [not line.endswith(_ANSWER) for line in lines]
-            if any(path in block.text for path in remarks.COMMANDS):
-                asked = [
-                    other or any(path in line for path in remarks.COMMANDS)
-                    for line, other in zip(lines, asked, strict=True)
-                ]
-                self._answered += sum(line.endswith(_ANSWER) for line in compress(lines, asked))
+            if any(mark in block.text for mark in _OF_STEERING):
+                # Answers to whoever steers the server are read as any other line.
+                steers = [any(mark in line for mark in _OF_STEERING) for line in lines]
+                self._answered += sum(line.endswith(_ANSWER) for line in compress(lines, steers))
+                asked = [other or mine for other, mine in zip(asked, steers, strict=True)]
             answers = [number for number, other in zip(numbers, asked, strict=True) if not other]
-            if any(mark in block.text for mark in values_asked.OF_CONTROL):
-                asked = [
-                    other or any(mark in line for mark in values_asked.OF_CONTROL)
-                    for line, other in zip(lines, asked, strict=True)
-                ]
             lines, numbers = list(compress(lines, asked)), list(compress(numbers, asked))
             streams = None if streams is None else list(compress(streams, asked))
             self._answered += len(answers)

@@ -19,11 +19,11 @@ from gemma4_triage.logs.facts import Place, Remark, Stack
 
 COMMANDED = "commanded"
 COMMANDS = (
-    *(b"/release_memory_occupation HTTP/", b"/resume_memory_occupation HTTP/", b"/pause_generation HTTP/"),
-    *(b"/continue_generation HTTP/", b"/start_profile HTTP/", b"/load_lora_adapter HTTP/"),
-    *(b"/unload_lora_adapter HTTP/", b"/init_weights_update_group HTTP/", b"/destroy_weights_update_group HTTP/"),
+    *(b"/release_memory_occupation HTTP/", b"/resume_memory_occupation HTTP/", b"/start_profile HTTP/"),
+    *(b"/load_lora_adapter HTTP/", b"/unload_lora_adapter HTTP/", b"/init_weights_update_group HTTP/"),
+    b"/destroy_weights_update_group HTTP/",
 )
-"""How answers say what was asked of a server beside requests, which it may end of."""
+"""How answers say what was asked of a server beside requests, which it may end of; a pause is one of its own."""
 MARKS = (
     (b"Load weight begin. avail mem=", "before_weights"),
     (b"Load weight end. ", "after_weights"),

@@ -16,12 +16,17 @@ _SAYS = re.compile(
     rb"\bnothing (?:is |was |gets |has been )?(?:ever )?(?:answered|returned|logged|printed|comes back)\b|"
     rb"\bnever (?:answers?|answered|returns?|returned|responds?|responded|comes? back|finish(?:es|ed)|opens)\b|"
     rb"\b(?:no longer|stop(?:s|ped)?|does not|doesn't|do not|don't) (?:answer|respond)(?:s|ing)?\b|"
-    rb"/(?:health|generate|v1)\S* (?:times? out|timed out|does not answer)|\b(?:un|not )responsive\b"
+    rb"/(?:health|generate|v1)\S* (?:times? out|timed out|does not answer)|\b(?:un|not )responsive\b|"
+    rb"\bno (?:\w+ )?lines? (?:at all|after|follow)|\bno (?:progress|batch line)\b|"
+    rb"\bnothing (?:more|comes|follows|happens)\b|\bthen nothing\s*(?:[:,;.]|$)|"
+    rb"\b(?:server|request\w*|it|ranks?) stands\b|\banswered any more\b|\bfor ever\b"
 )
 _DENIES = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "
     rb"(?:hangs?\b|hung\b|hanging\b|stuck\b|frozen\b|freezes?\b|dead-?lock)|"
-    rb"\bwith(?:out)? --\S+.{0,40}\b(?:fine|works?|ok|well|answers|good|starts?)\b"
+    rb"\bwith(?:out)? --\S+.{0,40}\b(?:fine|works?|ok|well|answers|good|starts?)\b|\bhangs? on\b|\bone client\b|"
+    # Of answers, which then come; and of another try than this log's.
+    rb"\banswers? (?:of|are|is)\b|\b(?:rubbish|garbage|nonsense|gibberish)\b|^#+ *(?:with|without|same|if)\b"
 )
 
 _FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:size )?(?:of )?1)\b|\b\d clients?\b)"
@@ -36,7 +41,7 @@ _SAMPLED = re.compile(
 
 
 def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
-    """Keep the first note by which the server, or requests to it, stand, or that says when answers are wrong.
+    """Keep the last note by which the server, or requests to it, stand, and what notes say of wrong answers.
 
     Args:
         kept: remarks by their names.
@@ -53,4 +58,5 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     if _SAMPLED.search(line):
         kept.setdefault("wrong_as_it_samples", said)
     if _SAYS.search(line) and not _DENIES.search(line):
-        kept.setdefault(NAME, said)
+        # The last one, behind which the least work can stand.
+        kept[NAME] = said

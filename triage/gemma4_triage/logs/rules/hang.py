@@ -6,16 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
 from gemma4_triage.logs.noted_hang import named_in_notes
-from gemma4_triage.logs.noted_hang import noted as of_notes
-from gemma4_triage.logs.noted_standing import start_that_stands
-from gemma4_triage.logs.notes_in_prose import stands_by_a_note
+from gemma4_triage.logs.notes_in_prose import last_work
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import (
     COLLECT,
     at,
-    last_sign_of_life,
     of_death,
     on_rank,
     pattern,
@@ -23,7 +21,7 @@ from gemma4_triage.logs.rule import (
     says,
     usage_text,
 )
-from gemma4_triage.logs.switched_on import NO_OVERLAP, features, switched_on
+from gemma4_triage.logs.switched_on import features
 from gemma4_triage.logs.watchdog_of_controller import only_the_controller
 
 _WORDS = pattern(r"[Ww]atchdog [Tt]imeout")
@@ -456,46 +454,12 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         # Whoever writes that it stands has looked where: a stack in an idle loop says nothing.
         waits = [stack for stack in facts.stacks if where(stack) not in ("a receive from another process", "")]
         death = Death(stood.place, stood.rank, "", stood.text) if waits else None
-    elif death is None and not facts.deaths and (noted := stands_by_a_note(facts)) is not None:
-        if not any(where(stack) in _WAITS for stack in facts.stacks):
-            yield _noted(facts, noted)
-            return
-        death = Death(noted.place, noted.rank, "", noted.text)
+    elif death is None and not facts.deaths and any(where(stack) in _WAITS for stack in facts.stacks):
+        noted = facts.remarks.get(said_in_notes.NAME)
+        stands = noted is not None and noted.place.line > last_work(facts)
+        death = Death(noted.place, noted.rank, "", noted.text) if noted is not None and stands else None
     if death is not None:
         yield _tell(facts, death)
-    elif (finding := start_that_stands(facts)) is not None:
-        yield finding
-    else:
-        yield from of_notes(facts)
-
-
-def _noted(facts: LogFacts, noted: Remark) -> Finding:
-    """Return that a server stands by what somebody wrote, of which the log itself shows no more."""
-    return Finding(
-        rule=RULE.id,
-        cause="Somebody wrote that the server stands, and no line of work follows: a step that never ends leaves none. "
-        "The log does not say where.",
-        confidence=Confidence.POSSIBLE,
-        evidence=(at(facts, noted.place, noted.text, "the note"), *last_sign_of_life(facts, noted.place)),
-        ruled_out_if=("/health_generate answers meanwhile: then look at the client, its proxy and its request",),
-        advice=tuple(
-            dict.fromkeys(
-                (
-                    *of_encoders(facts),
-                    *((NO_OVERLAP,) if facts.settings.get("is_embedding") == "True" else ()),
-                    *(f"once {one.without}, in which ranks meet" for one in features(facts) if one.setting in _MEET),
-                    "py-spy dump --pid of every scheduler, and of the main process, while it stands: the one that "
-                    "differs holds up the others",
-                    *switches(facts),
-                    *switched_on(facts),
-                )
-            )
-        ),
-        next_commands=(COLLECT,),
-    )
-
-
-_MEET = frozenset({"enable_symm_mem", "enable_torch_symm_mem", "enable_eplb", "enable_two_batch_overlap", "dcp_size"})
 
 
 _OF_THE_CODE = frozenset({"TypeError", "AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError"})

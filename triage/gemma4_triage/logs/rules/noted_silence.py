@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
-from gemma4_triage.logs.rule import COLLECT, Rule, at, on_rank, pattern
+from gemma4_triage.logs.noted_hang import named_in_notes
+from gemma4_triage.logs.notes_in_prose import last_work
+from gemma4_triage.logs.rule import COLLECT, Rule, at, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.suspects import suspects
+from gemma4_triage.logs.switched_on import NO_OVERLAP, features, switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
 _OWN = frozenset({"stopped-answering", "timeout"})
@@ -40,39 +43,79 @@ _OF_ONE_PROCESS = (
 )
 
 
+_MEET = frozenset({"enable_symm_mem", "enable_torch_symm_mem", "enable_eplb", "enable_two_batch_overlap", "dcp_size"})
+"""What ranks meet in, so that one which does not come holds up all."""
+_FEW, _MOST = 2, 3  # prefills; features
+_ENCODER = (
+    "without --mm-enable-dp-encoder: ranks then encode different images, and one that has none does not come to a sum "
+    "that a part of the encoder still makes over all of them (SGLang 20759); then a later release"
+)
+_NO_WARM_UP = (
+    "once with --skip-server-warmup, and one short request of text alone: if that is answered, it is its image"
+)
+_WARM_UP = (
+    " The server's own first request, with which it warms up, has not ended: HTTP answers, the prefill was begun, and "
+    "the line that the server is ready lacks."
+)
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     note = facts.remarks.get(said_in_notes.NAME)
     if note is None or facts.deaths or any(alarm.kind not in _OWN for alarm in facts.alarms):
         return
-    if any(True for _ in hang.RULE.find(facts)):
+    if note.place.line < last_work(facts) or "vllm_waits" in facts.remarks or any(True for _ in hang.RULE.find(facts)):
         return
-    stands = unfinished(facts)
+    stands = _start(facts, note)
+    warms_up = stands is None and _in_its_warmup(facts)
     last = _last_line(facts)
     phase = f" The log ends before the server was ready, in {stands[0]}: {stands[1][:120]}" if stands else ""
-    shown = [one.text for one in suspects(facts) if one.of == "silence"]
     yield Finding(
         rule=RULE.id,
         cause="Unknown cause: a note beside the log says that the server, or requests to it, stand, and the log itself "
-        f"has no failure.{phase or _told(last)}",
+        f"has no failure.{phase or (_WARM_UP if warms_up else _told(last))}",
         confidence=Confidence.POSSIBLE,
         evidence=(
             at(facts, note.place, note.text, "the note"),
             *((at(facts, last[1].place, last[1].text, "the last batch line"),) if last else ()),
+            *remarked(facts, "fused_sums", "a fused sum over GPUs, in use"),
+            *remarked(facts, "nccl_p2p", "how NCCL goes from GPU to GPU"),
         ),
         ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
-        advice=tuple(
-            dict.fromkeys(
-                (
-                    *((f"as it stands there: {stands[2]}",) if stands else ()),
-                    *_of_the_note(facts, note),
-                    *shown,
-                    _STACKS,
-                    *hang.switches(facts),
-                )
-            )
-        ),
+        advice=tuple(dict.fromkeys((*((f"as it stands there: {stands[2]}",) if stands else ()), *_look(facts, note)))),
         next_commands=() if of_vllm(facts) else (COLLECT,),
     )
+
+
+def _start(facts: LogFacts, note: Remark) -> tuple[str, str, str] | None:
+    """Return what a start that was not ready was at, its line and what to look at, if the note is behind it."""
+    stands = unfinished(facts)
+    return None if stands is None or note.place.line < int(stands[0].removeprefix("line ")) else stands
+
+
+def _in_its_warmup(facts: LogFacts) -> bool:
+    """Say whether HTTP is up, one prefill or two were begun, and nothing came of them."""
+    begun = sum(rank.prefill_lines for rank in facts.ranks)
+    up = "http_ready" in facts.remarks and "ready" not in facts.remarks
+    return up and 0 < begun <= _FEW and not any(rank.decode_lines for rank in facts.ranks)
+
+
+def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
+    """Yield what to try, what the notes name first, then what its ranks meet in, then what is switched on."""
+    yield from named_in_notes(facts)
+    on = features(facts)
+    if _in_its_warmup(facts):
+        encodes = facts.settings.get("mm_enable_dp_encoder", facts.arguments.get("mm_enable_dp_encoder")) == "True"
+        if encodes and facts.settings.get("tp_size", "1") not in ("1", "None"):
+            yield _ENCODER
+        yield from (_STACKS, _NO_WARM_UP, *(f"once {one.without}, which this server has" for one in on[:_MOST]))
+        return
+    yield from hang.of_encoders(facts)
+    yield from (f"once {one.without}, in which ranks meet" for one in on if one.setting in _MEET)
+    if facts.settings.get("is_embedding") == "True":
+        yield NO_OVERLAP
+    yield from _of_the_note(facts, note)
+    yield from (one.text for one in suspects(facts) if one.of == "silence")
+    yield from (_STACKS, *hang.switches(facts), *(() if of_vllm(facts) else switched_on(facts)))
 
 
 def _of_the_note(facts: LogFacts, note: Remark) -> Iterator[str]:
