@@ -21,9 +21,10 @@ def tokens_apart(dump: Dump) -> int:
         begins = [end - 1 if isinstance(end, int) else None for end in ends]
     if page < 2 or not (isinstance(begins, list) and isinstance(asked, list) and len(begins) == len(asked)):
         return 0
-    if not all(isinstance(one, int) for one in (*begins, *asked)):
+    pairs = list(zip(begins, asked, strict=True))
+    places = [(begin, slot) for begin, slot in pairs if isinstance(begin, int) and isinstance(slot, int) and begin > 0]
+    if not all(isinstance(one, int) for pair in pairs for one in pair):
         return 0
-    places = [(begin, slot) for begin, slot in zip(begins, asked, strict=True) if begin > 0]
     if len(places) < _FEWEST or any(slot < page for _, slot in places):
         return 0
     apart = {(slot - begin + 1) % page for begin, slot in places}

@@ -117,10 +117,11 @@ def _was_whole_before(census: Census, pool: str) -> bool:
     steps = [one.get("step") for one in events]
     if not isinstance(every, int) or not every or census.step <= every or not steps:
         return False
-    if not all(isinstance(step, int) for step in steps) or not isinstance(pool_seed, int) or pool_seed:
+    known = [step for step in steps if isinstance(step, int)]
+    if len(known) < len(steps) or not isinstance(pool_seed, int) or pool_seed:
         # In a list that was shuffled the last page is not the last entry.
         return False
-    begins = min(steps)
+    begins = min(known)
     return begins <= census.step - every and not any(
         (one.get("kind"), one.get("pool")) == ("cleared", pool) for one in events
     )

@@ -23,6 +23,7 @@ _WAITS = (
 )
 _NO_ROOM = "The pool has little room beside it, so that it may be all that they wait for."
 _HAS_ROOM = "The pool has room beside it: whether that is what they wait for is not known."
+_SIZES = ("available", "evictable", "total")
 _LITTLE = 0.25  # of the pool's tokens
 
 
@@ -62,9 +63,10 @@ def _at_standstill(dump: Dump) -> str:
     """Return what is said of locks while requests wait: whether there is room beside what is locked."""
     scalars, lists = dump.manifest.scalars, []
     for pool in ("full", "swa"):
-        numbers = [scalars.get(f"{pool}_{name}") for name in ("available", "evictable", "total")]
-        if all(isinstance(one, int) for one in numbers) and numbers[2]:
-            lists.append((numbers[0] + numbers[1]) / numbers[2])
+        named = (scalars.get(f"{pool}_{name}") for name in _SIZES)
+        numbers = [one for one in named if isinstance(one, int)]
+        if len(numbers) == len(_SIZES) and numbers[-1]:
+            lists.append(sum(numbers[:-1]) / numbers[-1])
     return _WAITS + (_NO_ROOM if lists and min(lists) < _LITTLE else _HAS_ROOM)
 
 
