@@ -29,7 +29,7 @@ def lost(*pages, fault=Fault.NOWHERE, pool="full"):
 
 
 def without_row(slot=None):
-    """A request that waits; with a slot it has a row."""
+    """Return a request that waits; with a slot it has a row."""
     return SimpleNamespace(req_pool_idx=slot)
 
 

@@ -77,7 +77,7 @@ _NAMED = tuple((re.compile(rf"(?i){words}"), flag) for words, flag in _SPOKEN)
 
 
 class Difference(NamedTuple):
-    """With what somebody notes that all is well.
+    """Holds what somebody notes that all is well with.
 
     Attributes:
         change: as "with --tp 1".
