@@ -335,3 +335,51 @@ def test_the_next_step_is_named(name):
     lines, word = TOLD[name]
     first = found_in(lines)[0]
     assert word in " ".join((first.cause, *first.advice))
+
+
+SHORTENED = f"{stamp(3)} Scheduler hit an exception: Traceback (most recent call last):\n  ...\n"
+
+
+class TestShortenedTracebacks:
+    """Whoever pastes a traceback may leave out its frames, and the name of its exception."""
+
+    def test_torchs_words_end_a_traceback_without_the_name_of_the_exception(self):
+        (found,) = found_in([f"{SHORTENED}CUDA error: an illegal memory access was encountered\n"])
+        assert found.rule == "illegal-access"
+
+    @pytest.mark.parametrize(("ratio", "leads"), [("0.1", True), ("0.8", False), ("", False)])
+    def test_a_small_pool_of_the_window_is_left_as_it_is_first(self, ratio, leads):
+        asked = {"swa_full_tokens_ratio": ratio} if ratio else {}
+        (found,) = found_in([started(**asked), f"{SHORTENED}CUDA error: an illegal memory access was encountered\n"])
+        assert found.advice[0].startswith("once without --swa-full-tokens-ratio") is leads
+
+    def test_a_copy_to_the_host_is_of_a_retraction(self):
+        lines = [
+            decode(1, full=0.99, queued=11),
+            f"{SHORTENED}  ... allocator.get_cpu_copy(...)\nNotImplementedError\n",
+        ]
+        advice = " ".join(found_in(lines)[0].advice)
+        assert "room enough that none is retracted" in advice
+        # Without a line of a prefill nothing is known of an empty prompt.
+        assert "empty prompt" not in advice
+
+    def test_what_is_said_of_every_start_stands_behind_the_part_that_failed(self):
+        failed = '  File "/s/sglang/srt/lora/lora_manager.py", line 9, in init_lora_modules\n'
+        advice = found_in([f"{SHORTENED}{failed}TypeError\n"])[0].advice
+        assert advice[0].startswith("once without the LoRA adapters")
+        assert advice[-1].startswith("it died before its first batch")
+
+
+@pytest.mark.parametrize(("page", "told"), [(64, True), (1, False)])
+def test_a_decode_that_lacks_pages_and_no_tokens_leads_to_their_count(page, told):
+    asked = "Try to allocate 148 tokens.\nAvaliable tokens: 2048\n"
+    text = f"RuntimeError: Decode out of memory. Try to lower your batch size.\n{asked}"
+    found = found_in([started(page_size=page), text])[0]
+    assert found.advice[0].startswith("a release that counts whole pages before a decode") is told
+
+
+def test_values_that_a_benchmark_without_a_server_made_up_are_said_to_be_that():
+    nan = "[TP0] Detected errors during sampling! NaN in the probability.\n"
+    benchmark = found_in(["$ python -m sglang.bench_latency --model-path m --tp 2\n", nan])[0]
+    assert "feeds token ids that are no text" in benchmark.cause
+    assert "feeds token ids" not in found_in(["$ python -m sglang.launch_server --model-path m --tp 2\n", nan])[0].cause

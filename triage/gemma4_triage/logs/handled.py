@@ -218,11 +218,15 @@ def commanded(facts: LogFacts, place: Place) -> tuple[str, str] | None:
 
 
 def as_it_retracted(facts: LogFacts, death: Death) -> Handled | None:
-    """Return the retraction that stands right above an exception of a case that there is no code for; else None."""
+    """Return the retraction to which an exception of a case without code belongs, by what is above or in it; else None.
+
+    What copies KV to the host (get_cpu_copy) is called as a request is retracted.
+    """
     if death.frames or death.type_name != "NotImplementedError":
         return None
     last = [rank.retractions.last.line for rank in facts.schedulers if rank.retractions.last is not None]
-    if not any(0 < death.place.line - line <= _RIGHT_ABOVE for line in last):
+    above = any(0 < death.place.line - line <= _RIGHT_ABOVE for line in last)
+    if not above and "get_cpu_copy" not in death.statement:
         return None
     usage = death.usage
     windows = usage is not None and (usage.swa or 0) >= _FULL and (usage.full or 0) <= (usage.swa or 0) - _APART

@@ -443,6 +443,7 @@ class LogReading:
             just_installed.keep(self._remarks, line, place)
             if kind == "command":
                 images.keep(self._remarks, line, place)
+                remarks.keep_benchmark(self._remarks, line, place)
             split_sides.keep(self._remarks, line, place)
             if pasted.is_of_a_client(line):
                 self._alarms.client_at(number)

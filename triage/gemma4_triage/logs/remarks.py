@@ -87,6 +87,7 @@ MARKS = (
     (b"Setting attention block size to ", "vllm_block"),
     (b"GPU KV cache size: ", "vllm_pool"),
     (b"sglang.bench_latency", "benchmark"),
+    (b"sglang.bench_offline_throughput", "benchmark"),
     (b"sglang.bench_one_batch", "benchmark"),
     (b"sglang.bench_offline", "benchmark"),
     (b"Service discovery enabled", "discovery"),
@@ -377,3 +378,9 @@ class StackReader:
         if self.inside and self._frames and len(self.stacks) < MOST_STACKS:
             self.stacks.append(Stack(self._place, self._rank, tuple(self._frames)))
         self.inside = False
+
+
+def keep_benchmark(kept: dict[str, Remark], line: bytes, place: Place) -> None:
+    """Keep a command that runs a benchmark without a server, as MARKS knows it in any other line."""
+    if any(mark in line for mark, name in MARKS if name == "benchmark"):
+        kept.setdefault("benchmark", Remark(place, "", line[:400].decode(errors="replace").strip()))

@@ -34,6 +34,8 @@ _LOOP = re.compile(
 )
 # Whoever quotes a last line may leave a blank before it; frames have two, and what they quote four.
 _SHIFTED = re.compile(rb" (?:[\w<>]+\.)*\w*(?:Error|Exception)(?:: |\s*$)")
+# Torch's words for what the device met, where whoever shortened a traceback left out the name of the exception.
+_OF_THE_DEVICE = re.compile(rb"(?:CUDA|HIP) error: \S")
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
 _WORDS = re.compile(
     r"[A-Z]+|(?!\w*(?:Error|Exception)$|gaierror$)[a-z]\w*"
@@ -258,6 +260,8 @@ class TracebackReader:
             elif len(self._statement) < _LONGEST_STATEMENT and not _MARKERS.fullmatch(line[:_LONGEST_MESSAGE]):
                 self._statement.append(line[:_LONGEST_MESSAGE].strip())
             return None
+        if _OF_THE_DEVICE.match(line):
+            line = b"RuntimeError: " + line
         match = _LAST_LINE.fullmatch(line[: 4 * _LONGEST_MESSAGE].decode(errors="replace").rstrip("\r"))
         small = _SMALL.match(line)
         if match is None or (_WORDS.fullmatch(match[1]) and small is None):

@@ -7,6 +7,8 @@ hands out ids beyond it, which is when the SWA pool is nearly used up.
 
 from __future__ import annotations
 
+import re
+
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import adapters_of_experts, graphs_of_vllm
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -98,9 +100,25 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
             *graphs_of_vllm.apart(facts, death),
             *_together(facts, death),
             *adapters_of_experts.beside_expert_parallel(facts, death),
+            *_with_its_own_ratio(facts),
             *_apart(facts, death),
         ),
         next_commands=(_SERVE,),
+    )
+
+
+_USUAL = 0.8  # swa_full_tokens_ratio, where the start names none
+
+
+def _with_its_own_ratio(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where the start makes the pool of the sliding window smaller than it is by itself."""
+    asked = facts.arguments.get("swa_full_tokens_ratio", "")
+    if not re.fullmatch(r"0?\.\d+", asked) or float(asked) >= _USUAL:
+        return ()
+    return (
+        f"once without --swa-full-tokens-ratio {asked}: the smaller the pool of the sliding layers is beside the full "
+        "one, the sooner an id that was not translated, or was given back, lies beyond it (SGLang 23375); then a later "
+        "release",
     )
 
 

@@ -16,7 +16,7 @@ TITLE = "what ended it is like public incidents whose cause became known"
 _NAMED = 4  # signs
 
 
-NEAR = 0.65
+NEAR = 0.6
 """Likeness from which another's cause says more than a rule that only repeats what was said, or than what is possible.
 
 As near as this was, in incidents that were drawn without a look at the list, hardly anything but the very thread.

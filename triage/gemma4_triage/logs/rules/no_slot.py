@@ -76,6 +76,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice, cause, sure = _not_given(facts)
     elif counted is not None:
         cause = f"{cause.removesuffix('.')}: {sums}."
+        if "Decode" in death.message and (in_pages := _short_of_pages_alone(facts)):
+            advice = (in_pages, *advice)
     retracted = any(rank.retractions.requests for rank in facts.ranks)
     if facts.settings.get("disaggregation_mode") == "decode":
         advice = (_PREALLOCATED, *advice)
@@ -108,6 +110,18 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=advice,
         next_commands=(_SERVE,) if roomy else (PLAN_POOLS,),
         upstream=("SGLang 7909",) if roomy else (),
+    )
+
+
+def _short_of_pages_alone(facts: LogFacts) -> str:
+    """Return what to do where a pool has the tokens that a decode asks for, and not a page for each; "" if not."""
+    page, asked, free = facts.settings.get("page_size", "1"), _number(facts, "asked", "Try to allocate"), _free(facts)
+    if not page.isdecimal() or int(page) < 2 or asked is None or asked > min(free.values()):
+        return ""
+    return (
+        "a release that counts whole pages before a decode (SGLang 4913), or --page-size 1: as many tokens are free as "
+        f"are asked for, but each request may need a page of {page}, and a check that counts tokens lets such a step "
+        "begin and retracts nobody"
     )
 
 

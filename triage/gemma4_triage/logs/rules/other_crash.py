@@ -120,9 +120,13 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
                 *((_REACH,) if death.type_name.endswith(UNREACHED) and not death.caller else ()),
                 *_of_releases(death, code, waited),
-                _next_step(facts, death, beginning),
-                *_suspect(facts, death),
-                *(one for one in apart if one not in named and one not in lacks and one != given_up),
+                *_in_order(
+                    _next_step(facts, death, beginning),
+                    (
+                        *_suspect(facts, death),
+                        *(one for one in apart if one not in named and one not in lacks and one != given_up),
+                    ),
+                ),
             ),
             next_commands=_commands(death),
         )
@@ -329,6 +333,14 @@ def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
         yield at(facts, death.usage.place, usage, "the last batch line before it")
 
 
+_BEFORE_ITS_FIRST = "it died before its first batch: check versions, the checkpoint and the arguments of the start"
+
+
+def _in_order(step: str, narrower: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what to do, what is said of every start behind what is said of this one's parts."""
+    return (*narrower, step) if step == _BEFORE_ITS_FIRST else (step, *narrower)
+
+
 def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
     if beginning is not None and death is not beginning:
         return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
@@ -343,7 +355,7 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
     if death.usage is None and not any(map(_SERVED.match, death.frames)) and not _answered(facts, death):
         if _of_vllm(death):
             return "if that changes nothing: the checkpoint, and vLLM's release beside the torch that it pins"
-        return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
+        return _BEFORE_ITS_FIRST
     if death.usage is not None and _was_empty(facts, death.usage.place.line):
         return (
             "the last prefill before it had no token to compute (#new-token: 0): a request with an empty prompt. "
@@ -376,7 +388,8 @@ def _in_vllm(death: Death) -> bool:
 def _was_empty(facts: LogFacts, number: int) -> bool:
     """Say whether a batch line is of a prefill without a new token."""
     names = ("line", "batch_lines", "new_tokens", "generated_per_s")
-    rows = (row for rank in facts.schedulers for row in zip(*(rank.series[name] for name in names), strict=True))
+    ranks = [rank for rank in facts.schedulers if rank.prefill_lines]
+    rows = (row for rank in ranks for row in zip(*(rank.series[name] for name in names), strict=True))
     return (number, 1, 0, None) in rows
 
 
