@@ -257,5 +257,7 @@ CASES = {
     "locks-kept-at-a-retraction": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "last-slots-a-token-early": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.LIKELY),
     "free-list-cut-while-running": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.LOST, C.LIKELY),
+    "bonus-token-not-committed": ("request-state-differs", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.CERTAIN),
+    "pages-counted-by-old-lengths": ("page-given-twice", S.ALLOCATION, None, C.LIKELY),
     "child-locked-once-more": ("tree-broken", S.TREE_LOCK, None, C.CERTAIN),
 }

@@ -165,6 +165,8 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("last-slots-a-token-early", "to go on a token before the last slot of each of its requests"),
         ("free-list-cut-while-running", "lost its last page since the audit before, and the allocator was not emptied"),
         ("child-locked-once-more", "or a child has one too many"),
+        ("bonus-token-not-committed", "in the request counters (kv_committed_len): 42 where 43 belongs"),
+        ("pages-counted-by-old-lengths", "took 1 of the 2 new pages that its requests need by their lengths"),
         ("swa-writes-cached-untranslated", "is the full pool's (out_cache_loc), which was not translated"),
     ],
 )

@@ -175,3 +175,11 @@ def test_the_last_page_of_a_shuffled_list_is_not_its_end(made):
     aged["settings"]["pool_seed"] = 24
     assert "the end of the list was cut off" in named_of(dump)[0].cause
     assert "the end of the list was cut off" not in named_of(made(dump, guards=aged))[0].cause
+
+
+@pytest.mark.parametrize(("after", "told"), [(1904, True), (1888, False), (1920, True), (None, False)])
+def test_new_pages_are_uncounted_only_where_fewer_were_taken_than_lengths_need(made, after, told):
+    (dump,) = dumps_of("pages-counted-by-old-lengths")
+    events = [dict(one) for one in dump.events()]
+    events[-1]["free_after"] = [after, 624]
+    assert ("new pages that its requests need" in named_of(made(dump, events=events))[0].cause) is told

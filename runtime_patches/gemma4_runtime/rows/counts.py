@@ -31,6 +31,13 @@ from gemma4_runtime.rows.report import (
 )
 from gemma4_runtime.rows.seen import counts_before, evicted_before, launched_at, seen_of
 
+COMMITTED, ALLOCATED, PROTECTED, SWA_EVICTED = (
+    "kv_committed_len",
+    "kv_allocated_len",
+    "cache_protected_len",
+    "swa_evicted_seqlen",
+)
+"""What a request counts, by the names that SGLang has for it."""
 LENGTH_OF, COMMITTED_OF, TOKENS_OF, NONE_OF = "batch", "committed", "tokens", "none"
 """Who gives account of a request's length: its batch, its count, and its tokens. Two that agree outvote the third.
 
@@ -201,7 +208,7 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
     live = [r for r in requests if runs(r)]
-    wrong, kinds, accounts, of_batch, seen = [], [], {}, [], seen_of(scheduler)
+    wrong, kinds, names, accounts, of_batch, seen = [], [], [], {}, [], seen_of(scheduler)
     waiting = _waiting(scheduler)
     seen.agreed, after_a_forward = set(), bool(seen.counts)
     for number, request in enumerate(live):
@@ -212,15 +219,18 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         stayed = before[2] if before is not None else had if after_a_forward and not scheduler.enable_overlap else None
         if evicted is not None and had is not None and evicted < had:
             wrong.append(WrongEntry("fell", number, 0, evicted, had))
+            names.append(SWA_EVICTED)
             kinds.append(_count_defect(scheduler, evicted, had, others))
         elif evicted is not None and stayed is not None and evicted != stayed:
             wrong.append(WrongEntry("changed", number, 0, evicted, stayed))
+            names.append(SWA_EVICTED)
             kinds.append(_count_defect(scheduler, evicted, stayed, others))
         path = path_slots(cache, request)
         protected = held(request).cache_protected_len
         if path is not None and protected != path.numel():
             others = [held(other).cache_protected_len for other in live if other is not request]
             wrong.append(WrongEntry("unlike", number, 0, protected, path.numel()))
+            names.append(PROTECTED)
             kinds.append(_count_defect(scheduler, protected, path.numel(), others))
         # The token that was sampled last has no KV yet.
         more, launched = waiting.get(id(request), _NOTHING), launched_at(seen, request)
@@ -235,6 +245,7 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             accounts[len(wrong)] = of
             wrong.append(WrongEntry("unlike", number, 0, value, expected))
             kinds.append(defect_of(value, expected, width + 1, foreign=set(others)))
+            names.append("" if of == TOKENS_OF else COMMITTED)
         allocated = held(request).kv_allocated_len
         if 0 <= allocated < committed:
             # Without drafts the two are alike, with them there may be more allocated.
@@ -242,6 +253,7 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             value, expected = (committed, by_batch) if too_many else (allocated, committed)
             wrong.append(WrongEntry("unlike", number, 0, value, expected))
             kinds.append(defect_of(value, expected, width + 1))
+            names.append(COMMITTED if too_many else ALLOCATED)
         elif by_batch == committed == tokens:
             seen.agreed.add(id(request))
         without_drafts = scheduler.spec_algorithm.is_none() and more.is_known
@@ -250,17 +262,19 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             of_batch.append(WrongEntry("unlike", number, 0, by_batch, committed))
         if before is not None:
             for count, had in _changed(scheduler, before[:2], (committed, allocated)):
+                names.append(COMMITTED if count == committed and count != allocated else "")
                 wrong.append(WrongEntry("changed", number, 0, count, had))
                 kinds.append(defect_of(count, had, width + 1))
         for count in (held(request).kv_committed_len, held(request).kv_allocated_len):
             if not 0 <= count <= width:
+                names.append("")
                 wrong.append(WrongEntry("outside", number, 0, count))
                 kinds.append(defect_of(count, None, width + 1))
     seen.counts.clear()
     if wrong:
         seen.evicted = {}
         slots = [held(request).req_pool_idx for request in live]
-        had = {"as_before": None, "account": accounts.get(0)}
+        had = {"as_before": None, "account": accounts.get(0)} | ({"counter": names[0]} if names[0] else {})
         if had["account"] == TOKENS_OF:
             listed = getattr(live[wrong[0].row], "full_untruncated_fill_ids", None)
             had |= {"listed": None if listed is None else len(listed), "again": live[wrong[0].row].retraction_count}

@@ -1,4 +1,4 @@
-"""Whether the slots behind which a hand-out was to go on are the last ones of their requests, by these lengths."""
+"""What lengths say of a hand-out: behind which slots its requests go on, and how many pages they need."""
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
@@ -49,3 +49,33 @@ def asked_beside(dump: Dump) -> tuple[str, Wrong] | None:
         event(dump, last, "seq_lens.0", "its length with what it was to get"),
     )
     return cause, Wrong(Structure.ALLOCATION, Defect.OFF_BY_ONE if abs(by) == 1 else None, proof)
+
+
+def pages_uncounted(dump: Dump) -> tuple[str, Wrong] | None:
+    """Return what is said of a hand-out that took fewer full pages than its requests need by their lengths, or None."""
+    call, page = (readable_events(dump) or [{}])[-1], dump.manifest.page_size or 1
+    ends, begins = (call.get(name) for name in ("seq_lens", "prefix_lens"))
+    before, after = (call.get(name) for name in ("free_before", "free_after"))
+    if not isinstance(ends, list) or not isinstance(before, list) or not isinstance(after, list) or page < 2:
+        return None
+    lengths = [end for end in ends if isinstance(end, int)]
+    given = [end - 1 for end in lengths] if begins is None else begins
+    if len(lengths) != len(ends) or not isinstance(given, list) or len(given) != len(lengths):
+        return None
+    numbers = [one for one in (*given, *before[:1], *after[:1]) if isinstance(one, int)]
+    if len(numbers) != len(given) + 2 or call.get("returned") is not True:
+        return None
+    needed = sum(-(-end // page) - -(-begin // page) for end, begin in zip(lengths, numbers, strict=False))
+    taken = (numbers[-2] - numbers[-1]) // page
+    if not 0 <= taken < needed:
+        return None
+    cause = (
+        f"A hand-out took {taken} of the {needed} new pages that its requests need by their lengths: who went without "
+        "was given another's new page, or the one behind its own. What counts the new pages (num_new_pages) is wrong."
+    )
+    last = len(readable_events(dump)) - 1
+    proof = (
+        event(dump, last, "free_before.0", "free tokens of the full pool before the call"),
+        event(dump, last, "free_after.0", "and after it"),
+    )
+    return cause, Wrong(Structure.ALLOCATION, None, proof)

@@ -110,6 +110,12 @@ def missed_pages(incident: Incident) -> Iterator[Evidence]:
         )
 
 
+def counter_of(dump: Dump) -> str:
+    """Return the name of the request's count that is wrong, in parentheses; "" where the dump has none."""
+    name = dump.manifest.scalars.get("counter")
+    return f" ({name})" if isinstance(name, str) and name.isidentifier() else ""
+
+
 def is_known(dump: Dump) -> bool:
     """Return whether the dump has both sides, and which of them is wrong."""
     scalars = dump.manifest.scalars

@@ -21,7 +21,9 @@ WRITTEN_BY: dict[Structure, tuple[str, ...]] = {
     Structure.ROW_INDICES: ("prepare_for_extend", "filter_batch", "merge_batch"),
     Structure.TREE_NODE: ("insert", "evict", "_split_node"),
     Structure.TREE_LOCK: ("inc_lock_ref", "dec_lock_ref", "_split_node", "_is_device_leaf"),
-    Structure.REQUEST_COUNTERS: ("prepare_for_decode", "alloc_for_decode", "release_kv_cache"),
+    Structure.REQUEST_COUNTERS: (
+        *("prepare_for_decode", "alloc_for_decode", "process_batch_result_decode", "release_kv_cache"),
+    ),
 }
 """Of each structure that is held against its request; the names of a class' methods where several have one."""
 

@@ -11,6 +11,7 @@ from gemma4_triage.diagnose.request_accounts import (
     PREFIX,
     SHARED,
     are_independent,
+    counter_of,
     is_as_it_should,
     is_known,
     is_left_behind,
@@ -64,7 +65,7 @@ def find(incident: Incident) -> Finding | None:
         kept = "its row is as it was" if elsewhere else "its row has it still, and it has no other for that place"
         cause = f"A page of the running request in slot {slot} was {became}, by the ledger; {kept}."
     else:
-        named = "an entry" if structure is None else f"the {structure.value}"
+        named = "an entry" if structure is None else f"the {structure.value}{counter_of(dump)}"
         should = f" where {expected} belongs" if is_known(dump) else ""
         again = slots_given_again(dump)
         # What is handed out and nobody's is not another request's.
