@@ -9,7 +9,8 @@ from gemma4_triage.finding import Confidence
 from gemma4_triage.known_issues.catalog import incidents
 from gemma4_triage.logs.catalog import with_those_alike
 from gemma4_triage.logs.likeness import _SWITCH, ALIKE, alike, signs_of
-from gemma4_triage.logs.read import read_log
+from gemma4_triage.logs.read import read_log, read_source
+from gemma4_triage.logs.source import Source
 from gemma4_triage.threads import thread_name
 from index_incidents import LIST, listed
 from log_wrappers import WRAPPERS
@@ -188,3 +189,9 @@ def test_what_is_much_alike_stands_ahead_of_what_only_repeats_the_exception():
     assert "kernels" in near[0].advice[0]
     # Another failure of another file is like none.
     assert ID not in [found.rule for found in with_those_alike(facts_of(death(1, "KeyError: 'cup'", "", "kitchen.py")))]
+
+
+def test_a_failure_that_is_certain_and_has_its_fix_here_is_not_compared():
+    facts = read_source(Source(str(LOGS / "stale-write-rows.log")))
+    assert alike(facts)
+    assert ID not in [finding.rule for finding in with_those_alike(facts)]

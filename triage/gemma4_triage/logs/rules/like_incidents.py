@@ -32,6 +32,9 @@ def listed_for(facts: LogFacts, told: Sequence[Finding]) -> list[Likeness]:
     """
     if not told or {known_issue.ID, probe_stopped.RULE.id} & {finding.rule for finding in told}:
         return []
+    if any(finding.confidence is Confidence.CERTAIN and finding.fix for finding in told):
+        # What it was is certain, and what mends it is here.
+        return []
     named = {thread for finding in told for thread in finding.upstream}
     return [one for one in alike(facts) if thread_name(one.incident.thread) not in named]
 
