@@ -3,6 +3,7 @@
 A manifest vouches for itself alone, so whoever changes one of its words has to change the other as well.
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -145,7 +146,8 @@ def _integers(index: TensorIndex, name: str) -> np.ndarray | None:
     record = index.records.get(name)
     if record is None or not record.dtype.startswith("int") or record.truncated_from_shape is not None:
         return None
-    count = int(np.prod(record.shape, dtype=np.int64)) if record.shape else 0
+    # A manifest may name any number: Python's own do not overflow.
+    count = math.prod(record.shape) if record.shape else 0
     if not 0 < count <= 1 << 20:
         return None
     try:

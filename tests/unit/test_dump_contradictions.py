@@ -3,7 +3,9 @@
 import pytest
 
 from diagnose_examples import altered
+from gemma4_dumps.contradictions import other_page_size_of_writes
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_dumps.tensor_file import TensorIndex
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.finding import Confidence
@@ -77,3 +79,10 @@ def test_a_length_has_fewer_ways(value, defect):
     first = dump.manifest.offences[0].model_copy(update={"value": value, "lower": 60, "upper": 61})
     scalars = dump.manifest.scalars | {"value": value, "expected": 60, "defect": defect.value}
     assert altered(dump, scalars=scalars, offences=(first,), offence_count=1).damage
+
+
+def test_a_tensor_of_nothing_by_more_than_a_number_of_64_bits_holds_contradicts_nothing():
+    dump = next(one for one in EVERY if one.manifest.rule == "page-table-bounds")
+    huge = dump.manifest.tensors["cache_seqlens"].model_copy(update={"shape": [0, 2**70], "dtype": "int64"})
+    index = TensorIndex(dump.path, {"cache_seqlens": 0}, {"cache_seqlens": huge})
+    assert other_page_size_of_writes(index, dump.manifest) is None

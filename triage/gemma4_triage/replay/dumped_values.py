@@ -5,6 +5,7 @@ Read page by page: a dump may be larger than memory, and only the pages that som
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,7 +54,7 @@ class DumpedValues:
         return np.stack(found) if found else empty
 
     def _stored(self, name: str, place: int) -> np.ndarray:
-        size = int(np.prod(self.shape))
+        size = math.prod(self.shape)
         return self.dump.window(name, place * size, (place + 1) * size).reshape(self.shape)
 
 

@@ -10,6 +10,7 @@ entries farther out would meet; only the reference has it, for a real kernel not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -83,7 +84,7 @@ def build_image(
     held = np.concatenate([np.arange(-before, 0), inside, np.arange(bound, bound + after), far])
     geometry = call.geometry
     shape = (held.shape[0], geometry.page_size, geometry.kv_heads, geometry.head_dim)
-    size_bytes = 2 * 4 * int(np.prod(shape, dtype=np.int64))
+    size_bytes = 2 * 4 * math.prod(shape)
     if size_bytes > cap_bytes:
         raise EnvironmentCannot(
             f"{shape[0]} pages of keys and values are {size_bytes / MIB:.0f} MiB, and the cap is {cap_bytes // MIB}",
