@@ -63,6 +63,8 @@ IndexSpace = Literal["full", "swa", "draft", "unknown"]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """One plain path component: a manifest must not make a reader look outside the dump."""
 Size = Annotated[int, Field(ge=0)]
+SlotsOfAPage = Annotated[int, Field(le=1 << 31)]
+"""What no page has more of: sums and quotients of it stay within 64 bits."""
 JsonObject = Annotated[dict[str, Any], BeforeValidator(plain)]
 Scalar = Annotated[bool | int | float | str | None, BeforeValidator(plain)]
 
@@ -177,7 +179,7 @@ class Manifest(Record):
     forward_mode: str | None = None
     graph: Graph = Graph()
     step: int | None = None
-    page_size: int | None = None
+    page_size: SlotsOfAPage | None = None
     extents: dict[str, int] = {}
     scalars: dict[str, Scalar] = {}
     offences: tuple[Offence, ...] = ()

@@ -173,6 +173,13 @@ class TestHostileManifest:
         with pytest.raises(DumpUnreadable, match="the key 'rule' stands twice"):
             read_dump(dump_path)
 
+    def test_pages_of_more_slots_than_any_has_are_refused(self, dump_path):
+        edit_manifest(dump_path, page_size=2**31)
+        assert read_dump(dump_path).manifest.page_size == 2**31
+        edit_manifest(dump_path, page_size=2**31 + 1)
+        with pytest.raises(DumpUnreadable, match="page_size"):
+            read_dump(dump_path)
+
     def test_a_shape_without_values_that_no_array_can_have(self, dump_path):
         shape = [0, 10**30]
         header = json.dumps({"page_table": {"dtype": "I32", "shape": shape, "data_offsets": [0, 0]}}).encode()

@@ -189,6 +189,10 @@ def listed_while_in_use(incident: Incident, rule: str) -> Finding | None:
     )
 
 
+_LARGEST = 1 << 31
+"""Pages of a pool: a manifest may name more, and no server has them."""
+
+
 def missing_for_one_in_use(dump: Dump) -> int | None:
     """Return the SWA page that was neither free nor in use while a stale mapping's was both; None if none was.
 
@@ -202,6 +206,8 @@ def missing_for_one_in_use(dump: Dump) -> int | None:
     if any(one is None or one.ndim != 2 or one.shape[1] != 3 for one in lists) or not dump.manifest.offences:
         return None
     if mapping is None or mapping.ndim != 2 or mapping.shape[1] != 2 or not count or not size:
+        return None
+    if count > _LARGEST:
         return None
     page = dump.manifest.offences[0].value // size
     free = {
