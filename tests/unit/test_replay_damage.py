@@ -138,7 +138,7 @@ class TestNotReplayable:
         ("changes", "said"),
         [
             ({"page_size": None}, "does not say the page size"),
-            ({"page_size": 1 << 40}, "a page size of 1099511627776"),
+            ({"page_size": 1 << 31}, "a page size of 2147483648"),
             ({"extents": {"pages_in_buffer": 0}}, "gives 0 pages"),
             ({"extents": {}, "offences": []}, "says nothing"),
             ({"provenance": Provenance(table_origin="ForwardBatch.out_cache_loc"), "offences": []}, "are written"),
