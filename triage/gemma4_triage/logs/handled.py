@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, replace
 
 from gemma4_triage.logs.facts import Death, LogFacts, Place
-from gemma4_triage.logs.notes_in_prose import last_work
 from gemma4_triage.logs.remarks import COMMANDED
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.rule import last_work, pattern
 
 
 @dataclass(frozen=True)

@@ -173,9 +173,3 @@ def stack_in(line: bytes, place: Place) -> Stack | None:
     frames = [_STEP.match(step.strip()) for step in found[2].decode(errors="replace").split(" <- ")]
     named = tuple(f"{frame[2] or '?'} {frame[1]}" for frame in frames if frame)
     return Stack(place, (found[1] or b"").decode(), named) if len(named) > 1 else None
-
-
-def last_work(facts: LogFacts) -> int:
-    """Return the last line of a batch, 0 if there is none."""
-    columns = (rank.series["line"] for rank in facts.schedulers)
-    return max((int(line) for column in columns for line in column if line), default=0)

@@ -117,3 +117,14 @@ def _without(instead: str, values: Iterable[str]) -> str:
     for value in values:
         instead = re.sub(rf"(?<=[( ]){re.escape(value)}, |, {re.escape(value)}(?=\))", "", instead)
     return instead
+
+
+_SHOWN = 220  # characters
+
+
+def overridden(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to leave out where a check of the configuration met what the start has put over config.json."""
+    given = facts.arguments.get("json_model_override_args", "{}")
+    if not death.path.startswith("configs/") or given in ("{}", "None", ""):
+        return ()
+    return (f"once without --json-model-override-args {given[:_SHOWN]}, by which config.json is not the model's own",)

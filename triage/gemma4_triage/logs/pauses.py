@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import LogFacts, Remark
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.rule import last_work, pattern
 
 STANDS = frozenset({"health", "watchdog", "stopped-answering", "timeout"})
 CONTINUE = (
@@ -23,8 +23,7 @@ _OF_ANOTHER_API = (
 def paused_before(facts: LogFacts) -> Remark | None:
     """Return the last pause of generation that nothing continued and no batch followed; None if there is none."""
     paused = facts.remarks.get("paused")
-    worked = max((int(rank.series["line"][-1]) for rank in facts.ranks if len(rank.series["line"])), default=0)
-    return paused if paused is not None and worked < paused.place.line else None
+    return paused if paused is not None and last_work(facts) < paused.place.line else None
 
 
 def hidden_refusal(facts: LogFacts, text: str) -> str:

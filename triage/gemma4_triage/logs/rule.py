@@ -343,6 +343,12 @@ def probe_could_see(death: Death) -> bool:
     return death.usage is not None and any(_PROBED.match(frame) for frame in death.frames[-3:])
 
 
+def last_work(facts: LogFacts) -> int:
+    """Return the last line of a batch, 0 if there is none."""
+    columns = (rank.series["line"] for rank in facts.schedulers)
+    return max((int(line) for column in columns for line in column if line), default=0)
+
+
 def last_sign_of_life(facts: LogFacts, before: Place) -> list[Evidence]:
     """Return the last batch line before a place, as far as the series still tells it apart, or nothing."""
     lines = [

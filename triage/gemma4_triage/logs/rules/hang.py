@@ -8,12 +8,11 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
-from gemma4_triage.logs.noted_hang import named_in_notes
-from gemma4_triage.logs.notes_in_prose import last_work
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import (
     COLLECT,
     at,
+    last_work,
     of_death,
     on_rank,
     pattern,
@@ -128,7 +127,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 (
                     *(one for one in once if one is _NO_PDMUX),
                     *of_encoders(facts, stacks=True),
-                    *named_in_notes(facts),
+                    *said_in_notes.named_in_notes(facts),
                     *advice,
                     *lacks,
                     *once,

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.conditions import asserts_on_the_device
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern, remarked
@@ -23,6 +22,13 @@ _MESSAGE = pattern(
 
 _INNER = 4  # frames
 _WRITES_KV = pattern(r".* \w*(?:set_kv_buffer|store_kvcache|write_kv)\w*$")
+
+WHICH_ONE = "CUDA_LAUNCH_BLOCKING=1 says whether it is this condition or an earlier kernel's: the GPU reports late"
+
+
+def asserts_on_the_device(death: Death) -> bool:
+    """Say whether the line that failed asserts a condition on the GPU, which is noticed as any kernel's assertion."""
+    return death.statement.startswith("torch._assert_async(") and "device-side assert" in death.message
 
 
 def _explains(death: Death) -> bool:

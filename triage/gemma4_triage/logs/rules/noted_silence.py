@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
-from gemma4_triage.logs.noted_hang import named_in_notes
-from gemma4_triage.logs.notes_in_prose import last_work
-from gemma4_triage.logs.rule import COLLECT, Rule, at, on_rank, pattern, remarked
+from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.suspects import suspects
@@ -101,7 +99,7 @@ def _in_its_warmup(facts: LogFacts) -> bool:
 
 def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
     """Yield what to try, what the notes name first, then what its ranks meet in, then what is switched on."""
-    yield from named_in_notes(facts)
+    yield from said_in_notes.named_in_notes(facts)
     on = features(facts)
     if _in_its_warmup(facts):
         encodes = facts.settings.get("mm_enable_dp_encoder", facts.arguments.get("mm_enable_dp_encoder")) == "True"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.features_over_ipc import kept_on_the_gpu
 from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
-from gemma4_triage.logs.pictures_on_the_gpu import PROCESS, prepares_pictures
+from gemma4_triage.logs.pictures_on_the_gpu import PROCESS, kept_on_the_gpu, prepares_pictures
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture

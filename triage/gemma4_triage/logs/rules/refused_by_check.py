@@ -14,11 +14,10 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.alarm_words import SURVIVABLE
 from gemma4_triage.logs.asked_by_words import by_its_words
-from gemma4_triage.logs.conditions import WHICH_ONE, asserts_on_the_device, overridden
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
-from gemma4_triage.logs.options_near import named_by
+from gemma4_triage.logs.options_near import named_by, overridden
 from gemma4_triage.logs.parts_of_sglang import (
     ARGUMENTS,
     LAUNCH,
@@ -41,6 +40,7 @@ from gemma4_triage.logs.rule import (
     pattern,
     written,
 )
+from gemma4_triage.logs.rules.index_outside_tensor import WHICH_ONE, asserts_on_the_device
 from gemma4_triage.logs.switched_on import CHOSEN, NAMED, NO_OVERLAP, as_the_draft_was_loaded, features, switched_on
 
 ID = "refused-by-check"
