@@ -30,7 +30,10 @@ def mutations(
         ),
     ],
     count: Annotated[
-        int, typer.Option("--count", min=1, max=100_000, metavar="M", help="How many; a longer draw begins with a shorter one.")
+        int,
+        typer.Option(
+            "--count", min=1, max=100_000, metavar="M", help="How many; a longer draw begins with a shorter one."
+        ),
     ] = 25,
     output: Output = None,
     force: Force = False,
