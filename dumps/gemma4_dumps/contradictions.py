@@ -119,7 +119,7 @@ def other_page_size_of_writes(index: TensorIndex, manifest: Manifest) -> str | N
     """
     size = manifest.page_size
     found = [_integers(index, name) for name in ("out_cache_loc", "cache_seqlens", "request_rows")]
-    if manifest.rule != "page-table-bounds" or size is None or any(one is None for one in found):
+    if manifest.rule != "page-table-bounds" or size is None or size < 1 or any(one is None for one in found):
         return None
     writes, lengths, rows = (one for one in found if one is not None)
     if writes.ndim != 2 or lengths.ndim != 1 or rows.ndim != 2 or not len(writes) == len(lengths) == len(rows):

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from .dtypes import storage_dtype, to_float32
 from .errors import DumpNotFound, DumpUnreadable
+from .event_file import read_events
 from .manifest_file import EVENTS_NAME, load_named_manifest
-from .safe_file import as_unreadable, open_regular
 from .schema import Manifest, TensorRecord
-from .strict_json import strict_json
 from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
 from .unpacked import origin
 from .verify import Check, VerifyReport, check_files, verify_dump
@@ -24,8 +23,6 @@ __all__ = ["Check", "Dump", "VerifyReport", "read_dump", "verify_dump"]
 
 MAX_STORAGE_BYTES = 256 * 1024**2
 """How large a storage `strided` rebuilds: a small slice of a huge buffer records the huge buffer's strides."""
-MAX_EVENT_BYTES = 1024**2
-"""The longest line of the event file that is read."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +86,8 @@ class Dump:
         return _lay_out(self.tensor(name), self.manifest.tensors[name], name)
 
     def events(self) -> Iterator[Any]:
-        """Yield what led here, oldest first. Raises DumpUnreadable at the first damaged line."""
-        if EVENTS_NAME not in self.manifest.files and not os.path.lexists(self.path / EVENTS_NAME):
-            return
-        with open_regular(self.path / EVENTS_NAME) as file:
-            number = 0
-            while line := _read_line(file, self.path / EVENTS_NAME):
-                number += 1
-                if len(line) > MAX_EVENT_BYTES:
-                    raise DumpUnreadable(f"{EVENTS_NAME} line {number} has more than {MAX_EVENT_BYTES} bytes")
-                yield strict_json(line, f"{EVENTS_NAME} line {number}")
+        """Return what led here, oldest first. It raises DumpUnreadable at the first damaged line."""
+        return read_events(self.path, EVENTS_NAME in self.manifest.files)
 
     @cached_property
     def damage(self) -> tuple[str, ...]:
@@ -119,11 +108,6 @@ class Dump:
     @cached_property
     def _index(self) -> TensorIndex:
         return index_tensors(self.path / TENSORS_NAME, self.manifest.tensors)
-
-
-def _read_line(file: BinaryIO, path: Path) -> bytes:
-    with as_unreadable(path):
-        return file.readline(MAX_EVENT_BYTES + 1)
 
 
 def read_dump(path: Path | str, hash_at_most: int | None = None) -> Dump:

@@ -65,6 +65,8 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Size = Annotated[int, Field(ge=0)]
 SlotsOfAPage = Annotated[int, Field(le=1 << 31)]
 """What no page has more of: sums and quotients of it stay within 64 bits."""
+Index = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+"""What a tensor can hold."""
 JsonObject = Annotated[dict[str, Any], BeforeValidator(plain)]
 Scalar = Annotated[bool | int | float | str | None, BeforeValidator(plain)]
 
@@ -109,11 +111,11 @@ class Offence(Record):
     """One bad index: `value` at [row, column] of `table`, which had to satisfy lower <= value < upper."""
 
     table: str
-    row: int
-    column: int
-    value: int
-    lower: int
-    upper: int
+    row: Index
+    column: Index
+    value: Index
+    lower: Index
+    upper: Index
     request_slot: int | None = None
 
 

@@ -8,7 +8,8 @@ from typing import BinaryIO
 
 from .contradictions import other_defect, other_page_size, other_page_size_of_writes, other_structure
 from .errors import DumpError, DumpNotFound
-from .manifest_file import load_named_manifest
+from .event_file import damage_of_events
+from .manifest_file import EVENTS_NAME, load_named_manifest
 from .safe_file import open_regular, read_chunks
 from .schema import Manifest, Offence, TensorRecord
 from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
@@ -70,6 +71,17 @@ def check_files(directory: Path, manifest: Manifest, hash_at_most: int | None = 
     checks = [_check_file(directory, name, manifest, hash_at_most) for name in sorted(manifest.files)]
     if not manifest.files:
         checks.append(Check("files", False, "the manifest lists no file"))
+    # What is read is what the manifest vouches for.
+    checks += [
+        Check(name, False, "the manifest does not list it")
+        for name in (EVENTS_NAME, TENSORS_NAME)
+        if manifest.files and name not in manifest.files and os.path.lexists(directory / name)
+    ]
+    if all(check.ok for check in checks) and EVENTS_NAME in manifest.files:
+        size_bytes = manifest.files[EVENTS_NAME].size_bytes
+        is_read = hash_at_most is None or size_bytes <= hash_at_most
+        if is_read and (damaged := damage_of_events(directory, True)) is not None:
+            checks.append(Check(EVENTS_NAME, False, damaged))
     if manifest.tensors or TENSORS_NAME in manifest.files:
         checks += _check_tensors(directory, manifest)
     told = (

@@ -130,7 +130,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("hosts-lengths-behind", "The host's copy of a batch's lengths (seq_lens_cpu) has"),
         ("node-names-its-old-parent", "names another node as its parent than the one that has it as a child"),
         ("inner-node-counts-as-a-leaf", "is on the list of leaves that may be evicted, and has children"),
-        ("evicted-node-stays-a-child", "was evicted or removed and is still among its parent's children"),
+        ("evicted-node-stays-a-child", "and a match finds it: it was evicted or removed"),
         ("hand-out-rolled-by-one", "in a wrong order, each at its neighbour's place"),
         ("freed-behind-its-clearing", "in place of the SWA pages that it named, which are lost"),
         ("mapping-arguments-exchanged", "was written with full and SWA slots exchanged"),

@@ -183,3 +183,143 @@ def test_new_pages_are_uncounted_only_where_fewer_were_taken_than_lengths_need(m
     events = [dict(one) for one in dump.events()]
     events[-1]["free_after"] = [after, 624]
     assert ("new pages that its requests need" in named_of(made(dump, events=events))[0].cause) is told
+
+
+def free(kind, pool, page, step, **fields):
+    return {"kind": kind, "pool": pool, "step": step, "pages": 1, "first_pages": [page], "site": "unknown"} | fields
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "giver"),
+    [
+        ("window-freed-of-the-cache", 9, {"site": "evict_tree"}),
+        ("window-freed-of-the-cache", 9, {"site": "evict_swa", "by_request_slot": 7}),
+        ("window-freed-of-the-cache", 9, {"site": "release_kv_cache", "by_request_slot": 3}),
+        ("freed-past-the-window", 22, {"site": "release_kv_cache", "by_request_slot": 3}),
+        ("freed-past-the-window", 22, {"site": "evict_tree"}),
+    ],
+)
+def test_a_window_is_not_blamed_for_a_page_that_another_gave_back(made, name, page, giver):
+    (dump,) = dumps_of(name)
+    events = [dict(one) for one in dump.events()]
+    for one in events:
+        if one["kind"] == "freed" and page in one["first_pages"]:
+            one["first_pages"] = [other for other in one["first_pages"] if other != page]
+            one["pages"] = len(one["first_pages"])
+    events.append(free("free_asked", "swa", page, 2) | giver)
+    first = named_of(made(dump, events=events))[0]
+    assert (first.rule, first.structure, first.confidence) == ("evicted-page-counted", None, Confidence.POSSIBLE)
+
+
+def test_a_free_that_was_lost_and_a_later_one_that_was_not_are_no_group(made):
+    (dump,) = dumps_of("free-lost")
+    events = [dict(one) for one in dump.events()]
+    events.append(free("free_asked", "full", 154, 17, site="cache_finished_req"))
+    events.append(free("freed", "full", 154, 17))
+    assert named_of(made(dump, events=events, step=17))[0].structure is Structure.FREE_CALL
+
+
+@pytest.mark.parametrize("host", [[121, 90, 53, 68, 37], [90, 121, 53, 68, 110]], ids=["another", "order"])
+def test_a_copy_that_begins_as_it_did_is_right_where_the_last_request_left(made, host):
+    (dump,) = dumps_of("device-lengths-not-filtered")
+    device, events = [121, 90, 53, 68, 110], [dict(one) for one in dump.events()]
+    events[-1] |= {"seq_lens": host, "last_loc": [487, 936, 563, 466, 556]}
+    row = next(at for at, pair in enumerate(zip(host, device, strict=True)) if pair[0] != pair[1])
+    fields = {"row": row, "value": host[row], "lower": device[row], "upper": device[row] + 1}
+    offence = dump.manifest.offences[0].model_copy(update=fields)
+    lengths = np.array([host, device]).T
+    cause = named_of(made(dump, {"lengths": lengths}, events, offences=(offence,)))[0].cause
+    assert "not filtered" not in cause
+    assert "not filtered" in named_of(dump)[0].cause
+
+
+def test_a_slot_that_two_prompts_go_on_from_tells_nothing_of_an_order(made):
+    (dump,) = dumps_of("host-lengths-in-another-order")
+    events = [
+        call(0, "alloc_extend", [751], [[656, 5]], prefix_lens=[96], seq_lens=[101]),
+        call(1, "alloc_extend", [751, -1, 911], None, prefix_lens=[96, 0, 32], seq_lens=[70, 104, 90], returned=False),
+    ]
+    lengths = np.array([[70, 104], [104, 70], [90, 90]])
+    assert reordered(made(dump, {"lengths": lengths}, events)) == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda right: right + 1, lambda right: right - 1, lambda right: right // 16, lambda right: right + 16],
+    ids=["one more", "one less", "pages", "a page more"],
+)
+def test_lengths_that_are_made_of_the_right_ones_did_reach_the_step(made, wrong):
+    (dump,) = dumps_of("prefill-lengths-not-published")
+    listed = [one.model_copy(update={"value": wrong(one.lower)}) for one in dump.manifest.offences]
+    scalars = dump.manifest.scalars | {"value": listed[0].value}
+    changed = made(dump, offences=tuple(listed), scalars=scalars)
+    assert "did not reach" not in named_of(changed)[0].cause
+    assert "did not reach" in named_of(dump)[0].cause
+
+
+def test_one_page_that_stands_elsewhere_in_the_list_is_no_count(made):
+    (dump,) = dumps_of("pages-further-on-the-list")
+    before = {pool: dump.tensor(f"free_before_{pool}") for pool in ("full", "swa")}
+    slots = np.array([[17 * 16 + at, 6 * 16 + at] for at in range(10)])
+    tensors = {f"free_pages_{pool}": listed[1:].copy() for pool, listed in before.items()} | {
+        "slots": slots,
+        "page_states": dump.tensor("page_states")[:10].copy(),
+        "swa_before": np.array([0, *range(96, 105)], dump.tensor("swa_before").dtype),
+        "swa_given": slots[:, 1].copy(),
+    }
+    events = [
+        call(0, "alloc_extend", [-1], [[272, 10]], prefix_lens=[0], seq_lens=[10], swa=[[96, 10]])
+        | {"free_before": [1024, 816], "free_after": [1008, 800], "site": "alloc_for_extend", "step": 0}
+    ]
+    offence = dump.manifest.offences[0].model_copy(update={"row": 0, "value": 272})
+    changed = made(dump, tensors, events, offences=(offence,), offence_count=1)
+    assert "places behind" not in named_of(changed)[0].cause
+    assert "places behind" in named_of(dump)[0].cause
+
+
+@pytest.mark.parametrize(("defect", "listed", "is_new"), [(None, 16, True), ("duplicate", 16, False), (None, 1, False)])
+def test_a_page_of_ones_own_that_stands_twice_is_no_new_one(made, defect, listed, is_new):
+    (dump,) = dumps_of("chunk-resumed-a-page-early")
+    scalars = dump.manifest.scalars | {"page_owner": 8, "page_owner_generation": 2, "defect": defect}
+    changed = made(dump, scalars=scalars, offences=dump.manifest.offences[:listed], offence_count=listed)
+    assert ("once more" in named_of(changed)[0].cause) is is_new
+
+
+def test_three_requests_in_another_order_are_no_two_parts(made):
+    (dump,) = dumps_of("requests-in-another-order")
+    listed = tuple(
+        dump.manifest.offences[0].model_copy(
+            update={"row": row, "value": value, "lower": own, "upper": own + 1, "request_slot": own}
+        )
+        for row, (value, own) in enumerate([(8, 5), (5, 6), (6, 8)])
+    )
+    scalars = dump.manifest.scalars | {"value": 8, "expected": 5, "request_slot": 5}
+    assert "merge" not in named_of(made(dump, offences=listed, offence_count=3, scalars=scalars))[0].cause
+
+
+@pytest.mark.parametrize("kind", ["gone and still a child", "not a child"])
+def test_a_tree_that_is_broken_does_not_say_where_pages_went(made, kind):
+    (dump,) = dumps_of("child-locked-once-more")
+    cause = named_of(made(dump, scalars=dump.manifest.scalars | {"tree_broken": f"{kind}:1"}))[0].cause
+    assert "its pages are lost" not in cause
+
+
+def test_a_prompt_whose_answer_nobody_gave_back_was_not_lost_by_the_cache(made):
+    dump, *_ = dumps_of("node-lost")
+    assert "the cache that has lost them" in named_of(dump)[0].cause
+    first = named_of(made(dump, events=[dict(one) for one in dump.events()][:9]))[0]
+    assert "the cache that has lost them" not in first.cause
+
+
+def test_a_last_slot_that_ends_no_full_page_is_no_page_that_was_not_counted(made):
+    (dump,) = dumps_of("new-page-not-counted")
+    assert "did not count the new page" in named_of(dump)[0].cause
+    events = [dict(one) for one in dump.events()][:11]
+    given = [662, 304, 274, 753, 59, 306]
+    full, swa = [[slot, 1] for slot in given], [[slot, 1] for slot in (102, 448, 402, 225, 91, 66)]
+    lengths = [103, 72, 35, 50, 92, 19]
+    events.append(dict([*dump.events()][-1]) | {"number": 11, "seq_lens": lengths, "full": full, "swa": swa})
+    events[-1]["last_loc"] = [slot - 1 for slot in given]
+    slots = np.array([[one[0], other[0]] for one, other in zip(full, swa, strict=True)])
+    tensors = {"slots": slots, "swa_given": slots[:, 1].copy(), "swa_before": slots[:, 1] - 1}
+    assert "did not count the new page" not in named_of(made(dump, tensors, events))[0].cause

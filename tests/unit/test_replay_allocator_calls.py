@@ -180,7 +180,7 @@ class TestWhatComesFromAnywhere:
             ({"full": [[16, 3]]}, "lists belong together and differ in length"),
             ({"full": [[16]]}, "is no allocator call: full: Value error, .16. is no run"),
             ({"full": [[16, -1]]}, "is no run"),
-            ({"full": [[1.0, 2]]}, "is no allocator call: full.0.0: Input should be a valid integer"),
+            ({"full": [[1.0, 2]]}, "has a full of another type"),
             ({"call": "realloc"}, "is no allocator call: call"),
             ({"free_before": [1]}, "is no allocator call: free_before"),
             ({"seq_lens": [1, 2, 3]}, "differ in length"),

@@ -1,7 +1,9 @@
 """Which of the two copies of a batch's lengths is wrong, the host's or the device's, by the decode before."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
+
+import numpy as np
 
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.evidence import readable_events, tensor_or_none
@@ -20,18 +22,24 @@ AT_ORDER = "Look at the order in which merge_batch and filter_batch put seq_lens
 def not_filtered(dump: Dump) -> tuple[str, int]:
     """Return which copy of the lengths kept requests that have left the batch, and the event of the decode before.
 
-    An empty name where that is not told: one copy goes on from that decode's first lengths, the other from some.
+    An empty name where that is not told: one copy goes on from that decode's first lengths, the other from some. It is
+    right so where the first of the batch are those who stayed, by the slots that they go on from. Who asks for these is
+    the device's copy: if it is wrong, some are none of that decode's.
     """
     records, lengths = readable_events(dump), tensor_or_none(dump, "lengths")
     decodes = [number for number, one in enumerate(records[:-1]) if one.get("call") == "alloc_decode"]
     had = records[decodes[-1]].get("seq_lens") if decodes else None
-    if not isinstance(had, list) or lengths is None or lengths.ndim != 2 or lengths.shape[1] != len(COPIED):
+    if not isinstance(had, list) or not _is_of_a_decode(dump):
         return "", 0
     grown, left = [int(one) + 1 for one in had], len(lengths)
     copies = dict(zip(COPIED, lengths.T.tolist(), strict=True))
     kept = [name for name, copy in copies.items() if left < len(grown) and copy == grown[:left]]
     others = [copy for name, copy in copies.items() if name not in kept]
     told = len(kept) == 1 and all(count in grown for copy in others for count in copy)
+    given, last = slots_of(records[decodes[-1]].get("full")), records[-1].get("last_loc") or ()
+    stayed = [given.index(slot) if slot in given else None for slot in last]
+    told = told and len(given) == len(grown) and stayed != list(range(left))
+    told = told and (None not in stayed or kept[0] == "device")
     return (kept[0], decodes[-1]) if told else ("", 0)
 
 
@@ -43,7 +51,7 @@ def miscounted(dump: Dump) -> tuple[str, int, int]:
     """
     records, lengths = readable_events(dump), tensor_or_none(dump, "lengths")
     at = next((n for n in range(len(records) - 2, -1, -1) if records[n].get("call") == "alloc_decode"), None)
-    if at is None or lengths is None or lengths.ndim != 2 or lengths.shape[1] != len(COPIED):
+    if at is None or not _is_of_a_decode(dump):
         return "", 0, 0
     try:
         given = {first: had for (first, _), had in zip(records[at]["full"], records[at]["seq_lens"], strict=True)}
@@ -69,8 +77,10 @@ def reordered(dump: Dump) -> str | None:
     Which slot that is, the device's copy says: one that a later call went on from already is too old for it.
     """
     records, lengths = readable_events(dump), tensor_or_none(dump, "lengths")
-    if lengths is None or lengths.shape[1] != len(COPIED) or sorted(lengths[:, 0]) != sorted(lengths[:, 1]):
+    if not _is_there(lengths) or sorted(lengths[:, 0]) != sorted(lengths[:, 1]):
         return None
+    if not _is_of_a_decode(dump):
+        return ""
     had, last_loc = _lengths_by_last_slot(records[:-1]), records[-1].get("last_loc") if records else None
     passed = _gone_on_from(records[:-1])
     last = [had.get(slot) for slot in last_loc] if isinstance(last_loc, list) else []
@@ -83,6 +93,19 @@ def reordered(dump: Dump) -> str | None:
     wrong = [name for at, name in enumerate(COPIED) if all(copies[at] != one for one, copies in known)]
     right = [name for at, name in enumerate(COPIED) if all(copies[at] == one for one, copies in known)]
     return wrong[0] if len(known) > 1 and len(wrong) == len(right) == 1 and wrong != right else ""
+
+
+def _is_there(lengths: np.ndarray | None) -> TypeGuard[np.ndarray]:
+    return lengths is not None and lengths.ndim == 2 and lengths.shape[1] == len(COPIED)
+
+
+def _is_of_a_decode(dump: Dump) -> bool:
+    """Return whether the two copies are of a decode's lengths.
+
+    Of a prompt that is read on they may be those of its prefix, whose last slot others go on from as well.
+    """
+    records = readable_events(dump)
+    return bool(records) and records[-1].get("call") == "alloc_decode" and _is_there(tensor_or_none(dump, "lengths"))
 
 
 def _lengths_by_last_slot(records: list[Mapping[str, Any]]) -> dict[int, int]:

@@ -59,7 +59,10 @@ def group_of(dump: Dump, page: int, since: int = 0) -> Group | None:
             return None
         within = events[before[-1] + 1 if before else 0 : ended + 1]
         asked = [record for record in within if is_event(record, "free_asked", "full")]
-        if len(asked) < 2 or any(len(_named(record)) != record.get("pages") for record in (*asked, events[ended])):
+        # Calls of one group come in one step, as its end does; alone, one free is lost and another one is right.
+        if len(asked) < 2 or len({record.get("step") for record in (*asked, events[ended])}) > 1:
+            return None
+        if any(len(_named(record)) != record.get("pages") for record in (*asked, events[ended])):
             return None
         freed_swa = sum(record.get("pages", 0) for record in within if is_event(record, "freed", "swa"))
         return Group(ended, frozenset().union(*map(_named, asked)), frozenset(_named(events[ended])), freed_swa)

@@ -22,6 +22,7 @@ from gemma4_triage.diagnose.census import (
     Listed,
     first_census,
     invalid_defect,
+    lost_pages,
 )
 from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
@@ -276,6 +277,26 @@ def of_events(incident: Incident, rule: str) -> Finding | None:
             next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap")),
         )
     return None
+
+
+def given_back_by_others(dump: Dump) -> bool:
+    """Return whether the events have another giver of the SWA page of one without it than the request that owned both.
+
+    That is the cache's eviction, a release, or a call of another request's; who closes a group of frees is not named.
+    """
+    events = [one for one in readable_events(dump) if one.get("pool") == "swa"]
+    for page in lost_pages(dump):
+        if page.fault != "unmapped" or page.peer is None or page.owner is None:
+            continue
+        for one in events:
+            given = one.get("kind") in ("free_asked", "freed") and page.peer in (one.get("first_pages") or ())
+            if not given or (one.get("step") or 0) < (page.alloc_step or 0):
+                continue
+            if one.get("site") in (_EVICTION, "release_kv_cache"):
+                return True
+            if one.get("by_request_slot") not in (None, page.owner[0]):
+                return True
+    return False
 
 
 def _given_back(dump: Dump) -> tuple[int, int, bool] | None:

@@ -36,6 +36,8 @@ from gemma4_triage.finding import Evidence
 
 POOLS = ("full", "swa")
 _SHOWN = 3
+_FEWEST_APART = 3
+"""Pages that stand equally far from where they belong, before that is no chance."""
 _GIVEN = "swa_given"
 
 
@@ -110,13 +112,17 @@ def goes_past_its_page(dump: Dump) -> bool:
     if at is None or not isinstance(asked, list) or at >= len(asked) or any(one is None for one in lists):
         return False
     taken = Counter(lists[0].tolist()) - Counter(lists[1].tolist())
-    return page > 1 and bad.value % page == 0 and asked[at] + 1 == bad.value and not taken[bad.value // page]
+    begins = records[-1].get("prefix_lens") or [length - 1 for length in records[-1].get("seq_lens") or ()]
+    was_full = at < len(begins) and begins[at] % page == 0
+    return (
+        page > 1 and was_full and asked[at] + 1 == bad.value and not bad.value % page and not taken[bad.value // page]
+    )
 
 
 def pages_further_on(dump: Dump) -> int | None:
     """Return by how many places all pages that a hand-out opened stand behind those that it took off the full list.
 
-    None where they do not all stand as far, or some are among those.
+    None where they do not all stand as far, some are among those, or there are too few to tell that by.
     """
     lists = [tensor_or_none(dump, f"free_{name}_full") for name in ("before", "pages")]
     slots, size = tensor_or_none(dump, "slots"), dump.manifest.page_size or 1
@@ -124,7 +130,7 @@ def pages_further_on(dump: Dump) -> int | None:
         return None
     before, count = lists[0].tolist(), len(lists[0]) - len(lists[1])
     opened = [slot // size for slot in slots[:, 0].tolist() if slot % size == 0]
-    if len(opened) != count or not set(opened) <= set(before):
+    if len(opened) != count or count < _FEWEST_APART or not set(opened) <= set(before):
         return None
     apart = {before.index(page) - at for at, page in enumerate(opened)}
     return next(iter(apart)) if len(apart) == 1 and min(apart) > 0 else None

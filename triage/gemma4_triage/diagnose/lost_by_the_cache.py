@@ -150,7 +150,20 @@ def is_empty(dump: Dump) -> bool:
 
 def are_of_prompts(dump: Dump) -> bool:
     """Return whether all that is lost was handed out for prompts; who was never released leaves its answer's too."""
-    return all(one.alloc_site == "alloc_for_extend" for one in suspects(dump) if one.fault == "nowhere")
+    return all(one.alloc_site == "alloc_for_extend" for one in lost_pages(dump) if one.fault == "nowhere")
+
+
+def kept_its_answer(dump: Dump) -> bool:
+    """Return whether the events, which go back to the hand-out of what is lost, have no free by one of its owners."""
+    lost, events = [one for one in lost_pages(dump) if one.fault == "nowhere"], readable_events(dump)
+    since = min((one.alloc_step or 0 for one in lost), default=0)
+    slots = {one.owner[0] for one in lost if one.owner is not None}
+    frees = [one for one in events if one.get("kind") in ("free_asked", "freed") and (one.get("step") or 0) >= since]
+    known = bool(events) and (events[0].get("step") or 0) <= since
+    return known and not any(
+        one.get("by_request_slot") in slots or one.get("site") in ("release_kv_cache", "cache_finished_req")
+        for one in frees
+    )
 
 
 def may_be_an_eviction(seen: Seen) -> bool | None:

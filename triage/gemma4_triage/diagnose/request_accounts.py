@@ -73,8 +73,9 @@ def _of_other_order(dump: Dump) -> str | None:
     if scalars.get("structure") != Structure.ROW_INDICES or scalars.get("defect") != Defect.SWAPPED:
         return None
     rows, requests = [bad.value for bad in listed], [bad.lower for bad in listed]
-    merged = len(rows) > 2 and any(rows == requests[at:] + requests[:at] for at in range(1, len(rows)))
-    how = ": the two parts of a merge are put together in one order there, and in the other here" if merged else ""
+    merged = len(rows) > 3 and any(rows == requests[at:] + requests[:at] for at in range(1, len(rows)))
+    how = ", as where the two parts of a merge are put together in one order there, and in the other here"
+    how = how if merged else ""
     return (
         f"The list of a batch's requests is in another order than its rows and lengths, which go together{how}. First "
         f"is the request in slot {scalars.get('expected')}, beside row {scalars.get('value')}."
@@ -150,6 +151,8 @@ def slots_given_again(dump: Dump) -> str | None:
         )
     had, expected = scalars.get("row_had"), scalars.get("expected")
     of_cache = why == PREFIX and isinstance(had, int) and had == expected and scalars.get("node_page_event") == "given"
+    # A page that the row has elsewhere too is no new one, and of one entry alone it is not told.
+    of_cache &= scalars.get("defect") is None and (dump.manifest.offence_count > 1 or dump.manifest.page_size == 1)
     if of_cache and event in ("owned", "handed_out") and scalars.get("page_owner") == slot:
         return (
             "the page is a new one of its own: these tokens, which the prefix cache has, got slots once more, as where "

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.finding import Evidence
@@ -108,16 +109,24 @@ def _not_counted(dump: Dump) -> Told | None:
             f"the lengths behind it ({relay})."
         )
         defect = None if by[0] else Defect.STALE
-    elif not any(right) and not all(bad.value in launched for bad in listed):
+    elif not any(right) and not any(_is_near(bad, dump.manifest.page_size or 1) for bad in listed):
         cause = (
             f"The lengths of {len(listed)} requests, with which their prefill was launched, did not reach the step "
             f"behind it: what hands them on ({relay}) still has an earlier user's of the row, or nothing. That in slot "
             f"{scalars.get('request_slot')} has {scalars.get('value')} where {scalars.get('expected')} belongs."
         )
-        defect = None
+        # What an earlier user of a row had is not known: most have nothing at all where it is that and no other cause.
+        sure = 2 * sum(not bad.value for bad in listed) > len(listed)
+        return Told(cause, None, shown, sure, Structure.BATCH_LENGTHS)
     else:
         return None
     return Told(cause, defect, shown, True, Structure.BATCH_LENGTHS)
+
+
+def _is_near(bad: Offence, page: int) -> bool:
+    """Return whether a length is made of the right one: some tokens apart, or divided or multiplied by a page."""
+    apart = abs(bad.value - bad.lower)
+    return apart <= page or bad.value in (bad.lower // page, -(-bad.lower // page), bad.lower * page, bad.lower * 2)
 
 
 def _evicted_nodes(dump: Dump) -> Told | None:

@@ -23,8 +23,8 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     ),
     GONE: (
         *(Structure.TREE_NODE, Defect.STALE),
-        "was evicted or removed and is still among its parent's children, so that a match finds it, and pages that are "
-        "free or somebody else's",
+        "is not among the nodes that the cache counts as its own, and a match finds it: it was evicted or removed and "
+        "is still among its parent's children, or the cache lost count of it",
         "Look at what takes a node out of its parent (_remove_leaf_from_parent): its key has to be the one that it has "
         "there.",
     ),
@@ -40,7 +40,8 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     ),
     "not a child": (
         *(Structure.TREE_NODE, Defect.LOST),
-        "is not among the children of its parent, which is in the tree: no match finds it, and its pages are lost",
+        "is not among the children of its parent, which is in the tree: no match finds it; it was left out there, or "
+        "was given up and is still counted",
         "Look at what puts a node among its parent's children (insert, _add_new_node, _split_node), and by which key.",
     ),
     "cut off": (
@@ -58,7 +59,7 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     ),
     "locks below zero": (
         *(Structure.TREE_LOCK, Defect.NEGATIVE),
-        "has fewer than no locks: it was unlocked once more than it was locked",
+        "has fewer than no locks: it was unlocked once more than it was locked, or the count was changed beside it",
         "Compare inc_lock_ref and dec_lock_ref: each hold has to end once, on the node it began on.",
     ),
     "fewer locks than below": (

@@ -31,7 +31,7 @@ def _copied(dump: Dump) -> tuple[int, int] | None:
     row, column = offences[0].row, offences[0].column
     if not (0 <= row < min(swa.shape[0], lengths.shape[0]) and 0 <= column < swa.shape[1]):
         return None
-    held = swa[row].copy()
+    held = swa[row].astype(np.int64)
     for bad in offences:
         if bad.row == row and 0 <= bad.column < held.shape[0]:
             # Containment has replaced it in the saved table.

@@ -31,7 +31,7 @@ def _exchanged(dump: Dump) -> tuple[int, int] | None:
         return None
     if not swa.shape == full.shape == rows.shape or lengths.shape != rows.shape[:1] or not rows.size:
         return None
-    swa, live = swa.copy(), np.arange(rows.shape[1]) * page < lengths[:, None]
+    swa, live = swa.astype(np.int64), np.arange(rows.shape[1]) * page < lengths[:, None]
     for bad in dump.manifest.offences:
         if bad.table == _SWA and 0 <= bad.row < swa.shape[0] and 0 <= bad.column < swa.shape[1]:
             # Containment has replaced it in the saved table.
