@@ -6,6 +6,11 @@ from gemma4_triage.finding import Confidence
 S, D, C = Structure, Defect, Confidence
 CASES = {
     "entry-of-a-row-zero-within-a-page": ("held-outside-pool", S.REQUEST_ROW, D.ZERO, C.CERTAIN),
+    "last-chunk-read-again": ("request-state-differs", S.BATCH_LENGTHS, D.ZERO, C.LIKELY),
+    "prefix-of-all-its-tokens": ("request-state-differs", S.BATCH_LENGTHS, D.ZERO, C.LIKELY),
+    "row-index-of-a-verification": ("request-state-differs", S.ROW_INDICES, D.FOREIGN, C.CERTAIN),
+    "accepted-one-too-few": ("request-state-differs", S.BATCH_LENGTHS, D.OFF_BY_ONE, C.LIKELY),
+    "protected-a-page-short": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
     "insert-a-token-too-long": ("cache-insert-wrong", S.TREE_NODE, D.OFF_BY_ONE, C.CERTAIN),
     "window-of-a-node-a-page-on": ("cache-insert-wrong", S.TREE_NODE, D.OFF_BY_ONE, C.CERTAIN),
     "results-of-a-decode-exchanged": ("page-given-twice", S.ALLOCATION, D.SWAPPED, C.CERTAIN),

@@ -67,6 +67,10 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
     ("case", "words"),
     [
         ("window-never-asked-of-the-cache", "did not give up any of the 336 that it counts as evictable (sliding"),
+        ("last-chunk-read-again", "it had been read whole before"),
+        ("prefix-of-all-its-tokens", "a prefix was taken for it that has all of its tokens"),
+        ("accepted-one-too-few", "or the request lacks what was accepted"),
+        ("protected-a-page-short", "request counters (cache_protected_len): 16 where 32 belongs"),
         ("group-never-ended", "the one before was never ended"),
         ("last-pages-read-at-their-end", "its columns were counted by whole pages, or read at a page's last token"),
         ("lengths-cut-to-8-bits", "as a number is that was cut to 8 bits"),

@@ -42,6 +42,28 @@ def latest(server, *last):
         request.output_ids.append(token)
 
 
+@pytest.mark.parametrize(("missing", "defect"), [(0, "zero"), (2, "negative")])
+def test_a_prefill_without_a_new_token(server, missing, defect):
+    def read_again(made):
+        made.extend_prefix_lens_cpu[1] += made.extend_seq_lens_cpu[1] + missing
+        made.extend_seq_lens_cpu[1] = -missing
+
+    said = trapped(server, read_again, ForwardMode.EXTEND)
+    slot = held(server.world.requests[1]).req_pool_idx
+    assert (said.verdict, said.scalars["why"], said.scalars["request_slot"]) == ("length_differs", "empty", slot)
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("batch lengths", defect)
+
+
+def test_rows_of_a_draft_that_are_anothers_are_told_before_what_was_written_there(server):
+    def another(made):
+        rows = server.world.rows.req_to_token
+        made.req_pool_indices[0] = made.req_pool_indices[1]
+        rows[made.req_pool_indices[1], :4] = rows[made.req_pool_indices[2], :4]
+
+    said = trapped_by(server, lambda: server.draft(another))
+    assert (said.verdict, said.site, said.role) == ("row_index", "set_frozen_kv_positions", "draft")
+
+
 class TestInputTokens:
     @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY])
     @pytest.mark.parametrize("order", [(1, 0, 2), (1, 1, 2)])

@@ -81,7 +81,13 @@ from gemma4_runtime.rows.report import (
     report_wrong,
 )
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of, slot_before
-from gemma4_runtime.rows.tokens import check_accepted, check_chunk, check_input_tokens, note_chunk
+from gemma4_runtime.rows.tokens import (
+    check_accepted,
+    check_chunk,
+    check_input_tokens,
+    check_something_new,
+    note_chunk,
+)
 from gemma4_runtime.rows.windows import check_window
 
 _running: Seen | None = None
@@ -245,6 +251,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         had = _is_free(scheduler, released[0].value)
         report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows, had=had)
         return
+    check_something_new(scheduler, requests, made)
     check_lengths(scheduler, batch, made)
     check_positions(scheduler, requests, made)
     of_prefill = mode.is_extend() and not mode.is_target_verify()
@@ -385,6 +392,9 @@ def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any
             slots = forward_batch.req_pool_indices.tolist()
             _running.drafted = _running.draft_lengths
             _running.draft_lengths = dict(zip(slots, forward_batch.seq_lens.tolist(), strict=False))
+            if len(slots) == len(batch.reqs):
+                # Rows may have been written by them already.
+                _check_row_indices(scheduler, slots, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
             check_row_entries(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
         else:
             _check_draft_plan(_running, getattr(worker, "draft_attn_backend", None), forward_batch)

@@ -171,6 +171,7 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
             agreed = id(batch.reqs[first]) in seen_of(scheduler).agreed and not ahead[first].lag if alone else True
             had = {"as_before": None, "account": of, "agreed_before": agreed}
             had |= _launched(scheduler, batch.reqs, wrong) if alone else {}
+            had |= {"counter": COMMITTED} if of == COMMITTED_OF else {}
             site, role = (DRAFT_POSITIONS, "draft") if in_draft else (INIT, "target")
             kinds = or_swapped(wrong, kinds)
             report_wrong(scheduler, wrong, LENGTH, site, structure, kinds, made, rows, had=had, role=role)

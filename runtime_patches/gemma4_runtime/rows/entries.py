@@ -18,6 +18,7 @@ from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held
+from gemma4_runtime.rows.counts import PROTECTED
 from gemma4_runtime.rows.new_slots import new_slots_of
 from gemma4_runtime.rows.owner import given_up, owner_of
 from gemma4_runtime.rows.places import twin_of
@@ -69,7 +70,7 @@ def check_row_entries(
         slots = [row.slot for row in rows]
         counted, nodes = short
         one = WrongEntry("unlike", wrong[0].row, 0, counted, nodes)
-        had = {"as_before": None, "account": None}
+        had = {"as_before": None, "account": None, "counter": PROTECTED}
         report_wrong(scheduler, (one,), COUNTER, site, Structure.REQUEST_COUNTERS, [None], made, slots, had=had)
     elif wrong:
         first, row = wrong[0], rows[wrong[0].row]

@@ -16,6 +16,7 @@ from gemma4_runtime.indices.owner import role_of, window_is_strict
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.requests import committed_freed, held, write_slots
 from gemma4_runtime.releases import at_least, read_as
+from gemma4_runtime.rows.counts import ALLOCATED
 from gemma4_runtime.rows.owner import owner_of
 from gemma4_runtime.rows.report import (
     COUNTER,
@@ -307,6 +308,7 @@ def check_reserved(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         summary += f"has slots for {first.value} by its count"
         at = table[slots[first.row], first.value : first.value + 1].tolist()
         had = {"as_before": None, "row_has": at[0] if at else None, **_taken_ahead(scheduler, requests)}
+        had |= {"counter": ALLOCATED} if counted else {}
         report_wrong(scheduler, wrong, verdict, INIT, structure, kinds, made, slots, had=had, summary=summary)
 
 

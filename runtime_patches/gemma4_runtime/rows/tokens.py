@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held, prefilled_until
 from gemma4_runtime.rows.counts import runs
-from gemma4_runtime.rows.report import INIT, NEXT, SAMPLE, TOKEN, or_swapped, report_wrong
-from gemma4_runtime.rows.seen import seen_of
+from gemma4_runtime.rows.places import spans_of
+from gemma4_runtime.rows.report import INIT, LENGTH, NEXT, SAMPLE, TOKEN, or_swapped, report_wrong
+from gemma4_runtime.rows.seen import launched_at, seen_of
 
 NOBODYS = -1
 _INPUTS, _ACCEPTED, _ANSWER = "input tokens", "accepted drafts", "answer's tokens"
@@ -127,6 +128,29 @@ def note_chunk(scheduler: Any, requests: Sequence[Any]) -> None:
         stay = (request.rid, request.retraction_count)
         if seen.chunk is None or seen.chunk[:2] != (request, stay):
             seen.chunk = (request, stay, len(request.output_ids))
+
+
+def check_something_new(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
+    """Find requests of a prefill that have no new token in it: what is sampled for them comes of another's.
+
+    The cache is never asked for the last token of a prompt. A block of a diffusion model may be all there.
+    """
+    mode = made.forward_mode
+    if not mode.is_extend() or mode.is_target_verify() or mode.is_dllm_extend():
+        return
+    spans = spans_of(made) or []
+    wrong = [WrongEntry("empty", row, 0, stop - start) for row, (start, stop) in enumerate(spans) if stop <= start]
+    if not wrong:
+        return
+    request = requests[wrong[0].row]
+    had = {"as_before": None, "launched": launched_at(seen_of(scheduler), request), "tokens": _known_tokens(request)}
+    kinds = [Defect.NEGATIVE if one.value < 0 else Defect.ZERO for one in wrong]
+    slots = [held(one).req_pool_idx for one in requests]
+    report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
+
+
+def _known_tokens(request: Any) -> int:
+    return len(request.origin_input_ids) + len(request.output_ids)
 
 
 def check_chunk(scheduler: Any) -> None:

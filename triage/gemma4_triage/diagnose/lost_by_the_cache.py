@@ -149,11 +149,15 @@ def is_empty(dump: Dump) -> bool:
 
 
 def are_of_prompts(dump: Dump) -> bool:
-    """Return whether all that is lost was handed out for prompts; who was never released leaves its answer's too."""
-    return all(one.alloc_site == "alloc_for_extend" for one in lost_pages(dump) if one.fault == "nowhere")
+    """Return whether all that is lost was handed out for prompts; who was never released leaves its answer's too.
+
+    One that never got a page for its answer leaves none: of that the events have no free of such an owner's.
+    """
+    of_prompts = all(one.alloc_site == "alloc_for_extend" for one in lost_pages(dump) if one.fault == "nowhere")
+    return of_prompts and not _kept_its_answer(dump)
 
 
-def kept_its_answer(dump: Dump) -> bool:
+def _kept_its_answer(dump: Dump) -> bool:
     """Return whether the events, which go back to the hand-out of what is lost, have no free by one of its owners."""
     lost, events = [one for one in lost_pages(dump) if one.fault == "nowhere"], readable_events(dump)
     since = min((one.alloc_step or 0 for one in lost), default=0)

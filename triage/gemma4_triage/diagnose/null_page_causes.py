@@ -116,7 +116,8 @@ _ELSEWHERE = "it was read from the pool's rows at other places than theirs, as w
 _EITHER = "it was read from a copy of req_to_token, or at other places, as with a wrong stride."
 _ROUNDED_UP = (
     "In each such request it is the page in which the window begins, and no other: what has left it is rounded up to "
-    "whole pages, or reaches a token too far; down is right (_evict_swa)."
+    "whole pages, reaches a token too far, or is counted from what is allocated ahead; down, and from the length, is "
+    "right (_evict_swa)."
 )
 
 

@@ -32,6 +32,8 @@ def relation_of(dump: Dump) -> str | None:
     ]
     scalars = dump.manifest.scalars
     numbers = {name: given for name in ("prefix", "drafts") if isinstance(given := scalars.get(name), int)}
+    if (lacking := _of_one_source(dump)) is not None:
+        return lacking
     if (places := places_early(dump)) is not None:
         return _of_places(dump, places)
     if not pairs or any(value == expected for value, expected in pairs):
@@ -39,6 +41,19 @@ def relation_of(dump: Dump) -> str | None:
     found = next(_relations(pairs, dump.manifest.page_size or 1, **numbers), None)
     return (
         _UNWRITTEN if found is None and (scalars.get("why"), scalars.get("first_look")) == ("prefix", True) else found
+    )
+
+
+def _of_one_source(dump: Dump) -> str | None:
+    """Return as a clause what may be wrong in the place of a batch's length that is too high; None if nothing else."""
+    scalars = dump.manifest.scalars
+    value, expected = scalars.get("value"), scalars.get("expected")
+    shared = scalars.get("account") == "batch" and scalars.get("agreed_before") is False
+    if not shared or not isinstance(value, int) or not isinstance(expected, int) or value <= expected:
+        return None
+    return (
+        "or the request lacks what was accepted: its tokens and its count are made of one list of how many that were "
+        "(accept_lens, process_batch_result_decode)"
     )
 
 

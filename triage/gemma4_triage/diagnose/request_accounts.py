@@ -14,7 +14,7 @@ BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserv
 TOKENS, NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
 RELEASED, PREFIX, UNLOCKED, SAME_ROW, SHARED = "released", "prefix", "unlocked", "same row", "shared"
-RESERVED = "reserved"
+RESERVED, EMPTY = "reserved", "empty"
 CHECKED = "checked"
 """What a dump says of owners where the leak ledger was asked."""
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
@@ -49,6 +49,8 @@ def sentence_of(dump: Dump) -> str | None:
         return f"A batch still has a request whose row, {slot}, was given back: another request may get it."
     if why == SAME_ROW:
         return f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
+    if why == EMPTY:
+        return _without_tokens(dump)
     if why == UNLOCKED and slot is None:
         where = _ELSEWHERE.format(moved) if (moved := scalars.get("locked_elsewhere")) else ""
         return f"Running requests hold {expected} tokens of the prefix cache, of which {value} are locked.{where}"
@@ -65,6 +67,23 @@ def sentence_of(dump: Dump) -> str | None:
             f"made. Of the request in slot {slot}, which has {expected} tokens, it is shown {value}."
         )
     return _of_other_order(dump) if scalars.get("lengths_of") == "rows" else None
+
+
+def _without_tokens(dump: Dump) -> str:
+    """Return what is said of a prefill that has no new token of a request."""
+    scalars = dump.manifest.scalars
+    slot, tokens = scalars.get("request_slot"), scalars.get("tokens")
+    why = (
+        "a prefix was taken for it that has all of its tokens, or more than it shares, where the last one at least has "
+        "to be computed (_compute_max_prefix_len, match_prefix)"
+        if scalars.get("launched") is None
+        else "it had been read whole before, as where the last chunk of a prompt counts as one that is not the last "
+        "(add_chunked_req, chunked_req)"
+    )
+    return (
+        f"A prefill has no new token of the request in slot {slot}, which has {tokens}: what is sampled for it comes "
+        f"of another request's. Most likely {why}."
+    )
 
 
 def _of_other_order(dump: Dump) -> str | None:

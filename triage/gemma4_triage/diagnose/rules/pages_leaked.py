@@ -28,7 +28,6 @@ from gemma4_triage.diagnose.lost_by_the_cache import (
     an_eviction_was_near,
     are_of_prompts,
     is_empty,
-    kept_its_answer,
     left_by_a_release,
     left_of_duplicates,
     may_be_an_eviction,
@@ -72,8 +71,7 @@ def find(incident: Incident) -> Finding | None:
     )
     given = were_given(dump)
     evicted = given and an_eviction_was_near(dump)
-    prompts = are_of_prompts(dump) and not kept_its_answer(dump)
-    of_cache = given or (keeps_prefixes(dump) and known and ended is True and prompts)
+    of_cache = given or (keeps_prefixes(dump) and known and ended is True and are_of_prompts(dump))
     emptied = given and is_empty(dump)
     if left := known and not given and left_by_a_release(dump):
         of_cache = False
