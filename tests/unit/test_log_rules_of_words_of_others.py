@@ -34,7 +34,7 @@ def told(text):
     [
         FAULT + CRASHED,
         HSA + CRASHED,
-        f"{BEGUN}\n  File \"/srv/sglang/own.py\", line 2, in plan\n{NINJA}RuntimeError: ninja exited with status 1\n",
+        f'{BEGUN}\n  File "/srv/sglang/own.py", line 2, in plan\n{NINJA}RuntimeError: ninja exited with status 1\n',
         f"{BEGUN}\ntriton.runtime.errors.OutOfResources: shared memory, Required: 147456, Hardware limit: 101376\n",
         "kernel: NVRM: Xid (PCI:0000:01:00): 31, pid=4410, name=sglang, Ch 8, MMU Fault: ENGINE GRAPHICS\n",
     ],

@@ -157,7 +157,7 @@ _BY_TOOLS = re.compile(
 
 
 def _worded_by_others(facts: LogFacts) -> frozenset[str]:
-    """Return the signs that messages of Python, torch, drivers and compilers give, which tell of no cause by themselves.
+    """Return the signs that messages of Python, torch, drivers and compilers give, which tell of no cause alone.
 
     Of Python's own the names in them do, and of a death's frames those tell that are next to where it was raised.
     """

@@ -35,6 +35,45 @@ def _explains(death: Death) -> bool:
     return bool(_XID.search(death.message) or _HARDWARE.search(death.message) or _ROCM.search(death.message))
 
 
+_UNLOADED = pattern(r"HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION|illegal shader instruction")
+_NO_CODE = (
+    "; what ran was no code of a kernel, or none for this GPU: its module was unloaded while it was still to run, or "
+    "built for another one"
+)
+_ITS_MODULES = (
+    "a newer aiter (its release notes: caches of compiled kernels), then once with SGLANG_USE_AITER=0, and without "
+    "what picks its kernels by the length of a prompt (an indexer of FP4, paged prefills), of which many are compiled"
+)
+_OF_ITS_FIRST = (
+    "its first prefill, with nothing else running, ended it: neither load nor length, but this release's path of this "
+    "model on this GPU. A later release or image of ROCm first; until then another --attention-backend (triton, aiter)"
+)
+_COPIES_DIRECT = (
+    "once with --hicache-io-backend direct (--hicache-mem-layout page_first_direct or layer_first), then without "
+    "--enable-hierarchical-cache: kernels that copy pages themselves take the host's address of them, and on ROCm such "
+    "memory may have another one on the GPU"
+)
+
+
+def _began(facts: LogFacts) -> bool:
+    """Say whether the log is of a start whose first prefill, which ran alone, was its last batch."""
+    lines = sum(rank.prefill_lines + rank.decode_lines for rank in facts.schedulers)
+    alone = all(not (value or 0) for rank in facts.schedulers for value in rank.series.get("running_max", ()))
+    return "ready" in facts.remarks and lines == 1 and alone
+
+
+def _by_what_it_does(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to try first by what the fault is, what copies to the host, and when it came."""
+    asked = facts.settings
+    on = asked.get("enable_hierarchical_cache") == "True"
+    copies = on and facts.arguments.get("hicache_io_backend", "kernel") != "direct"
+    return (
+        *((_ITS_MODULES,) if _UNLOADED.search(death.message) else ()),
+        *((_COPIES_DIRECT,) if copies and "Memory access fault" in death.message else ()),
+        *((_OF_ITS_FIRST,) if _began(facts) else ()),
+    )
+
+
 _BATCH = pattern(r"Capturing batches \(bs=(\d+)")
 _RIGHT_BELOW = 4  # lines
 
@@ -105,6 +144,7 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
     cause += f"; it is one of {part.what}, by its name" if part else ""
     captured = bool(_captured(facts, death))
     cause += "; it had just begun to capture the graph of its largest batch" * (captured and not reduces)
+    cause += _NO_CODE * bool(_UNLOADED.search(death.message))
     cause += f"; the process was in a custom all-reduce, {reduces.split()[0]}." if reduces else "."
     return Finding(
         rule=RULE.id,
@@ -118,6 +158,7 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the same GPU faults under other programs too",),
         advice=(
             *_captured(facts, death),
+            *(() if reduces or part else _by_what_it_does(facts, death)),
             *((part.look,) if part else ("once with --disable-custom-all-reduce",)),
             *(f"once {one.without}" for one in features(facts)[:2] if part or not reduces),
             "once with SGLANG_USE_AITER=0; then a newer image of ROCm and aiter",

@@ -98,6 +98,7 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(
             *graphs_of_vllm.apart(facts, death),
+            *_of_the_runner(facts, death),
             *_together(facts, death),
             *adapters_of_experts.beside_expert_parallel(facts, death),
             *_with_its_own_ratio(facts),
@@ -292,6 +293,26 @@ _PREFILL_GRAPHS = (
     "once without graphs of prefills: --cuda-graph-backend-prefill disabled (--disable-piecewise-cuda-graph in "
     "releases before 0.5.14)"
 )
+
+
+_BY_THE_RUNNER = (
+    "once with --cuda-graph-backend-prefill disabled: line {0} says that it was the runner of prefills' graphs, whose "
+    "buffers have been used again while a later graph still read them. Then another of its backends than {1}, or a "
+    "later release; decode keeps its graphs"
+)
+_BACKEND_OF_GRAPHS = pattern(r"backend:? (\w+)")
+
+
+def _of_the_runner(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to do where the server says beside the fault that it ran a prefill's graph; empty if it does not."""
+    said = facts.remarks.get("prefill_runner")
+    if said is None or not 0 <= said.place.line - death.place.line <= _RIGHT_BEHIND:
+        return ()
+    named = _BACKEND_OF_GRAPHS.search(said.text)
+    return (_BY_THE_RUNNER.format(said.place.line, named[1] if named else "this one"),)
+
+
+_RIGHT_BEHIND = 12  # lines
 
 
 def _captures_prefills(facts: LogFacts) -> bool:
