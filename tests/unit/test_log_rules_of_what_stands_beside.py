@@ -196,7 +196,7 @@ class TestSuspects:
         lines = (started(model_path=model), self.FUSED, READY, decode(2))
         assert first_of("answers", *lines).startswith("with --disable-shared-experts-fusion") == leads
 
-    @pytest.mark.parametrize(("model", "leads"), [("deepseek-ai/DeepSeek-V4-Pro", True), ("meta/Llama-3-8B", False)])
+    @pytest.mark.parametrize(("model", "leads"), [("deepseek-ai/DeepSeek-V4-Pro", True), ("Qwen/Qwen3-8B", False)])
     def test_states_are_sent_by_another_backend(self, model, leads):
         split = {"disaggregation_mode": "decode", "disaggregation_transfer_backend": "mooncake"}
         change = first_of("answers", started(model_path=model, **split), READY, decode(2))

@@ -154,6 +154,13 @@ _BY_TOOLS = re.compile(
     r"Expected all tensors to be on the same device|The expanded size of the tensor|is out of bounds for (?:axis|dim)"
 )
 """Messages that a driver, a compiler, a linker or torch words itself, of whatever kernel or tensor it was."""
+_NAMES = re.compile(
+    r"mooncake|nixl|uc[xpt]_|\bucx\b|nccl_|libnccl|aiter|deep_?(?:ep|gemm)|flash_?(?:infer|attn|mla)|xgrammar|_all_?reduce|_reduce_|"
+    r"memcpy|moe|attn|attention|gemm|_kernel|kernel_|radix|mamba"
+)
+"""What names a library, a kernel or a part in such a message all the same."""
+_WHOLE = 0.97
+"""Likeness from which next to all of two logs is the same, whoever worded it."""
 
 
 def _worded_by_others(facts: LogFacts) -> frozenset[str]:
@@ -164,7 +171,7 @@ def _worded_by_others(facts: LogFacts) -> frozenset[str]:
     found: set[str] = set()
     for death in (*facts.deaths, *facts.errors):
         if by_tools := bool(_BY_TOOLS.search(death.message)):
-            found |= _of_death(replace(death, frames=(), statement=""))
+            found |= _apart_from_names(_of_death(replace(death, frames=(), statement="")))
         by_python = bool(_BY_PYTHON.search(death.message)) and hasattr(builtins, death.type_name)
         if by_python:
             signs = _of_death(Death(death.place, "", death.type_name, death.message))
@@ -173,8 +180,12 @@ def _worded_by_others(facts: LogFacts) -> frozenset[str]:
             found |= _signs_of_frames(death.frames) - _signs_of_frames(_innermost(death))
     for alarm in facts.alarms:
         for text in (alarm.text, *alarm.more):
-            found |= _words(text) if _BY_TOOLS.search(text) else set()
+            found |= _apart_from_names(_words(text)) if _BY_TOOLS.search(text) else set()
     return frozenset(found)
+
+
+def _apart_from_names(signs: set[str]) -> set[str]:
+    return {sign for sign in signs if sign[0] in "!=" or not _NAMES.search(sign)}
 
 
 _OF_LOOPS = ("scheduler.py:", "tp_worker.py:", "tp_worker_overlap_thread.py:", "_contextlib.py:", "threading.py:")
@@ -214,16 +225,15 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
         shared = {sign: weights[sign] for sign in both}
         if sum(shared.values()) < _LEAST_WEIGHT or sum(one >= _RARE for one in shared.values()) < _LEAST_RARE:
             continue
-        if not any(one >= _RARE for sign, one in shared.items() if sign not in by_others):
-            # Nothing but words that others choose, and the way to where it was raised, is rare in both.
-            continue
+        own = any(one >= _RARE for sign, one in shared.items() if sign not in by_others)
         product = _squares(both) + _OF_ARGUMENTS * _squares(arguments.intersection(incident.arguments))
         share = min(product / (size * _size(incident)), 1.0)
         if "model_path" in facts.arguments and any(
             words.search(incident.cause) and not _has(facts, names) for words, names in _SPEAKS_OF
         ):
             share *= _LACKS_IT
-        if share >= ALIKE:
+        # Of two that share nothing rare but others' words, and the way to where it was raised, little is alike.
+        if share >= (ALIKE if own else _WHOLE):
             found.append(Likeness(incident, share, tuple(sorted(shared, key=lambda sign: (-shared[sign], sign)))))
     found.sort(key=lambda one: (-one.share, one.incident.thread))
     # A thread may be listed with several logs.
