@@ -2,6 +2,7 @@
 
 import pytest
 
+from command_line import run_command
 from gemma4_triage.logs.notes_in_prose import difference_in, kinds_noted
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.suspects import suspects
@@ -112,6 +113,31 @@ class TestGraphs:
     def test_a_capture_of_the_draft_leads_to_none(self, draft):
         lines = [self.DRAFT * draft, died(self.LACKS, ("models/deepseek.py", "forward", "f(x)"))]
         assert found_in(lines)[0].advice[0].startswith("once without --speculative-algorithm") == draft
+
+
+class TestXid:
+    FAULT = "kernel: NVRM: Xid (PCI:0000:01:00): 31, pid=4410, name=sglang, Ch 8, MMU Fault: ENGINE GRAPHICS\n"
+    NAMES = "# the CUDA coredump names kpool_topk_transform_kernel<512>\n"
+
+    @pytest.mark.parametrize("names", [True, False])
+    def test_the_kernel_that_a_dump_names_is_what_to_mend(self, names):
+        (found,) = found_in([decode(1), self.FAULT, self.NAMES * names])
+        assert ("names it: kpool_topk_transform_kernel." in found.cause) == names
+        assert ("in whose notes kpool_topk_transform_kernel is mended" in found.advice[0]) == names
+
+
+class TestNotes:
+    WRONG = "# every answer is garbage text\n"
+
+    @pytest.mark.parametrize("noted", [True, False])
+    def test_a_note_of_wrong_answers_is_no_clean_bill(self, noted, tmp_path):
+        log = tmp_path / "server.log"
+        log.write_text(READY + decode(2) + self.WRONG * noted, encoding="utf-8")
+        ran = run_command(("logs", str(log)), {"COLUMNS": "400", "NO_COLOR": "1"})
+        said = "Line 3 notes what no line of a log shows: answers are wrong"
+        assert (said in ran.stdout) == noted
+        assert ("no findings, while a note beside the log says that something is wrong" in ran.stdout) == noted
+        assert ran.returncode == 0
 
 
 class TestAmd:

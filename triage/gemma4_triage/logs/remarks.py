@@ -162,6 +162,7 @@ MARKS = (
     (b"Failed to get segment descriptor for segment", "transport_outside"),
     (b"Address not registered by any device", "transport_outside"),
     (b"coredump: kernel ", "dumped_kernel"),
+    (b"coredump names ", "dumped_kernel"),
     (b"Capture prefill cuda graph begin", "prefills_captured"),
     (b"target prefill CUDA graph begin", "prefills_captured"),
     (b"Capturing batches (bs=", "captures"),

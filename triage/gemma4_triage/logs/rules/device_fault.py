@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, remarked
-from gemma4_triage.logs.rules import library_kernel
+from gemma4_triage.logs.rules import illegal_access, library_kernel
 from gemma4_triage.logs.switched_on import features, variables
 
 _XID = pattern(r"Xid(?: \([^)]*\))?: ?(\d+)")
@@ -26,6 +26,12 @@ _PROGRAM = {"13", "31", "32", "43", "45", "69"}
 _NO_SUMS = (
     "once with --disable-custom-all-reduce: RCCL then does the sums; if it holds, a later aiter or image of ROCm mends "
     "the kernel"
+)
+
+
+_OF_A_KERNEL = (
+    "a later release or image of the server, in whose notes {0} is mended: the kernel itself left its memory, and to "
+    "leave other options out does not cover that; until then another backend of what it computes"
 )
 
 
@@ -173,7 +179,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     xid = _XID.search(death.message)
     if xid is not None and xid[1] in _PROGRAM:
         cause = f"The driver reports Xid {xid[1]}: a kernel of a process did something that the GPU refused."
+        kernel, line = illegal_access.dumped(facts)
+        cause += f" Line {line} names it: {kernel}." * bool(kernel)
         advice = (
+            *((_OF_A_KERNEL.format(kernel),) if kernel else ()),
+            *((part.look,) if kernel and (part := library_kernel.part_named(kernel)) else ()),
             *(f"once without {one} in its environment" for one in variables(facts)[:3]),
             "the exception of the server at that time says more; CUDA_LAUNCH_BLOCKING=1 names the kernel",
             *(f"once {one.without}" for one in features(facts)[:3]),

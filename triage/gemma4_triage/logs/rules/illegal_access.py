@@ -132,8 +132,8 @@ def _noticed(facts: LogFacts, death: Death) -> str:
             f"It was noticed at {copied[0]}{_of_source(death)}, which copies memory, mostly between host and GPU: that "
             "copy, or a kernel before it."
         )
-    if (dumped := facts.remarks.get("dumped_kernel")) and (found := _DUMPED.search(dumped.text)):
-        return f"Line {dumped.place.line} names the kernel: {found[1]}."
+    if (kernel := dumped(facts))[0]:
+        return f"Line {kernel[1]} names the kernel: {kernel[0]}."
     if death.frame.startswith("_ops.py:") and (caller := " ".join(death.frames[-2:-1])):
         return f"It was noticed as {caller} called a compiled kernel: that one, or one before it."
     if not death.package and not death.path and _LAUNCHES.match(death.frame):
@@ -153,7 +153,16 @@ def _of_source(death: Death) -> str:
 
 
 _COPY = pattern(r"\b(?:cuda|hip)Memcpy\w*")
-_DUMPED = pattern(r"coredump: kernel ([\w:]+)")
+_DUMPED = pattern(r"coredump(?:: kernel| names(?: the kernel)?) ([\w:]+)")
+
+
+def dumped(facts: LogFacts) -> tuple[str, int]:
+    """Return the kernel that a dump of the GPU names, and the line that says so; "" and 0 if none does."""
+    said = facts.remarks.get("dumped_kernel")
+    found = _DUMPED.search(said.text) if said is not None else None
+    return (found[1], said.place.line) if said is not None and found is not None else ("", 0)
+
+
 _SPARSE = (
     "another --dsa-decode-backend (flashmla_sparse, tilelang) and --dsa-topk-backend (--nsa-... in earlier releases): "
     "attention reads the places that the sparse index picked, of which some releases leave some unset; then a later "
