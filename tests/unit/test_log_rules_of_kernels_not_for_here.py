@@ -54,6 +54,23 @@ def test_what_is_not_for_here_leads_to_what_takes_another(last, frame, words):
     assert words in told(found[0])
 
 
+def test_a_key_that_is_shorter_than_a_page_leads_to_pairs_of_tokens():
+    last = "IndexError: list index out of range"
+    found, other = (
+        only_told(last, ("mem_cache/unified_radix_cache.py", function, "key.child_key(self.page_size)"))[0]
+        for function in ("match_prefix", "evict")
+    )
+    assert (found.rule, found.confidence) == ("told-by-words", "possible")
+    assert found.advice[0].startswith("once without --speculative-algorithm")
+    assert other.rule == "other-crash"
+
+
+@pytest.mark.parametrize(("last", "first"), [("NCCL error: remote", False), ("odd", True)])
+def test_what_a_gpu_refuses_is_no_matter_of_stages(last, first):
+    text = died(f"RuntimeError: {last}", ("layers/a.py", "f", "g(x)"), rank="PP0 TP1")
+    assert ("once with --pp-size 1" in told(found_in([prefill(1), text])[0])) == first
+
+
 def test_a_launch_that_the_driver_refuses_is_no_certain_misfit_of_a_library():
     (found,) = only_told(REFUSED, ("layers/attention/a.py", "f", "sparse_prefill_fwd("))
     assert found.confidence == "possible"

@@ -48,7 +48,7 @@ def test_words_of_a_driver_or_a_compiler_alone_make_no_incident_alike(text):
 
 
 def test_the_way_of_every_step_to_an_exception_of_python_makes_no_incident_alike():
-    inner = '  File "/srv/sglang/srt/mem_cache/own_cache.py", line 8, in match_prefix\n    key = keys[0]\n'
+    inner = '  File "/srv/sglang/srt/mem_cache/own_cache.py", line 8, in find\n    key = keys[0]\n'
     found = told(prefill(1) + BEGUN + LOOP + inner + "IndexError: list index out of range\n")
     assert [one.rule for one in found] == ["other-crash"]
 

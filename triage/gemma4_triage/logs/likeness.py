@@ -159,6 +159,7 @@ _NAMES = re.compile(
     r"memcpy|moe|attn|attention|gemm|_kernel|kernel_|radix|mamba"
 )
 """What names a library, a kernel or a part in such a message all the same."""
+_MOVES_KV = re.compile(r"_(?:transfer|storage)_backend=")
 _WHOLE = 0.97
 """Likeness from which next to all of two logs is the same, whoever worded it."""
 
@@ -225,8 +226,11 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
         shared = {sign: weights[sign] for sign in both}
         if sum(shared.values()) < _LEAST_WEIGHT or sum(one >= _RARE for one in shared.values()) < _LEAST_RARE:
             continue
+        asked = arguments.intersection(incident.arguments)
         own = any(one >= _RARE for sign, one in shared.items() if sign not in by_others)
-        product = _squares(both) + _OF_ARGUMENTS * _squares(arguments.intersection(incident.arguments))
+        # A library that moves KV, which the start of both names, may be what both died in.
+        own = own or any(map(_MOVES_KV.search, asked))
+        product = _squares(both) + _OF_ARGUMENTS * _squares(asked)
         share = min(product / (size * _size(incident)), 1.0)
         if "model_path" in facts.arguments and any(
             words.search(incident.cause) and not _has(facts, names) for words, names in _SPEAKS_OF

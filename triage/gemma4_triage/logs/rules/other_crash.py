@@ -399,6 +399,13 @@ def _was_empty(facts: LogFacts, number: int) -> bool:
     return (number, 1, 0, None) in rows
 
 
+# What a GPU, a compiler or the host refuses it refuses on every stage.
+_OF_A_KERNEL = pattern(
+    r"(?i)\b(?:cuda|hip|nccl|cublas|cudnn)\w* ?error|shared memory|out of memory|compil|ninja|ptxas|InternalError|"
+    r"OutOfResources|AcceleratorError|ImportError|ModuleNotFoundError|OSError|No such file"
+)
+
+
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
     if _of_another_program(death):
@@ -406,11 +413,12 @@ def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     part = of_files(death.frames[-_INNER:])
     own = part_of(death) or _part_called_for(death) or part_spoken_of(death)
     staged = is_staged(facts, death) and not of_another_stage(facts, death)
+    said = f"{death.type_name}: {death.message}"
     looked_at = _LOOKS_AT.match(death.frame) if death.path.startswith("server_args") else None
     these = looked_at[1].replace("_", " ") if looked_at else ""
     return (
         *((f"the arguments of {these}: give all of them, as launch_server --help lists them",) if these else ()),
-        *((WITHOUT_STAGES,) if staged else ()),
+        *((WITHOUT_STAGES,) if staged and not _OF_A_KERNEL.search(said) else ()),
         *((f"once without {part.without}: if it then does not happen, that is the part at fault",) if part else ()),
         *((own.look,) if own is not None and (part is None or "--hicache-storage-backend" in own.look) else ()),
     )
