@@ -63,6 +63,9 @@ class TestKindsOfFaults:
         ),
         ("OSError: [Errno 12] Cannot allocate memory", "managers/a.py", "step", "--hicache-ratio"),
         ("RuntimeError: Expected all tensors to be on the same device", "lora/a.py", "x", "--cpu-offload-gb"),
+        ("RuntimeError: tensors on the same device: odd", "mem_cache/memory_pool_host.py", "free", "io-backend direct"),
+        ("RuntimeError: tensors on the same device, mps:0 and cpu!", "managers/a.py", "x", "--max-running-requests 1"),
+        ("RuntimeError: tensors on the same device: odd", "managers/overlap_utils.py", "stash", "than its buffer"),
         ("RuntimeError: cannot pin 'torch.cuda.LongTensor'", "managers/a.py", "step", "ulimit -l"),
         ("torch.AcceleratorError: CUDA error: the launch timed out and was terminated", "a.py", "step", "Disp.A"),
         (

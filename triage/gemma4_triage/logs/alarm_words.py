@@ -80,7 +80,7 @@ _HARD = {
     "transfer": rb"(?:KVTransferError|[Uu]nexpected transfer worker error|"
     rb"[Tt]ransfer thread failed|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     rb"(?:bootstrap|handshake) (?:failed(?!.*Aborted by AbortReq)|timed out)|failed to register to bootstrap|"
-    rb"Failed to get prefill [\w ]{1,20}info: |"
+    rb"Failed to get prefill [\w ]{1,20}info: |Failed to get segment descriptor\b|"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
     rb"local protection error|[Tt]ransport retry count(?:er)? exceeded|Too many errors found in local RNIC|"
     rb"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"

@@ -64,6 +64,7 @@ _SETTINGS = (
     *("enable_two_batch_overlap", "enable_eplb", "cpu_offload_gb", "moe_a2a_backend"),
     *("max_prefill_tokens", "disable_hybrid_swa_memory", "host", "port", "attn_cp_size", "dcp_size", "load_format"),
     *("max_mamba_cache_size", "mamba_full_memory_ratio", "is_embedding", "moe_dense_tp_size", "chat_template"),
+    "completion_template",
     *("cuda_graph_backend_decode", "cuda_graph_backend_prefill", "disable_piecewise_cuda_graph"),
 )
 # Of switches that no rule asks for, those that are on are kept: they say what a server does beyond plain serving.

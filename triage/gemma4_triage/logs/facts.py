@@ -384,7 +384,9 @@ class LogFacts:
     @property
     def failures(self) -> tuple[Death, ...]:
         """Return what processes died of, then what single lines say of it, each in the order of the log."""
-        lines = (Death(alarm.place, alarm.rank, "", alarm.text) for alarm in self.alarms)
+        # The last line of a traceback whose frames are known says no more by itself.
+        told = {f"{death.type_name}: {death.message}" for death in self.deaths if death.frames}
+        lines = (Death(alarm.place, alarm.rank, "", alarm.text) for alarm in self.alarms if alarm.text not in told)
         return (*self.deaths, *lines)
 
     @property

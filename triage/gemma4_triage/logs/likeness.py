@@ -10,7 +10,7 @@ import builtins
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import log, sqrt
 
@@ -94,10 +94,12 @@ def _of_death(death: Death) -> set[str]:
         found.add(f"@{death.package}")
     # Of a traceback that is cut off the last line that stands there is not the one that failed.
     found |= {word for word in _words(death.statement) if "_" in word and death.message != TORN}
-    for frame in death.frames:
-        if match := _FRAME.match(frame):
-            found |= {match[1], f"{match[1]}:{match[2]}"}
-    return found
+    return found | _signs_of_frames(death.frames)
+
+
+def _signs_of_frames(frames: Iterable[str]) -> set[str]:
+    found = [match for frame in frames if (match := _FRAME.match(frame))]
+    return {match[1] for match in found} | {f"{match[1]}:{match[2]}" for match in found}
 
 
 def _words(text: str) -> set[str]:
@@ -142,14 +144,62 @@ before assignment defined access local variable int float str dict tuple bool re
 _WORDS_OF_PYTHON = frozenset(_PYTHONS.split())
 
 
-def _worded_by_python(facts: LogFacts) -> frozenset[str]:
-    """Return the signs that messages and types of Python's own give, which tell of no cause: names in them do."""
+_BY_TOOLS = re.compile(
+    r"Memory access fault by GPU|HSA_STATUS_ERROR|HSAIL|GPU core ?dump|NVRM: Xid|MMU Fault|Fatal Python error|"
+    r"Subprocess \w+ .*crashed|"
+    r"(?i:ninja(?:: build stopped| exited| build failed))|subcommand failed|error: ld returned|"
+    r"returned non-zero exit status|shared memory, Required|dynamic shared memory size|Segmentation fault|"
+    r"\*\*\* SIG[A-Z]+|Caught signal \d+|Watchdog caught collective operation timeout|split_with_sizes expects|"
+    r"Sizes of tensors must match|The size of tensor a|shapes cannot be multiplied|is invalid for input of size|"
+    r"Expected all tensors to be on the same device|The expanded size of the tensor|is out of bounds for (?:axis|dim)"
+)
+"""Messages that a driver, a compiler, a linker or torch words itself, of whatever kernel or tensor it was."""
+_NAMES = re.compile(
+    r"mooncake|nixl|uc[xpt]_|\bucx\b|nccl_|libnccl|aiter|deep_?(?:ep|gemm)|flash_?(?:infer|attn|mla)|xgrammar|_all_?reduce|_reduce_|"
+    r"memcpy|moe|attn|attention|gemm|_kernel|kernel_|radix|mamba"
+)
+"""What names a library, a kernel or a part in such a message all the same."""
+_MOVES_KV = re.compile(r"_(?:transfer|storage)_backend=")
+_WHOLE = 0.97
+"""Likeness from which next to all of two logs is the same, whoever worded it."""
+
+
+def _worded_by_others(facts: LogFacts) -> frozenset[str]:
+    """Return the signs that messages of Python, torch, drivers and compilers give, which tell of no cause alone.
+
+    Of Python's own the names in them do, and of a death's frames those tell that are next to where it was raised.
+    """
     found: set[str] = set()
     for death in (*facts.deaths, *facts.errors):
-        if _BY_PYTHON.search(death.message) and hasattr(builtins, death.type_name):
+        if by_tools := bool(_BY_TOOLS.search(death.message)):
+            found |= _apart_from_names(_of_death(replace(death, frames=(), statement="")))
+        by_python = bool(_BY_PYTHON.search(death.message)) and hasattr(builtins, death.type_name)
+        if by_python:
             signs = _of_death(Death(death.place, "", death.type_name, death.message))
             found |= {sign for sign in signs if sign[0] in "!=" or sign in _WORDS_OF_PYTHON}
+        if by_python or by_tools:
+            found |= _signs_of_frames(death.frames) - _signs_of_frames(_innermost(death))
+    for alarm in facts.alarms:
+        for text in (alarm.text, *alarm.more):
+            found |= _apart_from_names(_words(text)) if _BY_TOOLS.search(text) else set()
     return frozenset(found)
+
+
+def _apart_from_names(signs: set[str]) -> set[str]:
+    return {sign for sign in signs if sign[0] in "!=" or not _NAMES.search(sign)}
+
+
+_OF_LOOPS = ("scheduler.py:", "tp_worker.py:", "tp_worker_overlap_thread.py:", "_contextlib.py:", "threading.py:")
+"""Files whose frames every step passes through."""
+_NEAR = 3  # frames
+
+
+def _innermost(death: Death) -> tuple[str, ...]:
+    """Return the frames next to where it was raised: of SGLang's the innermost ones, and what those called."""
+    of_sglang = death.caller.rpartition("/")[2]
+    called = next((n for n, frame in enumerate(reversed(death.frames)) if frame.startswith(f"{of_sglang}:")), 0)
+    near = death.frames[-_NEAR - called :]
+    return (*(frame for frame in near[:-1] if not frame.startswith(_OF_LOOPS)), *near[-1:])
 
 
 def _has(facts: LogFacts, names: tuple[str, ...]) -> bool:
@@ -163,7 +213,7 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
         return []
     weights = _weights()
     size = sqrt(sum(weights.get(sign, sqrt(_UNKNOWN)) ** 2 for sign in signs))
-    by_python = _worded_by_python(facts)
+    by_others = _worded_by_others(facts)
     found = []
     for incident in incidents():
         if facts.starts and any(_SWITCH.fullmatch(one) and one not in arguments for one in incident.arguments):
@@ -176,16 +226,18 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
         shared = {sign: weights[sign] for sign in both}
         if sum(shared.values()) < _LEAST_WEIGHT or sum(one >= _RARE for one in shared.values()) < _LEAST_RARE:
             continue
-        if not any(one >= _RARE for sign, one in shared.items() if sign not in by_python):
-            # Nothing but Python's own words is rare in both.
-            continue
-        product = _squares(both) + _OF_ARGUMENTS * _squares(arguments.intersection(incident.arguments))
+        asked = arguments.intersection(incident.arguments)
+        own = any(one >= _RARE for sign, one in shared.items() if sign not in by_others)
+        # A library that moves KV, which the start of both names, may be what both died in.
+        own = own or any(map(_MOVES_KV.search, asked))
+        product = _squares(both) + _OF_ARGUMENTS * _squares(asked)
         share = min(product / (size * _size(incident)), 1.0)
         if "model_path" in facts.arguments and any(
             words.search(incident.cause) and not _has(facts, names) for words, names in _SPEAKS_OF
         ):
             share *= _LACKS_IT
-        if share >= ALIKE:
+        # Of two that share nothing rare but others' words, and the way to where it was raised, little is alike.
+        if share >= (ALIKE if own else _WHOLE):
             found.append(Likeness(incident, share, tuple(sorted(shared, key=lambda sign: (-shared[sign], sign)))))
     found.sort(key=lambda one: (-one.share, one.incident.thread))
     # A thread may be listed with several logs.

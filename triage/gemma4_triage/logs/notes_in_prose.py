@@ -30,7 +30,12 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         r"accuracy (?:is |of )?0\.[0-6])|answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?wrong|wrong answers?|text is broken|"
         r'"(\S)\1{7}',
     ),
-    ("speed", r"\bslow(?:er|ly)?\b|time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence"),
+    (
+        "speed",
+        r"\bslow(?:er|ly)?\b|\b(?:several|many|\d+|two|three|four|five|ten) times (?:this|that|the) (?:speed|rate|"
+        r"throughput)|\b(?:twice|double|half|third|quarter|fraction) (?:of )?(?:this|that|the) (?:speed|rate)|"
+        r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence",
+    ),
 )
 KINDS: tuple[Seen, ...] = tuple(kind for kind, _ in _SEEN)
 NOTED = "noted {}"
@@ -48,7 +53,10 @@ _NOT_GOOD = re.compile(
 )
 _SHARE = re.compile(r"(?<![\d.])(0\.\d{2,3}|1\.0+)(?![\d.])")
 _APART = 0.03
-_FLAG = re.compile(r"(?i)\b(with|without|no)\s+(?:the )?(--[a-z][\w-]*(?:[ =](?!-)[\w./:]*\d[\w./:]*)?)")
+_FLAG = re.compile(
+    r"(?i)\b(with|without|no)\s+(?:the )?(?:(?:prefill|decode)(?:'s| side| server)? )?"
+    r"(--[a-z][\w-]*(?:[ =](?!-)[\w./:]*\d[\w./:]*)?)"
+)
 _VALUED = re.compile(r"(?i)\b(with)\s+(--[a-z][\w-]*-backend[ =][a-z]\w*)")
 _BEFORE = re.compile(
     r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})"
@@ -119,7 +127,13 @@ def _best_of(text: str) -> str:
     return shares[-1] if len(shares) > 1 and float(shares[-1]) - float(shares[0]) >= _APART else ""
 
 
+_OF_THE_HOST = next(flag for _, flag in _SPOKEN if "hierarchical" in flag)
+
+
 def _change_in(clause: str) -> str:
+    if "--disable-radix-cache" in clause and any(w.search(clause) for w, flag in _WITHOUT if flag == _OF_THE_HOST):
+        # Without a prefix cache there is none of the host either, which alone is enough.
+        return f"without {_OF_THE_HOST}"
     if found := _VALUED.search(clause) or _FLAG.search(clause):
         name = found[2].removeprefix("--").partition(" ")[0].partition("=")[0].replace("-", "_")
         if is_an_argument(name) or name in ("tp", "dp", "pp", "ep") or found[2].startswith("--speculative"):

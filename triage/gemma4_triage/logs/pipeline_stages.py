@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gemma4_triage.logs.facts import Death, LogFacts
 
 WITHOUT_STAGES = (
@@ -15,11 +17,21 @@ _SPLIT = (
 
 def is_staged(facts: LogFacts, death: Death) -> bool:
     """Say whether the server has its layers in several stages."""
-    return facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
+    # As SGLang and vLLM name it.
+    asked = (facts.settings.get("pp_size", "1"), facts.arguments.get("pipeline_parallel_size", "1"))
+    return any(stages not in ("1", "None") for stages in asked) or death.rank.startswith("PP")
+
+
+_A_LAYER = re.compile(r"'?(?:[\w.]+\.)?(?:layers|blocks|h)\.\d+\b[\w.]*'?|\d+")
 
 
 def of_another_stage(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    """Return what to do where a stage behind the first lacks a value (None): another stage has what it asks for."""
-    if not is_staged(facts, death) or "NoneType" not in death.message or death.rank.startswith("PP0"):
+    """Return what to do where a stage lacks a value (None) or a layer by its name: another stage has what it asks for.
+
+    Of values the first stage lacks none; of layers each has its own alone.
+    """
+    lacks = "NoneType" in death.message and not death.rank.startswith("PP0")
+    of_a_layer = death.type_name == "KeyError" and _A_LAYER.fullmatch(death.message.strip()) is not None
+    if not is_staged(facts, death) or not (lacks or of_a_layer):
         return ()
     return (WITHOUT_STAGES, *((_SPLIT,) if facts.settings.get("pp_size", "1") != "1" else ()))

@@ -168,7 +168,8 @@ class Prefixes:
         # What a frame is indented by is the traceback's own.
         size = min(size, *(at.start() for line in some if _FILE in line and (at := _FRAME.search(line))), size)
         common = _UP_TO_A_GAP.match(some[0][:size])
-        if common is None:
+        # Notes beside a log begin with "#"; where a whole log does, its stamps or frames say so.
+        if common is None or (b"#" in common[0] and not common[0].strip(b"# ")):
             return
         rests = [line[common.end() :] for line in some]
         words = {rest.split(None, 1)[0].translate(None, DIGITS) for rest in rests if rest.strip()}

@@ -26,6 +26,8 @@ _ALIKE = {
     "swa-full-tokens-ratio": "--swa-full-tokens-ratio",
 }
 """What both sides have to be given alike, by the names that a command may have; how --tp may differ is the model's."""
+_OF_RANKS = {"tp": "--tp", "tp-size": "--tp", "tensor-parallel-size": "--tp", "dp": "--dp", "dp-size": "--dp"}
+"""How many ranks a side has, which may differ for some models and transfer backends alone."""
 _LONGEST = 2000  # characters
 
 
@@ -35,17 +37,17 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
         kept[f"command_of_{side[1].decode()}"] = Remark(place, "", line[:_LONGEST].decode(errors="replace").strip())
 
 
-def _asked(said: Remark) -> Mapping[str, str]:
+def _asked(said: Remark, names: Mapping[str, str]) -> Mapping[str, str]:
     found = _FLAG.findall(said.text)
-    return {_ALIKE[name]: value.strip("'\"") for name, value in found if name in _ALIKE}
+    return {names[name]: value.strip("'\"") for name, value in found if name in names}
 
 
-def differences(facts: LogFacts) -> Iterator[str]:
-    """Yield each argument that the two sides were given differently, with both values."""
+def differences(facts: LogFacts, names: Mapping[str, str] = _ALIKE) -> Iterator[str]:
+    """Yield each of these arguments that the two sides were given differently, with both values."""
     prefill, decode = (facts.remarks.get(f"command_of_{side}") for side in ("prefill", "decode"))
     if prefill is None or decode is None:
         return
-    first, second = _asked(prefill), _asked(decode)
+    first, second = _asked(prefill, names), _asked(decode, names)
     for flag in sorted(first.keys() | second.keys()):
         if first.get(flag) != second.get(flag):
             yield f"{flag} ({first.get(flag, 'none')} at prefill, {second.get(flag, 'none')} at decode)"
@@ -58,3 +60,14 @@ def made_alike(facts: LogFacts) -> str:
         return ""
     why = "what one side writes or leaves out, such as states for drafts, the other lays out and reads by its own start"
     return f"the same of these on both sides, by the prefill server's start too: {'; '.join(differ)}: {why}"
+
+
+def of_as_many_ranks(facts: LogFacts) -> str:
+    """Return what to give both sides where they have other numbers of ranks; "" if none is shown to differ."""
+    differ = tuple(differences(facts, _OF_RANKS))
+    if not differ:
+        return ""
+    return (
+        f"as many ranks on both sides, which differ here: {'; '.join(differ)}. Each rank's KV then goes to one rank, "
+        "and the sign that it has come is counted once; transfer backends take other numbers for some models alone"
+    )

@@ -83,6 +83,14 @@ def _gemma3_without_windows(start: Started) -> bool:
     return start.of("gemma-3-", "gemma3for") and old
 
 
+def _images_without_template(start: Started) -> bool:
+    # Their start line has both templates, and no argument that came with the registry of later releases.
+    old = start.has("completion_template") and not start.has("swa_full_tokens_ratio")
+    small = start.of("gemma-3-1b", "gemma-3-270m")
+    return old and start.lacks("chat_template") and not small and start.of(*_WITH_IMAGES)
+
+
+_WITH_IMAGES = ("gemma-3-", "gemma3for", "qwen2-vl", "qwen2.5-vl", "llava", "minicpm-v", "deepseek-vl", "-vision")
 _APART = frozenset(
     {
         "flashinfer",
@@ -119,6 +127,15 @@ PARTS: tuple[Part, ...] = (
         "bfloat16",
         on=lambda start: start.is_float16 and start.of("gemma", "t5", "qwen2-", "qwen2.5"),
         instead="with --dtype bfloat16",
+    ),
+    Part(
+        "images-model-without-template",
+        "",
+        "this start names none, and releases of that time take none from the checkpoint of a model with images: its "
+        "prompt then has no turns, and answers, short ones too, have nothing to do with the question",
+        ("SGLang 5122",),
+        on=_images_without_template,
+        instead="with --chat-template of the model's (gemma-it for Gemma-3, qwen2-vl for Qwen-VL, llama_3_vision)",
     ),
     Part(
         "gemma-3-windows",

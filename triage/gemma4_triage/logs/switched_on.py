@@ -155,6 +155,22 @@ def as_the_draft_was_loaded(facts: LogFacts, death: Death) -> tuple[str, ...]:
     )
 
 
+def as_the_draft_was_captured(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to do where a start failed as it captured the draft's graphs, behind those of the target."""
+    begun = facts.remarks.get("draft_graphs")
+    if begun is None or facts.served or "ready" in facts.remarks or death.usage is not None:
+        return ()
+    target = facts.remarks.get("before_graphs")
+    line = (death.chain or death.place.line) - begun.place.line
+    if not 0 < line <= _SOON or (target is not None and target.place.line > begun.place.line):
+        return ()
+    return (
+        f"once without --speculative-algorithm: the draft's graphs were being captured (line {begun.place.line}), and "
+        "what is set up for the target's layers (buffers, attributes) may lack for the draft's. If it then serves, a "
+        "later release, or drafts with --disable-cuda-graph until then",
+    )
+
+
 _RUNS = re.compile(r"\S+\.py:\S* (?:forward|replay|\w*capture\w*)$")
 _SOON = 40  # lines
 
@@ -194,6 +210,19 @@ def variables(facts: LogFacts) -> tuple[str, ...]:
     """Return which variables of the environment put this server on a path of code that it does not take by itself."""
     given = facts.arguments.items()
     return tuple(f"{name}={value}" for name, value in given if _OF_A_PATH.fullmatch(name) and value in ("1", "true"))
+
+
+_OF_A_TRIAL = re.compile(r"(?:SGLANG|SGL|VLLM)_(?:\w*_)?(?:HACK|EXPERIMENTAL)_\w+")
+
+
+def on_trial(facts: LogFacts) -> tuple[str, ...]:
+    """Return which variables to unset that by their name put a part of the server on a path that is on trial."""
+    given = (f"{name}={value}" for name, value in facts.arguments.items() if _OF_A_TRIAL.fullmatch(name))
+    return tuple(
+        f"once without {one} in its environment, or with another value: by its name it is a path on trial, which what "
+        "else is switched on (a hierarchical cache, drafts, graphs) may not know"
+        for one in given
+    )
 
 
 def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from gemma4_triage.diagnose.unread import Unread
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.finding_view import print_finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.logs.notes_in_prose import NOTED, Seen, kinds_noted
 from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.suspects import suspects
@@ -33,8 +34,10 @@ def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Fi
         if not any(piece.source == facts.name for finding in found for piece in finding.evidence):
             print_suspects(console, facts, facts.name if len(logs) > 1 else "")
     verdict = number_of(len(found), "finding") if found else "no findings"
+    noted = [] if found else [line for facts in logs if (line := _noted(facts)) is not None]
+    verdict += ", while a note beside the log says that something is wrong" if noted else ""
     verdict += f" in what was read: {Unread(in_part=torn).text}" if torn else ""
-    print_line(console, verdict, style="bold red" if found else "bold yellow" if torn else "bold green")
+    print_line(console, verdict, style="bold red" if found else "bold yellow" if torn or noted else "bold green")
 
 
 def print_suspects(console: Console, facts: LogFacts, name: str) -> None:
@@ -58,11 +61,19 @@ def print_suspects(console: Console, facts: LogFacts, name: str) -> None:
         head = (
             f"Wrong answers leave no line in a log, and slow ones few. Only if something{of} is wrong, try one change"
         )
+        if (noted := _noted(facts)) is not None:
+            head = f"Line {noted[1]} notes what no line of a log shows: {_SEES[noted[0]]}. Try one change"
         print_line(console, f"{head} at a time, the first one first:", style="dim")
         for kind, some in groupby(found, key=lambda suspect: suspect.of):
             print_line(console, f"  {_SEES[kind]}:", style="dim")
             for suspect in some:
                 print_line(console, f"    {suspect.text}", style="dim")
+
+
+def _noted(facts: LogFacts) -> tuple[Seen, int] | None:
+    """Return what a note beside the log says is seen, and its line; None if none says that something is wrong."""
+    seen = next(iter(kinds_noted(facts)), None)
+    return None if seen is None else (seen, facts.remarks[NOTED.format(seen)].place.line)
 
 
 _SEES = {

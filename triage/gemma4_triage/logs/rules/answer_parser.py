@@ -8,6 +8,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, over, pattern, says
+from gemma4_triage.logs.started import Started
 
 _WORDS = pattern(
     r"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
@@ -62,12 +63,26 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("the same prompt at temperature 0 gives a call that is complete and of the model's own format",),
         advice=(
-            "the parsers have to be the model's: --tool-call-parser gemma4 and --reasoning-parser gemma4 for Gemma-4",
-            "once without streaming, or with a later release: parsers of streams meet halves of a call",
+            *(_ITS_OWN if _has_its_own(facts) else (_THE_MODELS, _NO_STREAM)),
             "send the prompt with skip_special_tokens false and no tools: it shows the marks that the model writes",
             "an answer that max_tokens cuts, or a chat template of another model, breaks the format too",
         ),
     )
+
+
+_THE_MODELS = "the parsers have to be the model's: --tool-call-parser gemma4 and --reasoning-parser gemma4 for Gemma-4"
+_NO_STREAM = "once without streaming, or with a later release: parsers of streams meet halves of a call"
+_ITS_OWN = (
+    "a later release: the parser here is the model's own, and met a half or a broken call of a stream; some keep it "
+    "and fail again at each further token, so that the client has the same marks again and again",
+    "until then requests with tools that do not stream, which are read whole",
+)
+
+
+def _has_its_own(facts: LogFacts) -> bool:
+    """Say whether the parser of tool calls is the one that is known for this model."""
+    start = Started(facts)
+    return bool(start.value("tool_call_parser")) and "tool_parser" in start.words and not start.has_other_tool_parser
 
 
 _BEFORE = pattern(r".* (?:structure_info|get_structure_\w+|structural_tag|build_ebnf|get_model_structural_tag)$")

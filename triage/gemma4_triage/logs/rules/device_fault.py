@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, remarked
-from gemma4_triage.logs.rules import library_kernel
+from gemma4_triage.logs.rules import illegal_access, library_kernel
 from gemma4_triage.logs.switched_on import features, variables
 
 _XID = pattern(r"Xid(?: \([^)]*\))?: ?(\d+)")
@@ -29,10 +29,55 @@ _NO_SUMS = (
 )
 
 
+_OF_A_KERNEL = (
+    "a later release or image of the server, in whose notes {0} is mended: the kernel itself left its memory, and to "
+    "leave other options out does not cover that; until then another backend of what it computes"
+)
+
+
 def _explains(death: Death) -> bool:
     if "invalid device function" in death.message or _OF_THE_CALL.search(death.message):
         return False
     return bool(_XID.search(death.message) or _HARDWARE.search(death.message) or _ROCM.search(death.message))
+
+
+_UNLOADED = pattern(r"HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION|illegal shader instruction")
+_NO_CODE = (
+    "; what ran was no code of a kernel, or none for this GPU: its module was unloaded while it was still to run, or "
+    "built for another one"
+)
+_ITS_MODULES = (
+    "a newer aiter (its release notes: caches of compiled kernels), then once with SGLANG_USE_AITER=0, and without "
+    "what picks its kernels by the length of a prompt (an indexer of FP4, paged prefills), of which many are compiled"
+)
+_OF_ITS_FIRST = (
+    "its first prefill, with nothing else running, ended it: neither load nor length, but this release's path of this "
+    "model on this GPU. A later release or image of ROCm first; until then another --attention-backend (triton, aiter)"
+)
+_COPIES_DIRECT = (
+    "once with --hicache-io-backend direct (--hicache-mem-layout page_first_direct or layer_first), then without "
+    "--enable-hierarchical-cache: kernels that copy pages themselves take the host's address of them, and on ROCm such "
+    "memory may have another one on the GPU"
+)
+
+
+def _began(facts: LogFacts) -> bool:
+    """Say whether the log is of a start whose first prefill, which ran alone, was its last batch."""
+    lines = sum(rank.prefill_lines + rank.decode_lines for rank in facts.schedulers)
+    alone = all(not (value or 0) for rank in facts.schedulers for value in rank.series.get("running_max", ()))
+    return "ready" in facts.remarks and lines == 1 and alone
+
+
+def _by_what_it_does(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to try first by what the fault is, what copies to the host, and when it came."""
+    asked = facts.settings
+    on = asked.get("enable_hierarchical_cache") == "True"
+    copies = on and facts.arguments.get("hicache_io_backend", "kernel") != "direct"
+    return (
+        *((_ITS_MODULES,) if _UNLOADED.search(death.message) else ()),
+        *((_COPIES_DIRECT,) if copies and "Memory access fault" in death.message else ()),
+        *((_OF_ITS_FIRST,) if _began(facts) else ()),
+    )
 
 
 _BATCH = pattern(r"Capturing batches \(bs=(\d+)")
@@ -105,6 +150,7 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
     cause += f"; it is one of {part.what}, by its name" if part else ""
     captured = bool(_captured(facts, death))
     cause += "; it had just begun to capture the graph of its largest batch" * (captured and not reduces)
+    cause += _NO_CODE * bool(_UNLOADED.search(death.message))
     cause += f"; the process was in a custom all-reduce, {reduces.split()[0]}." if reduces else "."
     return Finding(
         rule=RULE.id,
@@ -118,6 +164,7 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the same GPU faults under other programs too",),
         advice=(
             *_captured(facts, death),
+            *(() if reduces or part else _by_what_it_does(facts, death)),
             *((part.look,) if part else ("once with --disable-custom-all-reduce",)),
             *(f"once {one.without}" for one in features(facts)[:2] if part or not reduces),
             "once with SGLANG_USE_AITER=0; then a newer image of ROCm and aiter",
@@ -132,7 +179,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     xid = _XID.search(death.message)
     if xid is not None and xid[1] in _PROGRAM:
         cause = f"The driver reports Xid {xid[1]}: a kernel of a process did something that the GPU refused."
+        kernel, line = illegal_access.dumped(facts)
+        cause += f" Line {line} names it: {kernel}." * bool(kernel)
         advice = (
+            *((_OF_A_KERNEL.format(kernel),) if kernel else ()),
+            *((part.look,) if kernel and (part := library_kernel.part_named(kernel)) else ()),
             *(f"once without {one} in its environment" for one in variables(facts)[:3]),
             "the exception of the server at that time says more; CUDA_LAUNCH_BLOCKING=1 names the kernel",
             *(f"once {one.without}" for one in features(facts)[:3]),

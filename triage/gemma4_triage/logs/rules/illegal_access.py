@@ -98,6 +98,7 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(
             *graphs_of_vllm.apart(facts, death),
+            *_of_the_runner(facts, death),
             *_together(facts, death),
             *adapters_of_experts.beside_expert_parallel(facts, death),
             *_with_its_own_ratio(facts),
@@ -131,8 +132,8 @@ def _noticed(facts: LogFacts, death: Death) -> str:
             f"It was noticed at {copied[0]}{_of_source(death)}, which copies memory, mostly between host and GPU: that "
             "copy, or a kernel before it."
         )
-    if (dumped := facts.remarks.get("dumped_kernel")) and (found := _DUMPED.search(dumped.text)):
-        return f"Line {dumped.place.line} names the kernel: {found[1]}."
+    if (kernel := dumped(facts))[0]:
+        return f"Line {kernel[1]} names the kernel: {kernel[0]}."
     if death.frame.startswith("_ops.py:") and (caller := " ".join(death.frames[-2:-1])):
         return f"It was noticed as {caller} called a compiled kernel: that one, or one before it."
     if not death.package and not death.path and _LAUNCHES.match(death.frame):
@@ -152,7 +153,16 @@ def _of_source(death: Death) -> str:
 
 
 _COPY = pattern(r"\b(?:cuda|hip)Memcpy\w*")
-_DUMPED = pattern(r"coredump: kernel ([\w:]+)")
+_DUMPED = pattern(r"coredump(?:: kernel| names(?: the kernel)?) ([\w:]+)")
+
+
+def dumped(facts: LogFacts) -> tuple[str, int]:
+    """Return the kernel that a dump of the GPU names, and the line that says so; "" and 0 if none does."""
+    said = facts.remarks.get("dumped_kernel")
+    found = _DUMPED.search(said.text) if said is not None else None
+    return (found[1], said.place.line) if said is not None and found is not None else ("", 0)
+
+
 _SPARSE = (
     "another --dsa-decode-backend (flashmla_sparse, tilelang) and --dsa-topk-backend (--nsa-... in earlier releases): "
     "attention reads the places that the sparse index picked, of which some releases leave some unset; then a later "
@@ -292,6 +302,26 @@ _PREFILL_GRAPHS = (
     "once without graphs of prefills: --cuda-graph-backend-prefill disabled (--disable-piecewise-cuda-graph in "
     "releases before 0.5.14)"
 )
+
+
+_BY_THE_RUNNER = (
+    "once with --cuda-graph-backend-prefill disabled: line {0} says that it was the runner of prefills' graphs, whose "
+    "buffers have been used again while a later graph still read them. Then another of its backends than {1}, or a "
+    "later release; decode keeps its graphs"
+)
+_BACKEND_OF_GRAPHS = pattern(r"backend:? (\w+)")
+
+
+def _of_the_runner(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to do where the server says beside the fault that it ran a prefill's graph; empty if it does not."""
+    said = facts.remarks.get("prefill_runner")
+    if said is None or not 0 <= said.place.line - death.place.line <= _RIGHT_BEHIND:
+        return ()
+    named = _BACKEND_OF_GRAPHS.search(said.text)
+    return (_BY_THE_RUNNER.format(said.place.line, named[1] if named else "this one"),)
+
+
+_RIGHT_BEHIND = 12  # lines
 
 
 def _captures_prefills(facts: LogFacts) -> bool:

@@ -6,8 +6,14 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
 
-WORDS = pattern(r"out of resources?: (?:shared memory|threads|registers|tensor memory|\w+)")
-_NUMBERS = pattern(r"out of resources?: ([\w ]+), Required: (\d+), Hardware limit: (\d+)")
+WORDS = pattern(
+    r"out of resources?: (?:shared memory|threads|registers|tensor memory|\w+)|"
+    # Without what Triton says before it.
+    r"OutOfResources: (?:shared memory|threads|registers|tensor memory), Required"
+)
+_NUMBERS = pattern(r"(?:out of resources?: |^)([\w ]+), Required: (\d+), Hardware limit: (\d+)")
+_OF_EXPERTS = pattern(r"(?i)moe|-a\d+(?:\.\d+)?b|mixtral|gpt-oss|deepseek-(?:v\d|r1)")
+_QUANTISED = pattern(r"(?i)fp8|int8|awq|gptq|nvfp4|w8a8|w4a")
 _EXPERTS = pattern(r"(?i).*(?:moe|grouped_gemm|expert)")
 _ATTENTION = pattern(r"(?i).*(?:attention|attn|extend_|decode_.*fwd|prefill_.*fwd|_fwd_kernel)")
 _INVARIANT = pattern(r"(?i).*batch_invariant")
@@ -41,6 +47,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice = (f"another --attention-backend{than} that serves this model's head size on this GPU",)
     elif any(map(_LINEAR.match, frames)):
         advice = ("another --fp8-gemm-runner-backend, or a checkpoint that is quantised otherwise",)
+    elif _OF_EXPERTS.search(model := facts.settings.get("model_path", "")) and _QUANTISED.search(model):
+        advice = (
+            "no frame names the kernel, and this model's quantised experts are the likeliest: a release that has tiles "
+            "for this GPU (or clamps them), or a tuned configuration of its own with smaller blocks and num_stages "
+            "(fused_moe_triton/configs, E=…,N=…,device_name=….json); another --moe-runner-backend. Then another "
+            "--attention-backend",
+        )
     else:
         advice = ("another --attention-backend, or another --moe-runner-backend for experts",)
     return Finding(

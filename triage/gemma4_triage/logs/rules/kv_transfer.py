@@ -34,7 +34,7 @@ _WORDS = pattern(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     r"[Uu]nexpected transfer worker error|[Tt]ransfer thread failed|"
     r"(?:bootstrap|handshake) (?:failed|timed out)|failed to register to bootstrap|"
-    r"Failed to get prefill [\w ]*info: |"
+    r"Failed to get prefill [\w ]*info: |Failed to get segment descriptor\b|"
     r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
     r"Error (?:querying|fetching) [\w ]{1,40} from bootstrap|"
     r"local protection error|[Tt]ransport retry count(?:er)? exceeded|Too many errors found in local RNIC|"
@@ -150,6 +150,11 @@ _TRANSPORTS = (
         ),
     ),
 )
+_OF_DRAFTS = (
+    "once without --speculative-algorithm {} on both sides: the draft's keys and values are sent beside the target's, "
+    "in a layout of their own, and some releases send them as if they were the target's (MLA), or lay them out on one "
+    "side alone; a low accept length on the decode side is a sign of that. Then a later release on both"
+)
 _REGISTERS = (
     "Mooncake could not start on this host's network cards, or not register the KV buffers with them, so that no "
     "transfer can begin"
@@ -240,6 +245,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif transport is not None:
         (name, why, advice), confidence = transport, Confidence.LIKELY
         shown = remarked(facts, name, "what the transport said")
+        drafts = facts.settings.get("speculative_algorithm", "None")
+        advice = (*((_OF_DRAFTS.format(drafts),) if name == "transport_outside" and drafts != "None" else ()), *advice)
     elif _MARKED.search(said) is not None:
         why, advice = _MARKED_SO, (*_MARKED_LOOK, *advice)
     elif (gone := _GONE.search(said)) is not None:

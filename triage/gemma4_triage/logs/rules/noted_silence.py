@@ -8,7 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
 from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, pattern, remarked
-from gemma4_triage.logs.rules import hang
+from gemma4_triage.logs.rules import hang, transfers_stand
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.suspects import suspects
 from gemma4_triage.logs.switched_on import NO_OVERLAP, features, switched_on
@@ -62,6 +62,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if note is None or facts.deaths or any(alarm.kind not in _OWN for alarm in facts.alarms):
         return
     if note.place.line < last_work(facts) or "vllm_waits" in facts.remarks or any(True for _ in hang.RULE.find(facts)):
+        return
+    if any(True for _ in transfers_stand.RULE.find(facts)):
         return
     stands = _start(facts, note)
     warms_up = stands is None and _in_its_warmup(facts)

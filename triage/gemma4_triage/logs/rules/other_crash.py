@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import adapters_of_experts
+from gemma4_triage.logs import adapters_of_experts, ended_threads
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.failed_requests import of_a_cut_call, of_a_request
@@ -42,8 +42,10 @@ from gemma4_triage.logs.switched_on import (
     NAMED,
     NO_OVERLAP,
     aborted_before,
+    as_the_draft_was_captured,
     as_the_draft_was_loaded,
     in_its_warmup,
+    on_trial,
     switched_on,
 )
 from gemma4_triage.logs.tracebacks import TORN
@@ -87,6 +89,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
         lacks = _other_paths(death, apart, named)
         ended = "A request failed" if of_a_request(facts, death) else "A process died"
+        ended = "A thread of a process that goes on ended" if ended_threads.went_on(facts, death) else ended
         yield Finding(
             rule=ID,
             cause=f"{ended} of {death.type_name or 'an error'}{on_rank(death.rank)}"
@@ -98,6 +101,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
                 *by_its_words(facts, death),
+                *ended_threads.look(facts, death),
                 *_not_given(facts, death),
                 *_as_its_condition_asks(death),
                 *of_a_variable(death),
@@ -108,6 +112,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *_of_its_host(death),
                 *of_a_cut_call(death),
                 *as_the_draft_was_loaded(facts, death),
+                *as_the_draft_was_captured(facts, death),
                 *patched,
                 *_of_vllm(death),
                 *adapters_of_experts.apart(facts, death),
@@ -115,6 +120,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *adapters_of_experts.beside_expert_parallel(facts, death),
                 *of_another_stage(facts, death),
                 *in_its_warmup(facts, death),
+                *on_trial(facts),
                 *(lacks or named),
                 *((handled.look,) if handled and lacks else ()),
                 *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
@@ -393,6 +399,13 @@ def _was_empty(facts: LogFacts, number: int) -> bool:
     return (number, 1, 0, None) in rows
 
 
+# What a GPU, a compiler or the host refuses it refuses on every stage.
+_OF_A_KERNEL = pattern(
+    r"(?i)\b(?:cuda|hip|nccl|cublas|cudnn)\w* ?error|shared memory|out of memory|compil|ninja|ptxas|InternalError|"
+    r"OutOfResources|AcceleratorError|ImportError|ModuleNotFoundError|OSError|No such file"
+)
+
+
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
     if _of_another_program(death):
@@ -400,11 +413,12 @@ def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     part = of_files(death.frames[-_INNER:])
     own = part_of(death) or _part_called_for(death) or part_spoken_of(death)
     staged = is_staged(facts, death) and not of_another_stage(facts, death)
+    said = f"{death.type_name}: {death.message}"
     looked_at = _LOOKS_AT.match(death.frame) if death.path.startswith("server_args") else None
     these = looked_at[1].replace("_", " ") if looked_at else ""
     return (
         *((f"the arguments of {these}: give all of them, as launch_server --help lists them",) if these else ()),
-        *((WITHOUT_STAGES,) if staged else ()),
+        *((WITHOUT_STAGES,) if staged and not _OF_A_KERNEL.search(said) else ()),
         *((f"once without {part.without}: if it then does not happen, that is the part at fault",) if part else ()),
         *((own.look,) if own is not None and (part is None or "--hicache-storage-backend" in own.look) else ()),
     )

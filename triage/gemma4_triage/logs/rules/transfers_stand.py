@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import said_in_notes, split_sides
 from gemma4_triage.logs.facts import LogFacts, RankFacts, Standing
 from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over
 
 _LINES, _SECONDS = 2, 300.0  # no transfer of a sound network takes so long
+_NOTED_SECONDS = 20.0  # where nothing runs, and a note says that requests stand
 _MANY = 4  # requests
 _EMPTY = 0.5  # of the pool in use at most
 
@@ -20,7 +22,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         if stands is None or stands.lines < _LINES or stands.requests < max(_MANY, 2 * stands.running):
             continue
         usage = _last_usage(rank)
-        if (seconds := _seconds(stands)) >= _SECONDS and usage is not None and usage <= _EMPTY:
+        noted = said_in_notes.NAME in facts.remarks and not stands.running
+        least = _NOTED_SECONDS if noted else _SECONDS
+        if (seconds := _seconds(stands)) >= least and usage is not None and usage <= _EMPTY:
             yield _tell(facts, rank, stands, seconds, usage)
             return
 
@@ -33,6 +37,10 @@ def _seconds(stands: Standing) -> float:
     return (end - begin).total_seconds()
 
 
+def _long(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= _SECONDS else f"{seconds:.0f} s"
+
+
 def _last_usage(rank: RankFacts) -> float | None:
     usage = [value for value in rank.series.get("full_usage_max", ()) if value is not None]
     return usage[-1] if usage else None
@@ -42,9 +50,9 @@ def _tell(facts: LogFacts, rank: RankFacts, stands: Standing, seconds: float, us
     return Finding(
         rule=RULE.id,
         cause=f"{stands.requests} transfers stand{on_rank(rank.rank)}: #transfer-req has not changed for "
-        f"{seconds / 60:.0f} min, with {stands.running} running and {usage:.0%} of the KV cache in use. They have "
+        f"{_long(seconds)}, with {stands.running} running and {usage:.0%} of the KV cache in use. They have "
         "begun and never end (their sign that all has come was lost), and keep the places of requests that would run.",
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if seconds >= _SECONDS else Confidence.POSSIBLE,
         evidence=(
             at(facts, stands.first, stands.requests, "#transfer-req, the first of these lines"),
             at(facts, stands.last, stands.requests, "#transfer-req, the last of them"),
@@ -55,6 +63,8 @@ def _tell(facts: LogFacts, rank: RankFacts, stands: Standing, seconds: float, us
             "these are other requests each time: the number alone stands, as at a steady load of long prompts",
         ),
         advice=(
+            *((alike,) if (alike := split_sides.of_as_many_ranks(facts)) else ()),
+            *((given,) if (given := split_sides.made_alike(facts)) else ()),
             "restart this decode server, which frees the places; watch #transfer-req (an alarm where it stands while "
             "few run)",
             "a later release on both sides, which gives up a transfer that has begun and does not end (SGLang 31800)",

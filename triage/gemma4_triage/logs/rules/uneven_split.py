@@ -73,6 +73,13 @@ def _too_many(death: Death) -> bool:
     return silent and death.path.startswith("models/") and _MAKES.match(death.frame) is not None
 
 
+_IN_BF16 = pattern(r"(?i)\b(?:bf16|bfloat16|fp16)\b|(?:bf16|bfloat16)")
+_NOT_QUANTISED = (
+    "if these weights are in BF16, as the model's path says: take quantization_config out of its config.json. Who "
+    "converts an FP8 checkpoint copies that file along, and the server then cuts blocks that are not there"
+)
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
     quantised = _QUANTISED.search(death.message) is not None
     experts = "experts" in death.message
@@ -84,6 +91,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "tp_size", "dp_size", "quantization")),
         ruled_out_if=("it dies alike with --tp 1",),
         advice=(
+            *((_NOT_QUANTISED,) if quantised and _IN_BF16.search(facts.settings.get("model_path", "")) else ()),
             "a smaller --tp that divides the number in the line; --dp or --enable-dp-attention uses the other GPUs",
             *(("for MoE weights: --ep keeps experts whole",) if quantised else ()),
         ),

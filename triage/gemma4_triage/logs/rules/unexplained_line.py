@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs import host_pinning
+from gemma4_triage.logs import host_pinning, split_warmup
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.handled import commanded
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
@@ -229,6 +229,10 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         what = f"{what}, and generation was paused before it and not continued"
         look = (CONTINUE, *look)
         life += [at(facts, paused.place, paused.text, "the pause")]
+    if lead.kind in ("health", "unhealthy") and (begun := split_warmup.standing(facts, lead)) is not None:
+        what = f"{what}; its own first request, which it sends as it warms up, has not come back"
+        look = (*split_warmup.looks(facts), *look)
+        life += [at(facts, begun.place, begun.text, "where that began")]
     if lead.kind == "answered-500" and (hidden := hidden_refusal(facts, lead.text)):
         look = (hidden, *look)
     if lead.kind == "health" and facts.settings.get("pp_size", "1") not in ("1", "None"):
