@@ -121,6 +121,7 @@ MADE = {
         *(f"{stamp(second)} {BESIDE_ROOM.format(3)}" for second in (10, 30, 50, 70)),
     ],
     "noted-silence": [decode(1, running=3), "# from here on nothing is answered, GPUs at 0%\n"],
+    "noted-trouble": [decode(1, running=1), "# answers are garbage\n"],
     "request-values": [
         death(
             1, "TypeError: 'NoneType' object cannot be interpreted as an integer", "", "min_new_tokens.py", "_prepare"

@@ -43,7 +43,7 @@ def leading(incident: Mapping[str, Any]) -> Finding | None:
 
 def points(incident: Mapping[str, Any], finding: Finding | None) -> int:
     """Return the points of the finding that leads, or of a suspect of a log that has none."""
-    if finding is None and incident.get("suspect"):
+    if (finding is None or finding.rule == "noted-trouble") and incident.get("suspect"):
         return _of_suspect(incident)
     if finding is None or finding.rule != incident["rule"]:
         return 0

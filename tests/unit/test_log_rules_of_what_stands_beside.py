@@ -134,10 +134,23 @@ class TestNotes:
         log = tmp_path / "server.log"
         log.write_text(READY + decode(2) + self.WRONG * noted, encoding="utf-8")
         ran = run_command(("logs", str(log)), {"COLUMNS": "400", "NO_COLOR": "1"})
-        said = "Line 3 notes what no line of a log shows: answers are wrong"
+        said = "a note beside the log says what no line of a log shows, that answers are wrong, repeat"
         assert (said in ran.stdout) == noted
-        assert ("no findings, while a note beside the log says that something is wrong" in ran.stdout) == noted
-        assert ran.returncode == 0
+        assert "once each with --disable-cuda-graph" in ran.stdout
+        assert ran.returncode == noted
+
+    @pytest.mark.parametrize("note", ["# no garbage any more\n", "# it isn't slow\n", "# ran well, never garbled\n"])
+    def test_a_note_that_denies_it_is_none(self, note):
+        assert found_in([READY, decode(2), note]) == ()
+
+    def test_where_the_log_fails_by_itself_the_log_is_what_is_told(self):
+        rules = {one.rule for one in found_in([READY, decode(2), self.WRONG, "Killed\n"])}
+        assert rules
+        assert "noted-trouble" not in rules
+
+    def test_what_all_was_well_with_is_the_first_advice(self):
+        (found,) = found_in([READY, decode(2), self.WRONG, "# with --disable-cuda-graph answers are right\n"])
+        assert found.advice[0].startswith("with --disable-cuda-graph, with which all is well")
 
 
 class TestAmd:

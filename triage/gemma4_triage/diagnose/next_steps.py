@@ -72,6 +72,7 @@ REASONS: dict[str, str] = {
     "memory-grows": _ELSEWHERE,
     "one-waits": _ARGUMENT,
     "noted-silence": _UNKNOWN,
+    "noted-trouble": _UNKNOWN,
     "orphaned-requests": _ELSEWHERE,
     "other-crash": _UNKNOWN,
     "prefill-starves-decode": _ARGUMENT,

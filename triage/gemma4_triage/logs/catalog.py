@@ -54,6 +54,7 @@ from gemma4_triage.logs.rules import (
     no_slot,
     non_finite_logits,
     noted_silence,
+    noted_trouble,
     one_waits,
     orphaned_requests,
     other_crash,
@@ -203,6 +204,7 @@ LOADS: tuple[Rule, ...] = (
     throughput_collapse.RULE,
     eager_decode.RULE,
     prefill_starves_decode.RULE,
+    noted_trouble.RULE,
 )
 """Of how it served."""
 
@@ -247,7 +249,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
         unexplained = _apart_from(rule.explains, unexplained)
     endings += refused_by_check.find(facts, unexplained)
     endings += other_crash.find(facts, _apart_from(refused_by_check.explains, unexplained))
-    loads = [finding for rule in LOADS for finding in rule.find(facts)]
+    loads = [finding for rule in LOADS[:-1] for finding in rule.find(facts)]
     accounted = _accounted_for([*endings, *loads], facts)
     if any(alarm.kind == "answered-500" for alarm in facts.alarms) and "answered-500" not in accounted:
         of_a_request = replace(facts, deaths=facts.errors, alarms=())
@@ -269,6 +271,8 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
     ended = images.beside(facts, list(ranked([*endings, *floor], leads=known_issue.ID)))
     ended = just_installed.before(facts, ended)
+    # What only a note says is told where the log itself says nothing.
+    loads = loads if ended or behind or loads else list(noted_trouble.RULE.find(facts))
     return for_its_engine((*notes_in_prose.beside(facts, ended), *behind, *ranked(loads)), facts)
 
 

@@ -42,6 +42,7 @@ NOTED = "noted {}"
 DIFFERENCE, WELL = "noted difference", "noted well"
 """Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
 _OF_KINDS = tuple((kind, re.compile(f"(?i){words}".encode())) for kind, words in _SEEN)
+_DENIED = re.compile(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?$")
 _CLAUSES = re.compile(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
 _GOOD = re.compile(
     r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
@@ -102,7 +103,7 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
         return False
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
     for kind, words in _OF_KINDS:
-        if words.search(line[:400]):
+        if (found := words.search(line[:400])) and not _DENIED.search(line[: found.start()]):
             kept.setdefault(NOTED.format(kind), said)
             break
     if change := difference_in(said.text.lstrip("# ")):

@@ -13,6 +13,7 @@ from gemma4_triage.finding import Finding, causes
 from gemma4_triage.finding_view import print_finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
 from gemma4_triage.logs.notes_in_prose import NOTED, Seen, kinds_noted
+from gemma4_triage.logs.rules.noted_trouble import SEES
 from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.suspects import suspects
@@ -62,10 +63,10 @@ def print_suspects(console: Console, facts: LogFacts, name: str) -> None:
             f"Wrong answers leave no line in a log, and slow ones few. Only if something{of} is wrong, try one change"
         )
         if (noted := _noted(facts)) is not None:
-            head = f"Line {noted[1]} notes what no line of a log shows: {_SEES[noted[0]]}. Try one change"
+            head = f"Line {noted[1]} notes what no line of a log shows: {SEES[noted[0]]}. Try one change"
         print_line(console, f"{head} at a time, the first one first:", style="dim")
         for kind, some in groupby(found, key=lambda suspect: suspect.of):
-            print_line(console, f"  {_SEES[kind]}:", style="dim")
+            print_line(console, f"  {SEES[kind]}:", style="dim")
             for suspect in some:
                 print_line(console, f"    {suspect.text}", style="dim")
 
@@ -74,15 +75,6 @@ def _noted(facts: LogFacts) -> tuple[Seen, int] | None:
     """Return what a note beside the log says is seen, and its line; None if none says that something is wrong."""
     seen = next(iter(kinds_noted(facts)), None)
     return None if seen is None else (seen, facts.remarks[NOTED.format(seen)].place.line)
-
-
-_SEES = {
-    "answers": "answers are wrong, repeat themselves or differ",
-    "form": "tool calls, thoughts or JSON are missing or in the wrong place",
-    "speed": "it is slow",
-    "silence": "answers do not come",
-    "memory": "memory grows while it serves",
-}
 
 
 def _print_log(console: Console, facts: LogFacts) -> None:

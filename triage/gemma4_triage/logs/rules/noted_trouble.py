@@ -1,0 +1,44 @@
+"""Somebody noted beside a log what no line of it shows: answers are wrong, calls lack, it is slow, memory grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.notes_in_prose import NOTED, Seen, beside, kinds_noted
+from gemma4_triage.logs.rule import Rule, at
+from gemma4_triage.logs.suspects import suspects
+
+SEES: dict[Seen, str] = {
+    "answers": "answers are wrong, repeat themselves or differ",
+    "form": "tool calls, thoughts or JSON are missing or in the wrong place",
+    "speed": "it is slow",
+    "silence": "answers do not come",
+    "memory": "memory grows while it serves",
+}
+"""What somebody sees, by kinds of suspects."""
+_MOST = 4
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    # Of a server that stands another rule tells, unless the log goes on.
+    seen = next((kind for kind in kinds_noted(facts) if kind != "silence"), None)
+    if seen is None:
+        return
+    note, tries = facts.remarks[NOTED.format(seen)], [one for one in suspects(facts) if one.of == seen]
+    if not tries:
+        return
+    finding = Finding(
+        rule=RULE.id,
+        cause=f"Unknown cause: a note beside the log says what no line of a log shows, that {SEES[seen]}. What this "
+        "server's start and load are known for is listed, the most likely first; try one change at a time.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(at(facts, note.place, note.text, "the note"),),
+        ruled_out_if=("the same request is answered well by this server, started alike",),
+        advice=tuple(one.text for one in tries[:_MOST]),
+    )
+    yield from beside(facts, (finding,))
+
+
+RULE = Rule("noted-trouble", "a note says what no line of a log shows", _find)
