@@ -139,14 +139,22 @@ _SOFT = {
     rb": Operation not permitted|"
     rb"python[\w.]*: No module named \w|\b(?:rank|worker|node) \S+ (?:is )?(?:lost|unreachable)\b|FailedMount|"
     rb"watchdog got stuck|dump signal due to a collective timeout|"
+    # What is missing and asked for, and what a program was handed and does not take.
+    rb"\b(?:[Pp]lease|[Rr]un|[Tt]ry|[Yy]ou (?:need to|must|have to)) (?:first )?\W?(?:pip3? |(?:re)?install )|"
+    rb"(?:^|\] )Invalid (?:object|type|message|command|request|state|value|argument|option|config\w*)\b|"
+    rb"\b[Ee]ncountered an? (?:\w+ )?(?:error|exception|failure)\b|"
     rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
     rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
     rb"^E\d{4} \d\d:\d\d|^ERROR! |"
+    # The level, however a program writes it.
+    rb"\[(?:ERROR|CRITICAL|FATAL|E|F)\]|^(?:\([^()]{1,80}\) )?(?:ERROR|CRITICAL|FATAL)(?: \d\d-\d\d |:\S{1,80}:| - | +\[)|"
+    rb"[\s|](?:ERROR|CRITICAL|FATAL)[ \t]+(?:\||- |\[)|"
     rb"^ERROR: (?:No matching distribution found|Could not find a version|Cannot install|ResolutionImpossible)|"
     # An exception with its module, behind words of somebody's own.
     rb"[\s(](?:[a-z_]\w{0,40}\.){1,6}[A-Z]\w{0,60}(?:Error|Exception): |"
+    rb"[\])>|:-] ?(?:[a-z_]\w{0,40}\.){0,6}[A-Z]\w{1,60}(?:Error|Exception)(?:: \S|\([\"'])|"
     rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }
 SURVIVABLE = frozenset(_SOFT)
@@ -196,7 +204,7 @@ WORKS = (
 )
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 TRIGGERS = (
-    *(b"undefined symbol", b"only supports sm"),
+    *(b"undefined symbol", b"only supports sm", b"invalid ", b"install", b" pip", b"[e]", b"[f]"),
     *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
     *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
     *(
