@@ -93,6 +93,7 @@ _HARD = {
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|request failed: hyper::Error|gRPC health RPC error|"
     rb"[Ss]tream error from (?:prefill|decode) server|"
     rb"without boo?t?strap room|[Rr]emoving failed worker|waiting for workers .{0,400}to become healthy|"
+    rb'"is_healthy": ?false|'
     rb"\bpanicked at \S*\b(?:routers?|server|core|policies|tree|worker|middleware|service_discovery)\b\S*\.rs|"
     rb"[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=[Oo]pen\b|-> Open\b|\b[Oo]pened\b|\bis open\b)",
     "panic": rb"\bpanicked at\b",
@@ -133,6 +134,8 @@ _SOFT = {
     rb"^\w[\w-]{0,30}=\S{1,60} +(?:\w+\.)+\w*(?:Error|Exception): |"
     rb"^(?:\[[^\]]{0,60}\] )?Unsupported [\w /-]{3,60}(?:[:.,(=]|$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
+    # Of the server's own first request: only a proxy is asked for a whole address.
+    "proxied": rb'"(?:GET|POST|HEAD) https?://[^" ]+ HTTP/\d(?:\.\d)?" (?:40[37]|50[234])\b',
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
     rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
     "trouble": rb"oom_reaper: reaped|BAD TERMINATION|: command not found\b|[Pp]ermission denied|"
@@ -152,9 +155,10 @@ _SOFT = {
     rb"\[(?:ERROR|CRITICAL|FATAL|E|F)\]|^(?:\([^()]{1,80}\) )?(?:ERROR|CRITICAL|FATAL)(?: \d\d-\d\d |:\S{1,80}:| - | +\[)|"
     rb"[\s|](?:ERROR|CRITICAL|FATAL)[ \t]+(?:\||- |\[)|"
     rb"^ERROR: (?:No matching distribution found|Could not find a version|Cannot install|ResolutionImpossible)|"
+    rb"\bNo solution found when resolving|"
     # An exception with its module, behind words of somebody's own.
     rb"[\s(](?:[a-z_]\w{0,40}\.){1,6}[A-Z]\w{0,60}(?:Error|Exception): |"
-    rb"[\])>|:-] ?(?:[a-z_]\w{0,40}\.){0,6}[A-Z]\w{1,60}(?:Error|Exception)(?:: \S|\([\"'])|"
+    rb"(?:[\])>|-]|(?<!client):) ?(?:[a-z_]\w{0,40}\.){0,6}[A-Z]\w{1,60}(?:Error|Exception)(?:: \S|\([\"'])|"
     rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }
 SURVIVABLE = frozenset(_SOFT)
@@ -205,6 +209,7 @@ WORKS = (
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 TRIGGERS = (
     *(b"undefined symbol", b"only supports sm", b"invalid ", b"install", b" pip", b"[e]", b"[f]"),
+    *(b'"get http', b'"post http', b'"head http', b"no solution found"),
     *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
     *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
     *(

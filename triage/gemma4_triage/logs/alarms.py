@@ -44,6 +44,7 @@ _AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure w
 _ANSWERED = re.compile(rb'HTTP/\d(?:\.\d)?" 500\b')
 _AGAIN_MARKS = (b"retry", b"resum", b"hread 0x")  # in lower case
 _ACCESS = b" HTTP/"
+_BY_A_PROXY = re.compile(rb'"[A-Z]{3,7} https?://[^" ]+ HTTP/')
 IN_LOWER_CASE = (*TRIGGERS, *_AGAIN_MARKS)
 LETTER_BY_LETTER = (*WORKS, *STOPS, *STARTS, _ACCESS)
 """One of these, or of IN_LOWER_CASE in any case, is in every line that concerns alarms."""
@@ -252,7 +253,7 @@ class AlarmReader:
             # What a traceback quotes of its source says nothing of its own.
             return ""
         # uvicorn: '"POST /generate HTTP/1.1" 200 OK'. A refusal is an answer too.
-        if line.partition(b" HTTP/")[2].partition(b'" ')[2][:1] in (b"2", b"4"):
+        if line.partition(b" HTTP/")[2].partition(b'" ')[2][:1] in (b"2", b"4") and not _BY_A_PROXY.search(line):
             self.last_work = number
             return ""
         if self._work_marks and any(mark in line for mark in self._work_marks):

@@ -238,10 +238,10 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     unexplained = [death for death in _without_groups(unexplained) if not hang.is_an_echo(facts, death)]
     endings += known_issue.beside(endings, facts)
     # What a client writes down of a refusal is no end of a server.
-    of_clients = [death for death in unexplained if death.type_name == "BadRequestError" and not death.path]
+    of_clients = [death for death in unexplained if failed_requests.is_of_a_client(death)]
     if of_clients:
         unexplained = [death for death in unexplained if death not in of_clients]
-        endings += refused_by_check.refusals(facts)
+        endings += failed_requests.refusals(facts)
     for rule in FALLBACKS:
         endings += rule.find(replace(facts, deaths=tuple(unexplained), alarms=()))
         unexplained = _apart_from(rule.explains, unexplained)
@@ -260,7 +260,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     if not endings and not facts.deaths:
         # What a pool refuses for its size is told with that size.
         for_room = {piece.field for one in loads if one.rule == refused_for_room.RULE.id for piece in one.evidence}
-        endings += [one for one in refused_by_check.refusals(facts) if one.evidence[0].field not in for_room]
+        endings += [one for one in failed_requests.refusals(facts) if one.evidence[0].field not in for_room]
         accounted |= SURVIVABLE if endings else set()
     if endings and failed_requests.accounted_for(facts):
         accounted |= {"answered-500"}

@@ -42,6 +42,7 @@ _INSTEAD = (
     (r"--pp(?:-size)?\b", "--pipeline-parallel-size"),
     (r"--disable-flashinfer-autotune\b", "--no-enable-flashinfer-autotune"),
     (r"--ep-size 1 \(--tensor-parallel-size alone\)", "no --enable-expert-parallel"),
+    (r"--ep of the same number", "--enable-expert-parallel"),
     (r"--moe-runner-backend\b", "--moe-backend"),
     (r"--lora-paths\b", "--lora-modules"),
     (r" ?--sampling-backend pytorch\b", " and VLLM_USE_FLASHINFER_SAMPLER=0"),

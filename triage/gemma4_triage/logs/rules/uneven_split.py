@@ -84,10 +84,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "tp_size", "dp_size", "quantization")),
         ruled_out_if=("it dies alike with --tp 1",),
         advice=(
-            "a smaller --tp that divides the number in the line; --dp or --enable-dp-attention uses the other GPUs",
-            *(("for MoE weights: --ep keeps experts whole",) if quantised else ()),
+            *((_WHOLE_BLOCKS,) if quantised else ()),
+            "a smaller --tp that divides the number in the line",
+            "--dp or --enable-dp-attention uses the other GPUs",
         ),
     )
+
+
+_WHOLE_BLOCKS = (
+    "a smaller --tp (half of it), so that each rank has whole blocks; or experts kept whole, each on one rank: --ep of "
+    "the same number"
+)
 
 
 def _of_a_dimension(death: Death) -> bool:
