@@ -135,7 +135,8 @@ _SOFT = {
     rb"^(?:\[[^\]]{0,60}\] )?Unsupported [\w /-]{3,60}(?:[:.,(=]|$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
     # Of the server's own first request: only a proxy is asked for a whole address.
-    "proxied": rb'"(?:GET|POST|HEAD) https?://[^" ]+ HTTP/\d(?:\.\d)?" (?:40[37]|50[234])\b',
+    "proxied": rb'"(?:GET|POST|HEAD) https?://[^" ]+ HTTP/\d(?:\.\d)?" (?:40[37]|50[234])\b|'
+    rb'HTTP Request: \w+ https?://(?:127\.0\.0\.1|localhost|0\.0\.0\.0)[:/]\S* "HTTP/\d(?:\.\d)? (?:40[37]|50[24])\b',
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
     rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
     "trouble": rb"oom_reaper: reaped|BAD TERMINATION|: command not found\b|[Pp]ermission denied|"
@@ -146,14 +147,21 @@ _SOFT = {
     rb"\b(?:[Pp]lease|[Rr]un|[Tt]ry|[Yy]ou (?:need to|must|have to)) (?:first )?\W?(?:pip3? |(?:re)?install )|"
     rb"(?:^|\] )Invalid (?:object|type|message|command|request|state|value|argument|option|config\w*)\b|"
     rb"\b[Ee]ncountered an? (?:\w+ )?(?:error|exception|failure)\b|"
+    rb"\b(?:[Uu]nable to|[Cc]annot|[Cc]ould not|[Cc]an't) (?:be )?(?:load|open|connect|start|find|found|create|reach|"
+    rb"initiali[sz]e|launch|access|read|locate|bind|allocate)(?:ed)?\b(?!.*NCCL INFO)(?<!NCCL INFO)|"
+    rb": No such file or directory\s*$|\b[Cc]onnection refused\b|\b(?:was|were|been) (?:rejected|refused|denied)\b|"
+    rb"\b(?:is|are|was|were) not (?:found|supported|installed|recogni[sz]ed|allowed)\b|"
+    rb"\b(?:401 Unauthorized|403 Forbidden|407 Proxy|502 Bad Gateway|504 Gateway)|^No module named '\w|^panic: |"
+    rb"\breturned error: [45]\d\d\b|^(?:docker: )?Error response from daemon|docker: invalid reference|"
     rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
     rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
     rb"^E\d{4} \d\d:\d\d|^ERROR! |"
     # The level, however a program writes it.
-    rb"\[(?:ERROR|CRITICAL|FATAL|E|F)\]|^(?:\([^()]{1,80}\) )?(?:ERROR|CRITICAL|FATAL)(?: \d\d-\d\d |:\S{1,80}:| - | +\[)|"
-    rb"[\s|](?:ERROR|CRITICAL|FATAL)[ \t]+(?:\||- |\[)|"
+    rb"\[(?:ERROR|CRITICAL|FATAL|E|F)\]|^(?:ERROR|CRITICAL|FATAL)\b(?!: pip's)|"
+    rb"[\s|](?:ERROR|CRITICAL|FATAL)[ \t]+(?:\||- |\[)|\blevel=(?:error|critical|fatal)\b|"
+    rb"\] Error: \S|\] (?:\w+\.)*[A-Z]\w+Error\s*$|"
     rb"^ERROR: (?:No matching distribution found|Could not find a version|Cannot install|ResolutionImpossible)|"
     rb"\bNo solution found when resolving|"
     # An exception with its module, behind words of somebody's own.
@@ -210,6 +218,9 @@ WORKS = (
 TRIGGERS = (
     *(b"undefined symbol", b"only supports sm", b"invalid ", b"install", b" pip", b"[e]", b"[f]"),
     *(b'"get http', b'"post http', b'"head http', b"no solution found"),
+    *(b"unable to", b"cannot", b"could not", b"can't", b"no such file", b"refused", b"rejected", b" not found"),
+    *(b"not supported", b"not recogni", b"not allowed", b"invalid reference"),
+    *(b"http request: ", b"unauthorized", b"forbidden", b"gateway", b"407 proxy", b"panic: "),
     *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
     *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
     *(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.lengths_refused import is_of_length
-from gemma4_triage.logs.rule import at, exception_text, pattern
+from gemma4_triage.logs.rule import at, exception_text, of_kind, pattern
 from gemma4_triage.logs.rules import refused_by_check
 from gemma4_triage.logs.said_by_python import OF_CODE, met, of_the_code
 
@@ -131,7 +131,8 @@ def of_a_benchmark(facts: LogFacts, death: Death) -> Finding | None:
     """
     asked = facts.remarks.get("bench_client")
     own = any(map(_BENCHMARK.match, death.frames))
-    if asked is None or asked.place.line > death.place.line or death.type_name not in OF_CODE:
+    known = of_kind(death) is not None
+    if asked is None or asked.place.line > death.place.line or death.type_name not in OF_CODE or known:
         return None
     serves = facts.served or facts.starts or "ready" in facts.remarks or "http_ready" in facts.remarks
     if not own and (serves or death.rank or death.path or death.place.time):

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
+from gemma4_triage.logs.rule import pattern
 
 _LEAST_SHARE = 0.6  # of the GPU, what SGLang gives weights and pools at the least by itself
 _BESIDE_WEIGHTS = 0.15  # of the GPU, what a pool would have had beside them
 
 
-def of_a_shared_gpu(facts: LogFacts) -> tuple[str, tuple[str, ...]] | None:
+_NAMED = pattern(r"mem_fraction_static=(\d?\.\d+)")
+
+
+def _share(facts: LogFacts, death: Death) -> float | None:
+    """Return the share that weights and pools were given; None where neither the message nor a start says it."""
+    if (named := _NAMED.search(death.message)) is not None:
+        return float(named[1])
+    given = facts.settings.get("mem_fraction_static", "None")
+    if given != "None":
+        return float(given) if given.replace(".", "", 1).isdecimal() else None
+    return _LEAST_SHARE if "model_path" in facts.settings else None
+
+
+def of_a_shared_gpu(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]] | None:
     """Return cause and advice where weights take far less than the share in which the pools found no room."""
     loaded = facts.remarks.get("after_weights")
     used = number_in(loaded.text, "mem usage") if loaded is not None else None
@@ -17,11 +31,8 @@ def of_a_shared_gpu(facts: LogFacts) -> tuple[str, tuple[str, ...]] | None:
     drafts = facts.settings.get("speculative_algorithm", "None") != "None"
     if not used or left is None or drafts or "states" in facts.remarks:
         return None
-    try:
-        share = float(facts.settings.get("mem_fraction_static", ""))
-    except ValueError:
-        share = _LEAST_SHARE
-    if used / (used + left) + _BESIDE_WEIGHTS > share:
+    share = _share(facts, death)
+    if share is None or used / (used + left) + _BESIDE_WEIGHTS > share:
         return None
     both = all(facts.settings.get(f"{name}_size", "1") not in ("1", "None") for name in ("dp", "pp"))
     return (

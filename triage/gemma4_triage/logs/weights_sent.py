@@ -17,12 +17,20 @@ def _has_a_form(facts: LogFacts) -> bool:
 
 
 def is_of_another_size(facts: LogFacts, death: Death) -> bool:
-    """Say whether sizes were compared, of weights of which nothing says that they have a form of kernels."""
-    return _COMPARES.search(death.statement) is not None and not _has_a_form(facts)
+    """Say whether sizes of experts, or of what was fused, were compared, and nothing says of a form of kernels."""
+    if _COMPARES.search(death.statement) is None or _has_a_form(facts):
+        return False
+    return _has_experts(facts, death) or _FUSED.search(death.statement) is not None
+
+
+_FUSED = pattern(r"(?i)fused|expert")
+
+
+def _has_experts(facts: LogFacts, death: Death) -> bool:
+    return facts.settings.get("ep_size", "1") not in ("1", "None") or "EP" in death.rank
 
 
 def of_another_size(facts: LogFacts, death: Death, updated: Remark) -> Finding:
-    experts = facts.settings.get("ep_size", "1") not in ("1", "None") or "EP" in death.rank
     """Return that a weight which a trainer sent has another size than its place, of which the log says no more."""
     return Finding(
         rule="weight-names",
@@ -37,7 +45,7 @@ def of_another_size(facts: LogFacts, death: Death, updated: Remark) -> Finding:
         ),
         ruled_out_if=("a server that is started with those weights dies alike",),
         advice=(
-            *(("once with --ep 1 (ep_size 1), then with --disable-shared-experts-fusion",) if experts else ()),
+            *(("once with --ep 1 (ep_size 1), then with --disable-shared-experts-fusion",) if _has_experts(facts, death) else ()),
             "start a server with the new weights on disk: if it loads them, the fault is in how this release takes an "
             "update: another release of the server, the one before or a later one",
             "names, shapes, dtype and parallelism that a trainer sends have to be the server's",

@@ -163,7 +163,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause, advice = scores[0], (*scores[1], *advice[:1])
     elif (fused := of_fused_sums(facts, death)) is not None and not too_small:
         cause, advice = fused
-    if too_small and (shared := of_a_shared_gpu(facts)) is not None:
+    if too_small and (shared := of_a_shared_gpu(facts, death)) is not None:
         cause, advice = shared
     if "req_to_token" in death.statement and not too_small:
         cause = (
