@@ -6,7 +6,10 @@ from gemma4_triage.finding import Confidence
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import pattern
 
-_LINE = pattern(r"ERROR: (?:No matching distribution|Could not find a version|Cannot install|ResolutionImpossible)|.{0,8}No solution found when")
+_LINE = pattern(
+    r"ERROR: (?:No matching distribution|Could not find a version|Cannot install|ResolutionImpossible)|"
+    r".{0,8}No solution found when"
+)
 MARKS = (
     (b"has inconsistent version: ", "wheel_renamed"),
     (b"-win_amd64.", "on_windows"),

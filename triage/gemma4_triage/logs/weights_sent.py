@@ -45,7 +45,11 @@ def of_another_size(facts: LogFacts, death: Death, updated: Remark) -> Finding:
         ),
         ruled_out_if=("a server that is started with those weights dies alike",),
         advice=(
-            *(("once with --ep 1 (ep_size 1), then with --disable-shared-experts-fusion",) if _has_experts(facts, death) else ()),
+            *(
+                ("once with --ep 1 (ep_size 1), then with --disable-shared-experts-fusion",)
+                if _has_experts(facts, death)
+                else ()
+            ),
             "start a server with the new weights on disk: if it loads them, the fault is in how this release takes an "
             "update: another release of the server, the one before or a later one",
             "names, shapes, dtype and parallelism that a trainer sends have to be the server's",

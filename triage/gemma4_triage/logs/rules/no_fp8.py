@@ -11,7 +11,6 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, remarked
 
-
 _HAS_NONE = pattern(r"fp8e4\w* (?:data type )?(?:is )?not supported")
 
 

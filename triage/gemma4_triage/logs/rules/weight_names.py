@@ -220,8 +220,8 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
         )
     if _OF_MISTRAL.match(name):
         return (
-            " It is named as in the publisher's other format (consolidated.safetensors beside params.json, as Mistral's "
-            "folders have it), which lies in the same folder and which this release's loader reads too."
+            " It is named as in the publisher's other format (consolidated.safetensors beside params.json, as "
+            "Mistral's folders have it), which lies in the same folder and which this release's loader reads too."
         )
     if name.startswith(("embed_tokens.", "layers.", "norm.")):
         return (
