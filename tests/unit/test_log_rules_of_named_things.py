@@ -180,3 +180,33 @@ def test_metrics_that_are_empty_lead():
     two = f"# only the metrics it wants\n{served}# empty body; the plain one has all samples\n"
     assert "/metrics" in suspected(two)[0]
     assert not any("/metrics" in one for one in suspected(f"{served}# the queue is empty\n"))
+
+
+def test_a_kernel_of_aiter_is_told_by_its_wrapper():
+    frame = '  File "/sgl-workspace/aiter/aiter/{}", line 9, in {}\n    call()\n'
+    log = [died("", ("layers/quantization/fp8_utils.py", "linear", "gemm()")).rstrip() + "\n"]
+    log += [frame.format("jit/core.py", "wrapper_custom"), frame.format("_ops.py", "__call__")]
+    assert "SGLANG_USE_AITER=0" in found_in(log)[0].advice[0]
+    other = [log[0], log[1].replace("wrapper_custom", "mine"), log[2]]
+    assert not any("PREBUILD_KERNELS" in told(one) for one in found_in(other))
+
+
+SCATTER = (
+    '/pytorch/ScatterGatherKernel.cu:163: operator(): block: [0,0,0], thread: [62,0,0] Assertion `idx_dim >= 0 && "'
+    'scatter gather kernel index out of bounds"` failed.\n'
+)
+ASSERTED = "RuntimeError: CUDA error: device-side assert triggered"
+
+
+def test_a_draft_of_fewer_positions_is_to_be_looked_at():
+    draft = "python -m sglang.launch_server --model-path m --speculative-algorithm EAGLE{} --context-length 2048\n"
+    log = [draft.format(" --speculative-draft-model-path d"), SCATTER, died(ASSERTED)]
+    assert "d may have fewer positions" in only(log).advice[0]
+    assert "fewer positions" not in told(only([draft.format(""), SCATTER, died(ASSERTED)]))
+
+
+def test_ranks_that_share_a_host_cache_wait_for_each_other():
+    hang = f"{stamp(400)} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"
+    start = "# tp {} --enable-hierarchical-cache ; many clients\n"
+    assert "ranks ask each other there" in told(only([start.format(4), decode(1), hang]))
+    assert "ranks ask each other there" not in told(only([start.format(1), decode(1), hang]))

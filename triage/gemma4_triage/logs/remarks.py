@@ -88,7 +88,14 @@ MARKS = (
     (b"GPU KV cache size: ", "vllm_pool"),
     *(
         (name, "bench_client")
-        for name in (b"bench_serving", b"vllm bench serve", b"evalscope perf", b"genai-bench", b"guidellm benchmark")
+        for name in (
+            b"sglang.bench_serving",
+            b"bench_serving.py --",
+            b"vllm bench serve",
+            b"evalscope perf",
+            b"genai-bench",
+            b"guidellm benchmark",
+        )
     ),
     (b"] Exception: ", "own_exception"),
     (b"sglang.bench_latency", "benchmark"),
