@@ -1,7 +1,7 @@
 """Requests that are refused, and by whose fault: too long, a benchmark's client, a defect behind status 400."""
 
 from gemma4_triage.finding import Confidence
-from made_logs import decode, found_in, only, prefill, stamp, told
+from made_logs import decode, died, found_in, only, prefill, stamp, told
 
 LONG = "The input (85050 tokens) is longer than the model's context length (32768 tokens)."
 OF_A_SCRIPT = 'Traceback (most recent call last):\n  File "eval_long.py", line 88, in <module>\n    llm.generate(p)\n'
@@ -21,6 +21,19 @@ def test_a_prompt_that_is_too_long_is_no_process_that_died():
         assert "85050 tokens against 32768" in found.cause
         assert found.advice[0].startswith("shorter prompts")
         assert "died" not in told(found)
+
+
+def test_a_scheduler_that_raises_it_has_died():
+    dead = died(f"ValueError: {LONG}", ("managers/scheduler.py", "event_loop_normal", "step()"))
+    assert any("ended a process" in one.cause or "died" in one.cause for one in found_in([prefill(1), dead]))
+
+
+def test_a_prompt_that_is_too_long_for_vllm_is_told_with_its_arguments():
+    words = "The decoder prompt (length 5000) is longer than the maximum model length of 4096."
+    found = only(["vllm serve m\n", OF_A_SCRIPT, f"ValueError: {words}\n"])
+    assert "--max-model-len" in found.advice[0]
+    assert "truncate_prompt_tokens" in found.advice[0]
+    assert "SGLANG" not in found.advice[0]
 
 
 def test_a_server_that_serves_and_refuses_what_is_too_long_is_well():

@@ -238,7 +238,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     unexplained = [death for death in _without_groups(unexplained) if not hang.is_an_echo(facts, death)]
     endings += known_issue.beside(endings, facts)
     # What a client writes down of a refusal is no end of a server.
-    of_clients = [death for death in unexplained if failed_requests.is_of_a_client(death)]
+    of_clients = [death for death in unexplained if failed_requests.is_of_a_client(facts, death)]
     if of_clients:
         unexplained = [death for death in unexplained if death not in of_clients]
         endings += failed_requests.refusals(facts)

@@ -67,9 +67,9 @@ def refused_beside(facts: LogFacts) -> Iterator[Finding]:
             return
 
 
-def is_of_a_client(death: Death) -> bool:
+def is_of_a_client(facts: LogFacts, death: Death) -> bool:
     """Say whether whoever asked wrote an exception down of a refusal, which is no end of a server."""
-    return (death.type_name == "BadRequestError" and not death.path) or is_of_length(death)
+    return (death.type_name == "BadRequestError" and not death.path) or is_of_length(facts, death)
 
 
 _OWN = pattern(r"Exception: (.{1,300})")

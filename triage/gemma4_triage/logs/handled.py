@@ -123,10 +123,10 @@ _HANDLED = (
     ),
     Handled(
         pattern(r"wrapper_custom$|get_CKGEMM_config$"),
-        " It called a kernel of AITER (AMD's library), which is compiled at its first call, or was as AITER was built.",
+        " It called a kernel of AITER (AMD's library), compiled at its first call, or as AITER was built.",
         "once with SGLANG_USE_AITER=0, which does without it; then AITER built anew for this GPU (GPU_ARCHS as "
-        "rocminfo names it, PREBUILD_KERNELS=0: kernels then compile as they are called), of the commit that the image's "
-        "Dockerfile names, or a later image",
+        "rocminfo names it, PREBUILD_KERNELS=0: kernels then compile as they are called), of the commit that the "
+        "image's Dockerfile names, or a later image",
     ),
     Handled(
         pattern(r"\w*(?:start|stop)_profile\w*$"),

@@ -6,8 +6,8 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import pattern
 
 _TOO_LONG = pattern(
-    r"longer than the model's context length|maximum context length is|exceeds the maximum allowed length|"
-    r"exceeds the maximum number of tokens"
+    r"longer than the (?:model's context length|maximum model length)|maximum context length|"
+    r"exceeds the maximum allowed length|exceeds the maximum number of tokens"
 )
 _RAISED = frozenset({"", "Error", "ValueError", "BadRequestError", "HTTPException", "HTTPStatusError", "Exception"})
 _COUNTS = pattern(r"\((\d+) tokens?\) is longer than the model's context length \((\d+)")
@@ -19,9 +19,17 @@ _CUTS_NOTHING = (
 )
 
 
-def is_of_length(death: Death) -> bool:
+_SCHEDULES = pattern(r"scheduler\w*\.py:|schedule_\w+\.py:|.* (?:run_scheduler_process|event_loop\w*)$")
+
+
+def is_of_length(facts: LogFacts, death: Death) -> bool:
     """Say whether an exception is the refusal of a request for its length, which ends whoever asked and no server."""
-    return death.type_name in _RAISED and _TOO_LONG.search(death.message) is not None
+    if death.type_name not in _RAISED or not _TOO_LONG.search(death.message):
+        return False
+    # A scheduler that raises it has died of it.
+    caught = any(error.place == death.place for error in facts.errors)
+    inside = any(map(_SCHEDULES.match, death.frames)) or (not death.frames and not caught)
+    return not inside and (caught or not death.rank)
 
 
 def counted(said: str) -> str:

@@ -152,6 +152,7 @@ MARKS = (
     # Requests that a server refused, which is its clients' doing; refused_by_check.py says why.
     (b"longer than the model", "refused_length"),
     (b"exceeds the maximum allowed length", "refused_length"),
+    (b"longer than the maximum model length", "refused_length"),
     (b"maximum context length", "refused_length"),
     (b"exceeds the maximum number of tokens", "refused_length"),
     (b"lease add `--", "refused_argument"),

@@ -261,7 +261,7 @@ _ANY_REFUSAL = Wording(
     pattern(""), "what the server's words say", "mend what those words name, in the client or the start"
 )
 _REFUSES = pattern(
-    r"Error in request|BadRequest|longer than the model's context|maximum context length|"
+    r"Error in request|BadRequest|longer than the m(?:odel's context|aximum model)|maximum context length|"
     r"This model does not appear|validation errors?(?! for \w*(?:Config|Args)\b)|"
     r"literal_error|Skip invalid|preprocessing timed out|"
     r"Error code: 4|Streaming session already|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
