@@ -81,6 +81,7 @@ def test_a_line_by_which_something_fails_is_a_finding_whoever_says_so(line):
         f"{stamp(2)} flash_attn is not supported on this GPU, using triton instead",
         "ERROR: pip's dependency resolver does not currently take into account all the packages",
         "0 errors were found",
+        "# the needle could not be found in its answers, which is not supported by its text",
     ],
 )
 def test_what_is_done_without_is_no_finding(line):

@@ -143,20 +143,20 @@ _SOFT = {
     rb": Operation not permitted|"
     rb"python[\w.]*: No module named \w|\b(?:rank|worker|node) \S+ (?:is )?(?:lost|unreachable)\b|FailedMount|"
     rb"watchdog got stuck|dump signal due to a collective timeout|"
-    # What is missing and asked for, and what a program was handed and does not take.
+    rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
+    rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
+    rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
+    # What is missing and asked for, refused, or handed to a program that does not take it; notes are somebody's prose.
+    "missing": rb"^(?!\s*#)(?!.{0,300}NCCL INFO).*?(?:"
     rb"\b(?:[Pp]lease|[Rr]un|[Tt]ry|[Yy]ou (?:need to|must|have to)) (?:first )?\W?(?:pip3? |(?:re)?install )|"
     rb"(?:^|\] )Invalid (?:object|type|message|command|request|state|value|argument|option|config\w*)\b|"
     rb"\b[Ee]ncountered an? (?:\w+ )?(?:error|exception|failure)\b|"
-    rb"^(?!.{0,300}NCCL INFO).*?\b(?:[Uu]nable to|[Cc]annot|[Cc]ould not|[Cc]an't) (?:be )?"
-    rb"(?:load|open|connect|start|find|found|create|reach|"
+    rb"\b(?:[Uu]nable to|[Cc]annot|[Cc]ould not|[Cc]an't) (?:be )?(?:load|open|connect|start|find|found|create|reach|"
     rb"initiali[sz]e|launch|access|read|locate|bind|allocate)(?:ed)?\b|"
     rb": No such file or directory\s*$|\b[Cc]onnection refused\b|\b(?:was|were|been) (?:rejected|refused|denied)\b|"
     rb"\b(?:is|are|was|were) not (?:found|supported|installed|recogni[sz]ed|allowed)\b|"
     rb"\b(?:401 Unauthorized|403 Forbidden|407 Proxy|502 Bad Gateway|504 Gateway)|^No module named '\w|^panic: |"
-    rb"\breturned error: [45]\d\d\b|^(?:docker: )?Error response from daemon|docker: invalid reference|"
-    rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
-    rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
-    rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
+    rb"\breturned error: [45]\d\d\b|^(?:docker: )?Error response from daemon|docker: invalid reference)",
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
     rb"^E\d{4} \d\d:\d\d|^ERROR! |"
     # The level, however a program writes it.
