@@ -18,7 +18,7 @@ MARKS = (
 )
 """What pip prints above it, beside the lines of remarks.py."""
 _UNKNOWN = (
-    "Unknown cause: pip, or uv, found nothing to install that fits. No rule here knows why.",
+    "Unknown cause: {0} found nothing to install that fits. No rule here knows why.",
     Confidence.POSSIBLE,
     (
         "the lines beside it say why: no wheel for this Python (3.10 to 3.12), platform or CUDA (--extra-index-url of "
@@ -76,7 +76,8 @@ def of_pip(facts: LogFacts, text: str) -> tuple[str, Confidence, tuple[str, ...]
         if name in facts.remarks and _OF_KERNELS.search(text):
             cause, confidence, look = _ELSEWHERE
             return cause.format(system), confidence, look
-    return _UNKNOWN
+    cause, confidence, look = _UNKNOWN
+    return cause.format("uv" if "No solution" in text else "pip"), confidence, look
 
 
 _OF_KERNELS = pattern(r"(?:sgl|sglang)[-_]kernel|flashinfer|vllm|triton|decord|torch_memory_saver|nvidia")

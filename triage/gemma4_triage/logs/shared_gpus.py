@@ -23,12 +23,21 @@ def _share(facts: LogFacts, death: Death) -> float | None:
     return _LEAST_SHARE if "model_path" in facts.settings else None
 
 
+_CLASS = pattern(r"type=(\w+)")
+
+
+def _classes(facts: LogFacts) -> set[str]:
+    """Return the classes of the first and the last weights that were loaded: a draft's is another one."""
+    loads = (facts.remarks[name] for name in ("first_after_weights", "after_weights") if name in facts.remarks)
+    return {found[1] for load in loads if (found := _CLASS.search(load.text))}
+
+
 def of_a_shared_gpu(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]] | None:
     """Return cause and advice where weights take far less than the share in which the pools found no room."""
     loaded = facts.remarks.get("after_weights")
     used = number_in(loaded.text, "mem usage") if loaded is not None else None
     left = number_in(loaded.text, "avail mem") if loaded is not None else None
-    drafts = facts.settings.get("speculative_algorithm", "None") != "None"
+    drafts = len(_classes(facts)) > 1 or facts.settings.get("speculative_algorithm", "None") != "None"
     if not used or left is None or drafts or "states" in facts.remarks:
         return None
     share = _share(facts, death)
