@@ -60,6 +60,7 @@ MISSING = (
     "curl: (22) The requested URL returned error: 403",
     "Error response from daemon: No such container: sglang",
     "Please install foo first",
+    "ray.exceptions.RayTaskError(ValueError): ray::Worker.init()",
     f"{stamp(2)} Invalid state: 7",
     "Encountered an error: nobody answers",
     f"{stamp(2)} Error: the path is empty",

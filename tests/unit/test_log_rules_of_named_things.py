@@ -56,6 +56,9 @@ def test_a_message_that_nobody_hands_on_is_told():
     assert "UpdateWeightReqInput" in found.cause
     assert "--dp 1" in found.advice[0]
     assert "--dp 1" not in told(only([line.replace("object: UpdateWeightReqInput(", "state: (")]))
+    raised = only([died("ValueError: Invalid object: FlushCacheReqInput()", ("utils.py", "__call__", "raise"))])
+    assert "FlushCacheReqInput" in raised.cause
+    assert raised.advice[0].startswith("one release of all")
 
 
 def test_a_loop_that_cannot_be_changed_is_not_to_be_changed():

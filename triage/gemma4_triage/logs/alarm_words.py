@@ -162,7 +162,7 @@ _SOFT = {
     # The level, however a program writes it.
     rb"\[(?:ERROR|CRITICAL|FATAL|E|F)\]|^(?:ERROR|CRITICAL|FATAL)\b(?!: pip's)|"
     rb"[\s|](?:ERROR|CRITICAL|FATAL)[ \t]+(?:\||- |\[)|\blevel=(?:error|critical|fatal)\b|"
-    rb"\] Error: \S|\] (?:\w+\.)*[A-Z]\w+Error\s*$|"
+    rb"\] Error: \S|\bRayTaskError\(|\] (?:\w+\.)*[A-Z]\w+Error\s*$|"
     rb"^ERROR: (?:No matching distribution found|Could not find a version|Cannot install|ResolutionImpossible)|"
     rb"\bNo solution found when resolving|"
     # An exception with its module, behind words of somebody's own.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding, ranked
-from gemma4_triage.logs import failed_requests, images, just_installed, notes_in_prose
+from gemma4_triage.logs import failed_requests, given_already, images, just_installed, notes_in_prose
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.not_registered import says_so
@@ -268,7 +268,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
     ended = images.beside(facts, list(ranked([*endings, *floor], leads=known_issue.ID)))
-    ended = just_installed.before(facts, ended)
+    ended = given_already.told(facts, just_installed.before(facts, ended))
     return for_its_engine((*notes_in_prose.beside(facts, ended), *behind, *ranked(loads)), facts)
 
 
