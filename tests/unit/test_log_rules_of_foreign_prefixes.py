@@ -60,6 +60,7 @@ MISSING = (
     "curl: (22) The requested URL returned error: 403",
     "Error response from daemon: No such container: sglang",
     "Please install foo first",
+    f"{stamp(2)} Hit invalid regex schema: regex=7",
     "ray.exceptions.RayTaskError(ValueError): ray::Worker.init()",
     f"{stamp(2)} Invalid state: 7",
     "Encountered an error: nobody answers",
@@ -82,6 +83,7 @@ def test_a_line_by_which_something_fails_is_a_finding_whoever_says_so(line):
         f"{stamp(2)} flash_attn is not supported on this GPU, using triton instead",
         "ERROR: pip's dependency resolver does not currently take into account all the packages",
         "0 errors were found",
+        "INFO - Worker http://127.0.0.1:1 health check is pending with error: sending request",
         "# the needle could not be found in its answers, which is not supported by its text",
     ],
 )

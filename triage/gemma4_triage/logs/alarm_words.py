@@ -156,7 +156,7 @@ _SOFT = {
     rb": No such file or directory\s*$|\b[Cc]onnection refused\b|\b(?:was|were|been) (?:rejected|refused|denied)\b|"
     rb"\b(?:is|are|was|were) not (?:found|supported|installed|recogni[sz]ed|allowed)\b|"
     rb"\b(?:401 Unauthorized|403 Forbidden|407 Proxy|502 Bad Gateway|504 Gateway)|^No module named '\w|^panic: |"
-    rb"\breturned error: [45]\d\d\b|^(?:docker: )?Error response from daemon|docker: invalid reference)",
+    rb"\b[Hh]it invalid |\b[Rr]ejecting |\breturned error: [45]\d\d\b|^(?:docker: )?Error response from daemon|docker: invalid reference)",
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
     rb"^E\d{4} \d\d:\d\d|^ERROR! |"
     # The level, however a program writes it.
@@ -219,7 +219,7 @@ WORKS = (
 TRIGGERS = (
     *(b"undefined symbol", b"only supports sm", b"invalid ", b"install", b" pip", b"[e]", b"[f]"),
     *(b'"get http', b'"post http', b'"head http', b"no solution found"),
-    *(b"unable to", b"cannot", b"could not", b"can't", b"no such file", b"refused", b"rejected", b" not found"),
+    *(b"unable to", b"cannot", b"could not", b"can't", b"no such file", b"refused", b"reject", b" not found"),
     *(b"not supported", b"not recogni", b"not allowed", b"invalid reference"),
     *(b"http request: ", b"unauthorized", b"forbidden", b"gateway", b"407 proxy", b"panic: "),
     *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
