@@ -156,7 +156,8 @@ _SOFT = {
     rb": No such file or directory\s*$|\b[Cc]onnection refused\b|\b(?:was|were|been) (?:rejected|refused|denied)\b|"
     rb"\b(?:is|are|was|were) not (?:found|supported|installed|recogni[sz]ed|allowed)\b|"
     rb"\b(?:401 Unauthorized|403 Forbidden|407 Proxy|502 Bad Gateway|504 Gateway)|^No module named '\w|^panic: |"
-    rb"\b[Hh]it invalid |\b[Rr]ejecting |\breturned error: [45]\d\d\b|^(?:docker: )?Error response from daemon|docker: invalid reference)",
+    rb"\b[Hh]it invalid |\b[Rr]ejecting |\breturned error: [45]\d\d\b|"
+    rb"^(?:docker: )?Error response from daemon|docker: invalid reference)",
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
     rb"^E\d{4} \d\d:\d\d|^ERROR! |"
     # The level, however a program writes it.
