@@ -233,7 +233,7 @@ class TestPrograms:
             (
                 "RuntimeError: Failed to find C compiler. Please specify via CC",
                 "wheels-do-not-fit",
-                "compiler is missing",
+                "no C compiler here",
             ),
         ],
     )

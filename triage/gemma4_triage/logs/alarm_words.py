@@ -93,6 +93,7 @@ _HARD = {
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|request failed: hyper::Error|gRPC health RPC error|"
     rb"[Ss]tream error from (?:prefill|decode) server|"
     rb"without boo?t?strap room|[Rr]emoving failed worker|waiting for workers .{0,400}to become healthy|"
+    rb'"is_healthy": ?false|'
     rb"\bpanicked at \S*\b(?:routers?|server|core|policies|tree|worker|middleware|service_discovery)\b\S*\.rs|"
     rb"[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=[Oo]pen\b|-> Open\b|\b[Oo]pened\b|\bis open\b)",
     "panic": rb"\bpanicked at\b",
@@ -133,6 +134,9 @@ _SOFT = {
     rb"^\w[\w-]{0,30}=\S{1,60} +(?:\w+\.)+\w*(?:Error|Exception): |"
     rb"^(?:\[[^\]]{0,60}\] )?Unsupported [\w /-]{3,60}(?:[:.,(=]|$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
+    # Of the server's own first request: only a proxy is asked for a whole address.
+    "proxied": rb'"(?:GET|POST|HEAD) https?://[^" ]+ HTTP/\d(?:\.\d)?" (?:40[37]|50[234])\b|'
+    rb'HTTP Request: \w+ https?://(?:127\.0\.0\.1|localhost|0\.0\.0\.0)[:/]\S* "HTTP/\d(?:\.\d)? (?:40[37]|50[24])\b',
     "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
     rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
     "trouble": rb"oom_reaper: reaped|BAD TERMINATION|: command not found\b|[Pp]ermission denied|"
@@ -142,11 +146,29 @@ _SOFT = {
     rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
     rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
+    # What is missing and asked for, refused, or handed to a program that does not take it; notes are somebody's prose.
+    "missing": rb"^(?!\s*#)(?!.{0,300}NCCL INFO).*?(?:"
+    rb"\b(?:[Pp]lease|[Rr]un|[Tt]ry|[Yy]ou (?:need to|must|have to)) (?:first )?\W?(?:pip3? |(?:re)?install )|"
+    rb"(?:^|\] )Invalid (?:object|type|message|command|request|state|value|argument|option|config\w*)\b|"
+    rb"\b[Ee]ncountered an? (?:\w+ )?(?:error|exception|failure)\b|"
+    rb"\b(?:[Uu]nable to|[Cc]annot|[Cc]ould not|[Cc]an't) (?:be )?(?:load|open|connect|start|find|found|create|reach|"
+    rb"initiali[sz]e|launch|access|read|locate|bind|allocate)(?:ed)?\b|"
+    rb": No such file or directory\s*$|\b[Cc]onnection refused\b|\b(?:was|were|been) (?:rejected|refused|denied)\b|"
+    rb"\b(?:is|are|was|were) not (?:found|supported|installed|recogni[sz]ed|allowed)\b|"
+    rb"\b(?:401 Unauthorized|403 Forbidden|407 Proxy|502 Bad Gateway|504 Gateway)|^No module named '\w|^panic: |"
+    rb"\b[Hh]it invalid |\b[Rr]ejecting |\breturned error: [45]\d\d\b|"
+    rb"^(?:docker: )?Error response from daemon|docker: invalid reference)",
     "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
     rb"^E\d{4} \d\d:\d\d|^ERROR! |"
+    # The level, however a program writes it.
+    rb"\[(?:ERROR|CRITICAL|FATAL|E|F)\]|^(?:ERROR|CRITICAL|FATAL)\b(?!: pip's)|"
+    rb"[\s|](?:ERROR|CRITICAL|FATAL)[ \t]+(?:\||- |\[)|\blevel=(?:error|critical|fatal)\b|"
+    rb"\] Error: \S|\bRayTaskError\(|\] (?:\w+\.)*[A-Z]\w+Error\s*$|"
     rb"^ERROR: (?:No matching distribution found|Could not find a version|Cannot install|ResolutionImpossible)|"
+    rb"\bNo solution found when resolving|"
     # An exception with its module, behind words of somebody's own.
     rb"[\s(](?:[a-z_]\w{0,40}\.){1,6}[A-Z]\w{0,60}(?:Error|Exception): |"
+    rb"(?:[\])>|-]|(?<!client):) ?(?:[a-z_]\w{0,40}\.){0,6}[A-Z]\w{1,60}(?:Error|Exception)(?:: \S|\([\"'])|"
     rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }
 SURVIVABLE = frozenset(_SOFT)
@@ -196,7 +218,11 @@ WORKS = (
 )
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 TRIGGERS = (
-    *(b"undefined symbol", b"only supports sm"),
+    *(b"undefined symbol", b"only supports sm", b"invalid ", b"install", b" pip", b"[e]", b"[f]"),
+    *(b'"get http', b'"post http', b'"head http', b"no solution found"),
+    *(b"unable to", b"cannot", b"could not", b"can't", b"no such file", b"refused", b"reject", b" not found"),
+    *(b"not supported", b"not recogni", b"not allowed", b"invalid reference"),
+    *(b"http request: ", b"unauthorized", b"forbidden", b"gateway", b"407 proxy", b"panic: "),
     *(b"alive", b"low on resource", b"reason: ", b"lockup", b"blocked for", b"signal ", b"signal: ", b"imagepull"),
     *(b"mount", b"too quickly", b"result '", b"non-zero", b"device handle", b"due to", b"connection to the"),
     *(

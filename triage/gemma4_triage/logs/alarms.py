@@ -27,7 +27,7 @@ from gemma4_triage.logs.alarm_words import (
 )
 from gemma4_triage.logs.facts import Alarm, Death, Place
 from gemma4_triage.logs.lines import DIGITS, lines_with
-from gemma4_triage.logs.tracebacks import death_of
+from gemma4_triage.logs.tracebacks import as_raised, death_of
 
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
 _CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
@@ -44,6 +44,7 @@ _AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure w
 _ANSWERED = re.compile(rb'HTTP/\d(?:\.\d)?" 500\b')
 _AGAIN_MARKS = (b"retry", b"resum", b"hread 0x")  # in lower case
 _ACCESS = b" HTTP/"
+_BY_A_PROXY = re.compile(rb'"[A-Z]{3,7} https?://[^" ]+ HTTP/')
 IN_LOWER_CASE = (*TRIGGERS, *_AGAIN_MARKS)
 LETTER_BY_LETTER = (*WORKS, *STOPS, *STARTS, _ACCESS)
 """One of these, or of IN_LOWER_CASE in any case, is in every line that concerns alarms."""
@@ -96,6 +97,7 @@ class AlarmReader:
         self._answers: list[int] = []
         self._answers_seen = 0
         self._of_a_request = self._client = -_LONGEST_ANSWER
+        self._raised = 0
         # What was made of a line, by what it is without numbers of its own: a kind, or "" of none.
         self._shapes: dict[bytes, str] = {}
         self._by_number: dict[bytes, bool] = {}
@@ -223,7 +225,7 @@ class AlarmReader:
             shape: What `shapes` has of it, where that was asked: what its words say is then known of the first one.
         """
         self._worded = None
-        line = line[:_LONGEST_LINE]
+        line = as_raised(line[:_LONGEST_LINE])
         if line[:1] == b" " and b"| " in line[:16]:
             line = _GROUP.sub(b"", line, count=1)
         if TYPED.match(line):
@@ -251,7 +253,7 @@ class AlarmReader:
             # What a traceback quotes of its source says nothing of its own.
             return ""
         # uvicorn: '"POST /generate HTTP/1.1" 200 OK'. A refusal is an answer too.
-        if line.partition(b" HTTP/")[2].partition(b'" ')[2][:1] in (b"2", b"4"):
+        if line.partition(b" HTTP/")[2].partition(b'" ')[2][:1] in (b"2", b"4") and not _BY_A_PROXY.search(line):
             self.last_work = number
             return ""
         if self._work_marks and any(mark in line for mark in self._work_marks):
@@ -266,22 +268,27 @@ class AlarmReader:
         if self._soft is not None and number <= self._soft.place.line + _SOON and _AGAIN.search(line):
             self.last_work = number
             return ""
-        self._worded = None if self._frames else ""
-        if shape is None or self._frames:
-            kind = self._kind_by_words(line)
+        below = bool(self._frames) or number == self._raised
+        self._worded = None if below else ""
+        if shape is None or below:
+            kind = self._kind_by_words(line, below)
         elif (kind := self._kinds.get(shape)) is None:
             if len(self._kinds) >= _MOST_SHAPES:
                 self._kinds.clear()
-            kind = self._kinds[shape] = self._kind_by_words(line)
+            kind = self._kinds[shape] = self._kind_by_words(line, below)
         if not kind:
             return ""
         if kind == "error" and not self._frames and self._is_of_a_client(number, line):
             return ""
-        self._worded = None if kind == "error" and self._frames else kind
+        self._worded = None if kind == "error" and below else kind
         early = kind == "unhealthy" and not self.last_work
         if self.last_work and OF_A_TEST.match(line):
             return ""
         return "" if early or (self._stopping and kind in OF_A_STOP) else kind
+
+    def raised_at(self, number: int) -> None:
+        """Take note of a line that ends a traceback, frames or none."""
+        self._raised = number
 
     def client_at(self, number: int) -> None:
         """Take note of a line by which somebody says that a client wrote what follows."""
@@ -300,11 +307,11 @@ class AlarmReader:
             self._errors[-1] = whole
             self.caught = [whole if one is last else one for one in self.caught]
 
-    def _kind_by_words(self, line: bytes) -> str:
+    def _kind_by_words(self, line: bytes, below: bool) -> str:
         low = line.lower()
         if not self._triggers or not any(trigger in low for trigger in self._triggers):
             return ""
-        return kind_by_words(line, bool(self._frames))
+        return kind_by_words(line, below)
 
     def _crash_frame(self, number: int, line: bytes) -> None:
         """Keep the innermost frames of what faulthandler prints below a crash in native code."""
@@ -331,7 +338,7 @@ class AlarmReader:
             place: where it stands.
             caught: the exception that the last traceback of no process's end told of, which this line may end.
         """
-        line = _GROUP.sub(b"", line, count=1)
+        line = as_raised(_GROUP.sub(b"", line, count=1))
         alarm = Alarm(kind, place, rank, line[:_LONGEST_LINE].decode(errors="replace").strip()[:_LONGEST_TEXT])
         if kind == "exception":
             self._of_a_request = -_LONGEST_ANSWER

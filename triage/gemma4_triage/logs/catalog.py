@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding, ranked
-from gemma4_triage.logs import failed_requests, images, just_installed, notes_in_prose
+from gemma4_triage.logs import failed_requests, given_already, images, just_installed, notes_in_prose
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.not_registered import says_so
@@ -240,10 +240,10 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     unexplained = [death for death in _without_groups(unexplained) if not hang.is_an_echo(facts, death)]
     endings += known_issue.beside(endings, facts)
     # What a client writes down of a refusal is no end of a server.
-    of_clients = [death for death in unexplained if death.type_name == "BadRequestError" and not death.path]
+    of_clients = [death for death in unexplained if failed_requests.is_of_a_client(facts, death)]
     if of_clients:
         unexplained = [death for death in unexplained if death not in of_clients]
-        endings += refused_by_check.refusals(facts)
+        endings += failed_requests.refusals(facts)
     for rule in FALLBACKS:
         endings += rule.find(replace(facts, deaths=tuple(unexplained), alarms=()))
         unexplained = _apart_from(rule.explains, unexplained)
@@ -262,7 +262,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     if not endings and not facts.deaths:
         # What a pool refuses for its size is told with that size.
         for_room = {piece.field for one in loads if one.rule == refused_for_room.RULE.id for piece in one.evidence}
-        endings += [one for one in refused_by_check.refusals(facts) if one.evidence[0].field not in for_room]
+        endings += [one for one in failed_requests.refusals(facts) if one.evidence[0].field not in for_room]
         accounted |= SURVIVABLE if endings else set()
     if endings and failed_requests.accounted_for(facts):
         accounted |= {"answered-500"}
@@ -270,7 +270,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
     ended = images.beside(facts, list(ranked([*endings, *floor], leads=known_issue.ID)))
-    ended = just_installed.before(facts, ended)
+    ended = given_already.told(facts, just_installed.before(facts, ended))
     # What only a note says is told where the log itself says nothing.
     loads = loads if ended or behind or loads else list(noted_trouble.RULE.find(facts))
     return for_its_engine((*notes_in_prose.beside(facts, ended), *behind, *ranked(loads)), facts)

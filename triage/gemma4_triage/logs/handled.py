@@ -115,6 +115,20 @@ _HANDLED = (
         "once with requests without session_params; a later release",
     ),
     Handled(
+        pattern(r"_?dump_snapshot$|_snapshot$|_cuda_memorySnapshot$|\w*memory_snapshot\w*$|_?record_memory_history$"),
+        " It wrote down a snapshot of the device's memory, which a profile with the activity MEM asks for; no memory "
+        "lacked.",
+        "profile without the activity MEM (/start_profile with CPU and GPU alone; of vLLM without a memory profile), "
+        "which torch does not serve on each platform (ROCm); a later torch, or release, that survives it",
+    ),
+    Handled(
+        pattern(r"wrapper_custom$|get_CKGEMM_config$"),
+        " It called a kernel of AITER (AMD's library), compiled at its first call, or as AITER was built.",
+        "once with SGLANG_USE_AITER=0, which does without it; then AITER built anew for this GPU (GPU_ARCHS as "
+        "rocminfo names it, PREBUILD_KERNELS=0: kernels then compile as they are called), of the commit that the "
+        "image's Dockerfile names, or a later image",
+    ),
+    Handled(
         pattern(r"\w*(?:start|stop)_profile\w*$"),
         " It profiled itself, as somebody had asked for.",
         "do without the profile (/start_profile), or once with fewer activities; a later release",
@@ -190,7 +204,8 @@ def handling(death: Death) -> Handled | None:
         return _MORE_THAN_THERE_IS
     if _LOADED_AGAIN.functions.match(death.message) and any(map(_PUTS_WEIGHTS.match, death.frames)):
         return _LOADED_AGAIN
-    names = [frame.partition(" ")[2] for frame in reversed(death.frames[-_HANDLING:])]
+    # Whoever shortens a traceback may put the class, or the module, before the function.
+    names = [frame.partition(" ")[2].rpartition(".")[2] for frame in reversed(death.frames[-_HANDLING:])]
     of_function = (one for name in names for one in _HANDLED if one.functions.match(name))
     words = [] if death.statement.startswith("raise ") else re.findall(r"\w+", death.statement)
     of_line = (one for name in (*names[:1], *words) for one in _KEPT if one.functions.match(name))

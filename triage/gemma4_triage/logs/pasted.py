@@ -25,12 +25,13 @@ MARKS = (
     (b'"tool_choice":', "asked_tool"),
     (b"APITimeoutError", "client_waited"),
     (b'"arguments":', "arguments_pasted"),
+    (b"patternProperties", "pattern_properties"),
 )
 """What a line of an answer or a request holds, beside those of remarks.py."""
 SHOWN = frozenset(
     {"zeros", "same_scores", "not_json", "schema_without_thoughts", "same_call_index", "stop_behind_calls"}
     | {"arguments_twice", "schema_of_no_type", "states_differ"}
-    | {"alike_again", "only_thoughts"}
+    | {"alike_again", "only_thoughts", "pattern_properties"}
     | {"marks_in_arguments", "call_without_arguments", "calls_lost", "forced_call_in_text", "call_without_mark"}
 )
 """Names under which `keep` keeps what such lines show."""
@@ -188,6 +189,8 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
     if name == "asked_schema":
         if _NO_THOUGHTS.search(line):
             kept["schema_without_thoughts"] = kept[name]
+        if b"patternProperties" in line:
+            kept["pattern_properties"] = kept[name]
         if {found.decode() for found in _TYPES.findall(_schema_in(line))} - _JSON_TYPES:
             kept["schema_of_no_type"] = kept[name]
     elif name == "states":

@@ -47,11 +47,14 @@ _KNOWN = (
     rb"(?:<\d{1,3}>)?(?:" + _WEEKDAY + rb" )?" + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: \d{4})? "
     rb"(?:[\w.-]{1,80} " + _UNIT + rb")?",  # journald, syslog, ts
     # Ray, SkyPilot, vLLM with stages
-    rb"\((?:[\w.:<>\[\]-]{1,80},? )?(?:(?:rank|stage)=\d+,? )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",
+    rb"\((?:[\w.:<>\[\]-]{1,80},? )?(?:(?:(?:rank|stage)=\d+,? )?pid=\d+(?:, [^)]{1,80})?|rank=\d+)\)(?: |$)",
     # vLLM: of an exception, with its file, or below a first line that names it; people leave the time out
     rb"(?:ERROR|CRITICAL) (?:\d\d-\d\d " + _CLOCK + rb" )?\[[\w.]+\.py(?::\d+)?\](?: |$)",
     _LEVEL + rb" \d\d-\d\d " + _CLOCK + rb"(?= (?:  File |    |Traceback |" + _RAISED + rb")) ?",
     rb"(?:ERROR|CRITICAL|FATAL):? +(?=" + _RAISED + rb")",
+    # torch's own logger, whatever its level, of an exception
+    rb"(?:\[rank\d+\]:)?[VIWEC]\d{4} " + _CLOCK + rb" \d{1,9} [\w./-]{1,200}\.py:\d+\] (?:\[\d+/\d+(?:_\d+)?\] )?"
+    rb"(?=  File |    |Traceback |" + _RAISED + rb")",
     rb"\[rank\d+\]:(?: |$)",  # torch's excepthook
     rb"\[default\d+\]:",  # torchrun --tee
     rb"\[\d+,\d+\]<std(?:out|err)>: ?",  # mpirun --tag-output

@@ -511,7 +511,10 @@ class LogReading:
                 for item in self._deaths.items
             ]
             return True
+        was_inside = self._tracebacks.inside
         belongs, death = self._tracebacks.line(line)
+        if was_inside and not self._tracebacks.inside and self._tracebacks.caught is not None:
+            self._alarms.raised_at(number)
         if death is not None:
             self._leak(death.message, death.place)
             self._die(death)

@@ -86,13 +86,27 @@ MARKS = (
     (b"Cudagraph mode ", "vllm_graph_sizes"),
     (b"Setting attention block size to ", "vllm_block"),
     (b"GPU KV cache size: ", "vllm_pool"),
+    *(
+        (name, "bench_client")
+        for name in (
+            b"sglang.bench_serving",
+            b"bench_serving.py --",
+            b"vllm bench serve",
+            b"evalscope perf",
+            b"genai-bench",
+            b"guidellm benchmark",
+        )
+    ),
+    (b"] Exception: ", "own_exception"),
     (b"sglang.bench_latency", "benchmark"),
     (b"sglang.bench_offline_throughput", "benchmark"),
     (b"sglang.bench_one_batch", "benchmark"),
     (b"sglang.bench_offline", "benchmark"),
     (b"Service discovery enabled", "discovery"),
     (b"Policy: CacheAware", "cache_aware"),
+    (b"Removed worker", "worker_removed"),
     (b"fp8e4nv not supported", "no_fp8_e4m3"),
+    (b"fp8e4nv data type is not supported", "no_fp8_e4m3"),
     (b"NIXL_ERR_", "transport_nixl"),
     # SGLang's router on what a worker answered to a client's mistake.
     (b" status=4", "router_refused"),
@@ -138,6 +152,7 @@ MARKS = (
     # Requests that a server refused, which is its clients' doing; refused_by_check.py says why.
     (b"longer than the model", "refused_length"),
     (b"exceeds the maximum allowed length", "refused_length"),
+    (b"longer than the maximum model length", "refused_length"),
     (b"maximum context length", "refused_length"),
     (b"exceeds the maximum number of tokens", "refused_length"),
     (b"lease add `--", "refused_argument"),

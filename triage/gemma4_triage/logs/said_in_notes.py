@@ -9,7 +9,7 @@ from gemma4_triage.logs.facts import LogFacts, Place, Remark
 from gemma4_triage.logs.rule import pattern
 
 NAME = "noted_silence"
-SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid"})
+SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid", "metrics_empty"})
 """Names under which `keep` keeps what notes say of answers."""
 _SAYS = re.compile(
     rb"(?i)\bhangs?\b(?! up\b)|\bhung\b(?! up\b)|\bhanging\b|\bstuck\b|\bfr(?:ozen|eezes)\b|\bdead-?locks?\b|"
@@ -35,6 +35,7 @@ _FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:
 _MANY = rb"(?:\b(?:concurren\w+|parallel|together|under load|many|several)\b|\b\d{2,5}\b(?![.%]))"
 _WRONG = re.compile(rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsense|differs?|mixed up|accuracy|gsm8k|mmlu)\b")
 _AMONG = re.compile(rb"(?i)" + _FEW + rb".{0,80}" + _MANY + rb"|" + _MANY + rb".{0,80}" + _FEW)
+_EMPTY = re.compile(rb"(?i)\bempty\b|\bno (?:samples|metrics)\b")
 _OWN_RID = re.compile(rb"""["']?\brid["']? ?[:=] ?["'][^"']""")
 _SAMPLED = re.compile(
     rb"(?i)temperature[ =:]+(?:of )?(?:0\.[5-9]|1|1\.\d)\b.{0,160}temperature[ =:]+(?:of )?0(?:\.[0-4])?(?![.\d])"
@@ -55,6 +56,9 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
     if _WRONG.search(line) and _AMONG.search(line):
         kept.setdefault("wrong_among_others", said)
+    spoken = line + kept["notes"].text.encode() if "notes" in kept else line
+    if _EMPTY.search(line) and b"metrics" in spoken:
+        kept.setdefault("metrics_empty", said)
     if _OWN_RID.search(line):
         kept.setdefault("own_rid", said)
     if _SAMPLED.search(line):

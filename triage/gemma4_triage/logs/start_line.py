@@ -88,7 +88,7 @@ def noted(line: bytes) -> dict[str, str]:
     sizes = {f"{name.lower()}_size": number for name, number in _SIZE.findall(text)}
     pairs = {name: _plain(value) for name, value in _PAIR.findall(text) if not names_a_secret(name)}
     spoken = {name: value for words, name, value in _SPOKEN if "HiCache" in text and words.search(text)}
-    flags = {name: value.rstrip(";,.)") for name, value in _flags(text).items()}
+    flags = {name: value.rstrip(";,.)") or "True" for name, value in _flags(text).items()}
     return sizes | spoken | pairs | dict(_VARIABLE.findall(text)) | flags
 
 

@@ -42,6 +42,12 @@ _INSTEAD = (
     (r"--pp(?:-size)?\b", "--pipeline-parallel-size"),
     (r"--disable-flashinfer-autotune\b", "--no-enable-flashinfer-autotune"),
     (r"--ep-size 1 \(--tensor-parallel-size alone\)", "no --enable-expert-parallel"),
+    (
+        r"in --json-model-override-args, with SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1\)",
+        "in --hf-overrides, with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1)",
+    ),
+    (r"; --allow-auto-truncate cuts them instead", "; truncate_prompt_tokens in the request cuts them instead"),
+    (r"--ep of the same number", "--enable-expert-parallel"),
     (r"--moe-runner-backend\b", "--moe-backend"),
     (r"--lora-paths\b", "--lora-modules"),
     (r" ?--sampling-backend pytorch\b", " and VLLM_USE_FLASHINFER_SAMPLER=0"),

@@ -37,6 +37,8 @@ _SHIFTED = re.compile(rb" (?:[\w<>]+\.)*\w*(?:Error|Exception)(?:: |\s*$)")
 # Torch's words for what the device met, where whoever shortened a traceback left out the name of the exception.
 _OF_THE_DEVICE = re.compile(rb"(?:CUDA|HIP) error: \S")
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
+# As Python shows an exception itself, which some programs print in the place of a last line: ValueError("...").
+_SHOWN = re.compile(rb"((?:\w+\.)*[A-Z]\w*(?:Error|Exception))\((['\"])(.+)\2,?\)\s*")
 _WORDS = re.compile(
     r"[A-Z]+|(?!\w*(?:Error|Exception)$|gaierror$)[a-z]\w*"
 )  # "INFO: …" and "python: …" are no exceptions
@@ -111,6 +113,12 @@ _LONGEST_STATEMENT = 6  # lines
 _MARKERS = re.compile(rb"[\s^~|]*")
 _MOST_DETAILS = 40  # lines of a message that begins below its exception
 _MOST_FOREIGN = 5  # lines of others, without a stamp, that may stand between two of a traceback
+
+
+def as_raised(line: bytes) -> bytes:
+    """Return an exception that is shown as Python's repr as the last line of its traceback; any other line as it is."""
+    found = _SHOWN.fullmatch(line) if line[-1:] in b") \t" else None
+    return line if found is None else found[1] + b": " + found[3]
 
 
 class TracebackReader:
@@ -262,6 +270,7 @@ class TracebackReader:
             return None
         if _OF_THE_DEVICE.match(line):
             line = b"RuntimeError: " + line
+        line = as_raised(line)
         match = _LAST_LINE.fullmatch(line[: 4 * _LONGEST_MESSAGE].decode(errors="replace").rstrip("\r"))
         small = _SMALL.match(line)
         if match is None or (_WORDS.fullmatch(match[1]) and small is None):

@@ -12,6 +12,28 @@ _TRAINER = pattern(
 )
 _HOLDS = pattern(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _INNER = 3  # frames
+_RELEASES = pattern(r"release_memory_occupation")
+_WITHOUT = pattern(r"\bEngine\((?![^)]*enable_memory_saver)[^)]*\)")
+_SAVER = (
+    "start it with enable_memory_saver=True (--enable-memory-saver) and torch_memory_saver installed (pip install "
+    "torch-memory-saver); nvidia-smi before and behind the call then shows what it gave back",
+    "until then end the engine before the step that needs the GPU, or a smaller --mem-fraction-static that leaves it "
+    "the room",
+)
+
+
+def of_a_release(facts: LogFacts) -> tuple[str, tuple[str, ...]] | None:
+    """Return cause and advice where memory was to be released by an engine that was started without the saver."""
+    said = " ".join(one.text for name in ("notes", "commanded") if (one := facts.remarks.get(name)) is not None)
+    off = facts.settings.get("enable_memory_saver") == "False" and facts.starts > 0
+    if not _RELEASES.search(said) or not (off or _WITHOUT.search(said)):
+        return None
+    return (
+        "The memory that was to be released (release_memory_occupation) was not: the engine was started without "
+        "enable_memory_saver, and that call then gives back nothing of weights and pools, without an error. What asks "
+        "for the GPU behind it finds it as full as before.",
+        _SAVER,
+    )
 
 
 def of_a_trainer(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]] | None:

@@ -357,6 +357,12 @@ def judge(stacks: Sequence[Stack]) -> tuple[str, tuple[str, ...]] | None:
     return (cause, advice) if confidence is Confidence.LIKELY else None
 
 
+_OF_SEVERAL = (
+    ": ranks ask each other there which copies to the host are done, and one that has none to ask for may not come to "
+    "it; then a later release"
+)
+
+
 def switches(facts: LogFacts) -> tuple[str, ...]:
     """Return what this server has that may hold up a step, each to be left out once, alone."""
     asked = facts.settings
@@ -373,7 +379,11 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
             "enters by a count of its own (SGLang 26921, SGLang 28429, SGLang 30760); then a later release"
         )
     elif asked.get("enable_hierarchical_cache") == "True":
-        found.append("once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size")
+        several = asked.get("tp_size", "1") not in ("1", "None")
+        found.append(
+            "once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size"
+            + _OF_SEVERAL * several
+        )
     if asked.get("enable_dp_attention") == "True":
         found.append("once without --enable-dp-attention: ranks that idle have to take part in every collective")
     busy = facts.remarks.get("busy")

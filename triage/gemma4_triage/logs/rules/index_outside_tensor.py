@@ -66,6 +66,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 if (part := of_files(death.frames[-_INNER:])) is not None
                 else ()
             ),
+            *_of_a_draft(facts),
             "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
             "hold the last request's length against max_position_embeddings in config.json, and its token ids against "
             "vocab_size: a longer --context-length, or ids of another tokenizer, lead outside of those tables",
@@ -75,6 +76,18 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
+def _of_a_draft(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to hold against each other where a draft of its own may have fewer positions than its target."""
+    given = facts.settings.get("speculative_draft_model_path", "None")
+    if given == "None" or not any(_SCATTERS.search(one.message) for one in facts.failures):
+        return ()
+    return (
+        f"{_SHORTER_DRAFT}: {given} may have fewer positions than its target, and positions of drafts then run past "
+        "its tables; a later release, which compares the two at the start",
+    )
+
+
+_SCATTERS = pattern(r"(?:scatter|gather|index)\w*[ _]?(?:kernel|out of bounds)|ScatterGatherKernel|device-side assert")
 _GATHERS = pattern(r"vectorized_gather_kernel|indexSelect|srcSelectDimSize")
 _SEES = pattern(r"-vl\b|[-_]vl[-_]|vlmo?e?for|llava|internvl|minicpm-?[vo]|omni|gemma-?[34]|pixtral|glm-\d\.\dv")
 

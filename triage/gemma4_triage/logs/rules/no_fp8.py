@@ -9,16 +9,18 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, of_failure, of_settings, remarked
+from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, remarked
+
+_HAS_NONE = pattern(r"fp8e4\w* (?:data type )?(?:is )?not supported")
 
 
 def _explains(death: Death) -> bool:
-    return death.type_name == "CompilationError" or "fp8e4nv not supported" in death.message
+    return death.type_name == "CompilationError" or _HAS_NONE.search(death.message) is not None
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     death = next(filter(_explains, facts.failures), None)
-    if death is None or not ("no_fp8_e4m3" in facts.remarks or "fp8e4nv not supported" in death.message):
+    if death is None or not ("no_fp8_e4m3" in facts.remarks or _HAS_NONE.search(death.message)):
         return
     yield Finding(
         rule=RULE.id,

@@ -8,7 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import adapters_of_experts, ended_threads
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.failed_requests import of_a_cut_call, of_a_request
+from gemma4_triage.logs.failed_requests import of_a_benchmark, of_a_cut_call, of_a_request
 from gemma4_triage.logs.handled import as_it_retracted, handling
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.parts_of_sglang import Part, is_shortened, part_of, part_of_file, part_spoken_of
@@ -71,6 +71,9 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         if (death.type_name, death.frame) in seen:
             continue
         seen.add((death.type_name, death.frame))
+        if (of_a_client := of_a_benchmark(facts, death)) is not None:
+            yield of_a_client
+            continue
         first = death is beginning
         waited = _only_waited(death)
         if waited and ((beginning is not None and not first) or any(alarm.kind in _ENDS for alarm in facts.alarms)):

@@ -10,8 +10,9 @@ from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
 from gemma4_triage.logs.rules import graph_capture
 from gemma4_triage.logs.scores_of_a_chunk import of_scores
+from gemma4_triage.logs.shared_gpus import of_a_shared_gpu
 from gemma4_triage.logs.since_the_start import grown_since_start
-from gemma4_triage.logs.trainers_memory import of_a_trainer
+from gemma4_triage.logs.trainers_memory import of_a_release, of_a_trainer
 
 _ON_THE_DEVICE = "CUDA out of memory"
 _TOO_SMALL = "Not enough memory. Please try to increase --mem-fraction-static"
@@ -140,7 +141,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             cause, advice = handed[0], (*handed[1], *advice)
         elif (grown := grown_since_start(facts, death)) is not None:
             cause, advice = grown[0], (*grown[1], *advice)
-    elif (trainer := of_a_trainer(facts, death)) is not None and not too_small:
+    elif (trainer := of_a_trainer(facts, death) or of_a_release(facts)) is not None and not too_small:
         cause, advice = trainer
     elif any(map(_TRAINS.match, death.frames)) and not too_small:
         cause, advice = _OF_A_TRAINER[0], (*_OF_A_TRAINER[1], *advice[:1])
@@ -162,6 +163,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause, advice = scores[0], (*scores[1], *advice[:1])
     elif (fused := of_fused_sums(facts, death)) is not None and not too_small:
         cause, advice = fused
+    if too_small and (shared := of_a_shared_gpu(facts, death)) is not None:
+        cause, advice = shared
     if "req_to_token" in death.statement and not too_small:
         cause = (
             "The device's memory ran out where the table of requests and their tokens is laid out: a row of the whole "

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs import adapters_of_experts
+from gemma4_triage.logs import adapters_of_experts, lengths_refused
 from gemma4_triage.logs.alarm_words import SURVIVABLE
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts, Place
@@ -261,7 +261,8 @@ _ANY_REFUSAL = Wording(
     pattern(""), "what the server's words say", "mend what those words name, in the client or the start"
 )
 _REFUSES = pattern(
-    r"Error in request|BadRequest|This model does not appear|validation errors?(?! for \w*(?:Config|Args)\b)|"
+    r"Error in request|BadRequest|longer than the m(?:odel's context|aximum model)|maximum context length|"
+    r"This model does not appear|validation errors?(?! for \w*(?:Config|Args)\b)|"
     r"literal_error|Skip invalid|preprocessing timed out|"
     r"Error code: 4|Streaming session already|[Ee]rror: |['\"]message['\"]|exceeds the maximum allowed"
 )
@@ -345,7 +346,10 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
             yield Refused(found.place, said, *room)
             continue
         known = next((one for one in written("refused_by_check.toml") if one.words.search(said)), _ANY_REFUSAL)
-        yield Refused(found.place, said, known.cause, known.advice, of_length=name == "refused_length")
+        of_length = name == "refused_length"
+        why = known.cause + lengths_refused.counted(said)
+        look = lengths_refused.advised(facts, known.advice) if of_length else known.advice
+        yield Refused(found.place, said, why, look, of_length=of_length)
     if (formless := facts.remarks.get("answered_422")) is not None and _unsaid(facts):
         yield Refused(formless.place, formless.text, *_OF_ITS_FORM)
     embeddings = facts.remarks.get("refused_embeddings")

@@ -72,6 +72,15 @@ def _of_its_configuration(facts: LogFacts, alarm: Alarm, said: str) -> Finding:
     )
 
 
+_UNHEALTHY = '"is_healthy": '
+_POLICIES = ("policy", "prefill_policy", "decode_policy")
+
+
+def _hashes(facts: LogFacts) -> bool:
+    """Say whether the router was started with a policy that sends each key to the same server."""
+    return any("hash" in facts.arguments.get(name, "") for name in _POLICIES)
+
+
 def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
     refused = remarked(facts, "router_refused", "a worker's answer to a client's mistake (4xx)")
     circuit = any(map(_CIRCUIT.search, (alarm.text, *alarm.more)))
@@ -145,6 +154,34 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
         advice = (
             "restart the router; a later release of it (sglang-router) goes on without such a worker",
             "the log of the worker that failed first says why; its own end is not in this log",
+        )
+    elif _UNHEALTHY in alarm.text:
+        refused = []
+        cause = (
+            "The router's own list has a worker that it takes for unhealthy, to which it sends nothing: its health "
+            "check of that worker (GET /health, unless another path is given) is not answered with 200, which some "
+            "releases write nowhere."
+        )
+        confidence = Confidence.LIKELY
+        advice = (
+            "curl -i of that worker's /health from the router's host: where it says 404, as of a backend that is not "
+            "SGLang's (the API of OpenAI, say), --health-check-endpoint with a path that it has, or "
+            "--disable-health-check",
+            "where nothing answers: address, port, a proxy (no_proxy); where it says 401 or 403, the key; where 503, "
+            "the worker's own log",
+        )
+    elif _NONE_OF_A_KIND.search(alarm.text) and _hashes(facts):
+        refused = []
+        cause = (
+            "The router selects no server for some requests, though it has others: under a policy that hashes, those "
+            "of one session always go to the same server, and a ring that is not built anew still names one that was "
+            "removed. Or no server of that kind is left."
+        )
+        confidence = Confidence.LIKELY if "worker_removed" in facts.remarks else Confidence.POSSIBLE
+        advice = (
+            "another --policy (cache_aware, round_robin, power_of_two; --prefill-policy and --decode-policy too), or "
+            "restart the router after a server was removed; then a later release of it, which builds the ring anew",
+            "GET /workers of the router; /health of each server from its host: if all of a kind are gone, that is it",
         )
     elif _NONE_OF_A_KIND.search(alarm.text) and "consistent_hash" not in alarm.text:
         refused = []

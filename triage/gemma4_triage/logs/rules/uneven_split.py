@@ -92,10 +92,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("it dies alike with --tp 1",),
         advice=(
             *((_NOT_QUANTISED,) if quantised and _IN_BF16.search(facts.settings.get("model_path", "")) else ()),
-            "a smaller --tp that divides the number in the line; --dp or --enable-dp-attention uses the other GPUs",
-            *(("for MoE weights: --ep keeps experts whole",) if quantised else ()),
+            *((_WHOLE_BLOCKS,) if quantised else ()),
+            "a smaller --tp that divides the number in the line",
+            "--dp or --enable-dp-attention uses the other GPUs",
         ),
     )
+
+
+_WHOLE_BLOCKS = (
+    "a smaller --tp (half of it), so that each rank has whole blocks; or experts kept whole, each on one rank: --ep of "
+    "the same number"
+)
 
 
 def _of_a_dimension(death: Death) -> bool:

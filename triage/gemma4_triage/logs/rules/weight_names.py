@@ -11,6 +11,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark
 from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, pattern, remarked
 from gemma4_triage.logs.rules import quantised_kernel
+from gemma4_triage.logs.weights_sent import is_of_another_size, of_another_size
 
 _NAME = pattern(
     r"'?[\w.]*(?:layers|blocks|experts)\.\d+\.[\w.]+'?|"
@@ -217,6 +218,11 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
             " It is a packed weight of one expert or layer: such names are put together by the loader, which in this "
             "build does not know them in that form (with a dot or an underscore, packed or whole)."
         )
+    if _OF_MISTRAL.match(name):
+        return (
+            " It is named as in the publisher's other format (consolidated.safetensors beside params.json, as "
+            "Mistral's folders have it), which lies in the same folder and which this release's loader reads too."
+        )
     if name.startswith(("embed_tokens.", "layers.", "norm.")):
         return (
             " Its name lacks the prefix of a language model, as that of an encoder or a model for embeddings does, or "
@@ -230,6 +236,12 @@ def _why(name: str, quantised: bool, staged: bool = False, unnamed: bool = False
     return ""
 
 
+_OF_MISTRAL = pattern(r"layers\.\d+\.(?:attention\.w[qkvo]|feed_forward\.w[123]|attention_norm|ffn_norm)\.")
+_ONE_FORMAT = (
+    "a folder with one format alone: leave consolidated*.safetensors out (hf download --exclude 'consolidated*', or "
+    "move it away), so that model-*.safetensors of transformers' form are read; else a later release, whose loader "
+    "reads those that the index names"
+)
 _IN_BYTES = pattern(r"torch\.Size\(\[\d{5,}, 1\]\)")
 _OF_BITSANDBYTES = (
     "--load-format bitsandbytes with --quantization bitsandbytes, where this release serves the class so; else a copy "
@@ -313,6 +325,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         of_name = look if words in why else of_name
     if other_kind:
         of_name = (_SERVED_ELSEWHERE,)
+    if "other format" in why:
+        of_name = (_ONE_FORMAT,)
+    if conflict and (of_file := _BESIDE_A_FILE.search(death.message)) is not None:
+        of_name = (_OF_ANOTHER_FORM.format(of_file[1]),)
     if "keeps whole" in cause:
         of_name = (_LESS_QUANTISED,)
     finding = Finding(
@@ -344,6 +360,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return finding.model_copy(update={"advice": tuple(one.replace("of SGLang", "of vLLM") for one in finding.advice)})
 
 
+_BESIDE_A_FILE = pattern(r"model config \((?!gguf)([\w-]+)\) does not match .{0,80}\(gguf\)")
+_OF_ANOTHER_FORM = (
+    "take the field quantization_config ({0}) out of the config.json beside the GGUF file, where it was left over from "
+    "the model that the file was made of (or name that config apart, --hf-config-path); a GGUF file says itself how it "
+    "is quantised"
+)
 _OF_A_METHOD = pattern(r"awq|gptq")
 _DRAFT_FILE = pattern(r"\w*(?:_mtp|_nextn|_eagle3?|eagle3?_|dflash)\w*\.py:")
 _OF_THE_DRAFT = (
@@ -404,6 +426,8 @@ def _unfused(facts: LogFacts) -> Iterator[str]:
 
 
 def _of_an_update(facts: LogFacts, death: Death, updated: Remark) -> Finding:
+    if is_of_another_size(facts, death):
+        return of_another_size(facts, death, updated)
     return Finding(
         rule=RULE.id,
         cause="The weights of a running server were replaced, and one no longer fits its place: after the first "

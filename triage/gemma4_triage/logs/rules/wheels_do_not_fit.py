@@ -21,6 +21,7 @@ _TYPES = (
     "InductorError",
     "ImportError",
     "ModuleNotFoundError",
+    "NameError",
     "NotImplementedError",
     "OSError",
     "FileNotFoundError",
