@@ -142,14 +142,16 @@ class Server:
 
     def _prefill(self, requests):
         lengths = self._lengths(requests)
+        starts = [held(request).cache_protected_len for request in requests]
         return SimpleNamespace(
             seq_lens=lengths,
-            extend_prefix_lens_cpu=[held(request).cache_protected_len for request in requests],
+            extend_prefix_lens_cpu=list(starts),
             extend_seq_lens_cpu=[
                 held(request).kv_committed_len - held(request).cache_protected_len for request in requests
             ],
             out_cache_loc=self._written((r, held(r).cache_protected_len, held(r).kv_committed_len) for r in requests),
-            input_ids=torch.zeros(int(lengths.sum())),
+            # Prompts are counted up from 0 on.
+            input_ids=torch.cat([torch.arange(a, b) for a, b in zip(starts, lengths.tolist(), strict=True)]),
         )
 
     def _verification(self, requests):

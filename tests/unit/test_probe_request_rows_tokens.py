@@ -54,6 +54,45 @@ def test_a_prefill_without_a_new_token(server, missing, defect):
     assert (said.scalars["structure"], said.scalars["defect"]) == ("batch lengths", defect)
 
 
+class TestPromptTokens:
+    def test_one_that_was_changed_on_its_way(self, server):
+        def change(made):
+            made.input_ids[len(made.input_ids) // 2] += 1
+
+        said = trapped(server, change, ForwardMode.EXTEND)
+        assert (said.verdict, said.scalars["why"], said.scalars["moved"]) == ("token_differs", "prompt", False)
+        assert (said.scalars["rows_wrong"], said.scalars["tokens_wrong"]) == (1, 1)
+        finding = named(server)
+        assert (finding.rule, finding.confidence) == ("token-differs", Confidence.CERTAIN)
+        assert "1 of its tokens differ. They were changed on the way" in finding.cause
+
+    def test_those_of_all_in_another_order(self, server):
+        def turn(made):
+            made.input_ids.copy_(made.input_ids.roll(3))
+
+        said = trapped(server, turn, ForwardMode.EXTEND)
+        assert (said.scalars["moved"], said.scalars["defect"]) == (True, "swapped")
+        assert "in another order than its requests" in named(server).cause
+
+    def test_the_place_is_that_of_the_request(self, server):
+        def last(made):
+            made.input_ids[-1] = 0
+
+        said = trapped(server, last, ForwardMode.EXTEND)
+        request = server.world.requests[-1]
+        assert said.scalars["place"] == held(request).kv_committed_len - 1
+        assert said.scalars["request_slot"] == held(request).req_pool_idx
+
+    @pytest.mark.parametrize("name", ["multimodal_inputs", "input_embeds"])
+    def test_what_pictures_and_embeddings_stand_for_is_left_out(self, server, name):
+        for request in server.world.requests:
+            setattr(request, name, object())
+        server.forward(lambda made: made.input_ids.zero_(), ForwardMode.EXTEND)
+
+    def test_tokens_that_nobody_has_sampled_yet_are_left_out(self, server):
+        server.forward(lambda made: made.input_ids[-1:].fill_(-3), ForwardMode.EXTEND)
+
+
 def test_rows_of_a_draft_that_are_anothers_are_told_before_what_was_written_there(server):
     def another(made):
         rows = server.world.rows.req_to_token

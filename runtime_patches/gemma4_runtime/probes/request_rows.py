@@ -85,6 +85,7 @@ from gemma4_runtime.rows.tokens import (
     check_accepted,
     check_chunk,
     check_input_tokens,
+    check_prompt_tokens,
     check_something_new,
     note_chunk,
 )
@@ -264,6 +265,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     check_writes(scheduler, requests, made)
     check_locks(scheduler, requests, INIT, made)
     check_input_tokens(scheduler, requests, made)
+    check_prompt_tokens(scheduler, requests, made)
     if mode.is_decode():
         # What goes on now is not what a verification gave.
         _running.sampled = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gemma4_dumps.structures import Defect, Structure
@@ -151,6 +152,57 @@ def check_something_new(scheduler: Any, requests: Sequence[Any], made: Any) -> N
 
 def _known_tokens(request: Any) -> int:
     return len(request.origin_input_ids) + len(request.output_ids)
+
+
+def check_prompt_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
+    """Hold each token that a prefill reads against its request's prompt and answer, at its place.
+
+    What an image or embeddings stand for is left out, and what nobody has sampled yet is a negative number in releases
+    before 0.5.17. The dump has places, and no token.
+    """
+    mode, tokens, spans = made.forward_mode, made.input_ids, spans_of(made)
+    of_prompts = mode.is_extend() and not mode.is_target_verify() and not mode.is_dllm_extend()
+    if (
+        not of_prompts
+        or tokens is None
+        or spans is None
+        or (mode.is_mixed() and not scheduler.spec_algorithm.is_none())
+    ):
+        return
+    if tokens.numel() != sum(stop - start for start, stop in spans):
+        return
+    found, at = tokens.cpu().numpy(), 0
+    wanted = np.full(found.shape, NOBODYS, dtype=np.int64)
+    for request, (start, stop) in zip(requests, spans, strict=True):
+        own = _own_tokens(scheduler, request, start, stop)
+        wanted[at : at + own.size] = own
+        at += stop - start
+    bad = np.flatnonzero((wanted != NOBODYS) & (found >= 0) & (found != wanted))
+    if not bad.size:
+        return
+    begins = np.cumsum([0, *(stop - start for start, stop in spans)])
+    rows = np.searchsorted(begins, bad, side="right") - 1
+    slots = [held(one).req_pool_idx for one in requests]
+    wrong = [WrongEntry("prompt", int(row), 0, NOBODYS, slots[row]) for row in sorted(set(rows.tolist()))]
+    row, place = int(rows[0]), int(spans[rows[0]][0] + bad[0] - begins[rows[0]])
+    # All the batch's tokens, at other places than theirs.
+    moved = bool((wanted != NOBODYS).all()) and np.array_equal(np.sort(found), np.sort(wanted))
+    had = {"as_before": None, "rows_wrong": len(wrong), "tokens_wrong": int(bad.size), "place": place, "moved": moved}
+    summary = f"the prefill reads another token than token {place} of the request in slot {slots[row]}"
+    kinds = [Defect.SWAPPED if moved else None] * len(wrong)
+    report_wrong(scheduler, wrong, TOKEN, INIT, _INPUTS, kinds, made, slots, had=had, summary=summary)
+
+
+def _own_tokens(scheduler: Any, request: Any, start: int, stop: int) -> np.ndarray:
+    """Return a request's tokens from `start` until `stop`, as far as they are known: none of one with other inputs."""
+    others = ("multimodal_inputs", "input_embeds", "positional_embed_overrides")
+    if any(getattr(request, name, None) is not None for name in others):
+        return np.zeros(0, dtype=np.int64)
+    prompt, answer = request.origin_input_ids, request.output_ids
+    own = [*prompt[start:stop], *answer[max(start - len(prompt), 0) : max(stop - len(prompt), 0)]]
+    if len(own) == stop - start - 1 and (latest := _latest(scheduler, request)) is not None:
+        own.append(latest)
+    return np.asarray(own, dtype=np.int64)
 
 
 def check_chunk(scheduler: Any) -> None:

@@ -7,7 +7,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
 
 PARTS = "Look at what parts a verification's result by request, by its stride and accept_lens: _resolve_spec_v2_tokens."
-ACCEPTED, CHUNK = "agreed", "chunk"
+ACCEPTED, CHUNK, PROMPT = "agreed", "chunk", "prompt"
 
 
 def _of_drafts(dump: Dump) -> str:
@@ -27,6 +27,23 @@ def _of_chunk(dump: Dump) -> str:
         f"The answer of the request in slot {scalars.get('request_slot')} has {scalars.get('value')} tokens, and had "
         f"{scalars.get('expected')} before: its prompt is still read in chunks, {scalars.get('read')} tokens so far. "
         "What was sampled behind a chunk in the middle was taken for a token of the answer."
+    )
+
+
+def _of_prompt(dump: Dump) -> str:
+    scalars = dump.manifest.scalars
+    rows, count = scalars.get("rows_wrong"), scalars.get("tokens_wrong")
+    which = f"{count} tokens of {rows} requests differ" if rows != 1 else f"{count} of its tokens differ"
+    how = (
+        "The batch has the right tokens, in another order than its requests: what puts them together "
+        "(prepare_for_extend, resolve_forward_inputs, mix_with_running) does so otherwise than rows and lengths."
+        if scalars.get("moved") is True
+        else "They were changed on the way from the request (fill ids, prefill_input_ids_cpu) to the forward."
+    )
+    return (
+        f"A prefill reads another token at place {scalars.get('place')} than the request in slot "
+        f"{scalars.get('request_slot')} has there, of its prompt or answer; {which}. {how} Keys and values of the "
+        "wrong ones are stored, and the prefix cache gives them to whoever has the right ones."
     )
 
 
@@ -81,8 +98,17 @@ TOLD = {
         "Look at what counts chunks in the middle: get_new_batch_prefill and process_batch_result_prefill, by "
         "inflight_middle_chunks (is_chunked in older releases).",
     ),
+    PROMPT: Told(
+        _of_prompt,
+        "whose token it is; -1: not known",
+        "whose it has to be",
+        "Look at what makes a prefill's input_ids of the requests' tokens: prepare_for_extend, resolve_forward_inputs.",
+    ),
 }
 MORE = {
+    "tokens_wrong": "tokens of the forward that are not their requests'",
+    "place": "the first of them, as a token of its request",
+    "moved": "whether the forward has all of the right tokens, at other places",
     "rows_wrong": "requests of this batch of which that holds",
     "by_logits": "whether the target's own logits were asked",
     "by_sample": "which of the two is what its verification took",
