@@ -289,6 +289,18 @@ def test_requests_whose_locks_are_on_other_nodes_than_their_last(server):
     assert finding.confidence is Confidence.LIKELY
 
 
+@pytest.mark.releases("0.5.23")
+def test_a_request_that_carries_anothers_lock(server):
+    server.forward()
+    one, other, *_ = server.world.requests
+    one.lock = other.lock
+    said = trapped(server)
+    assert (said.verdict, said.scalars["why"], said.scalars["defect"]) == ("lock_missing", "another's lock", "foreign")
+    assert {said.scalars["request_slot"], said.scalars["value"]} == {held(one).req_pool_idx, held(other).req_pool_idx}
+    finding = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
+    assert "its own is never given back, and that one is given back twice" in finding.cause
+
+
 def test_of_a_row_that_is_new_and_its_nodes_the_row_is_wrong(server):
     server.forward()
     world, page = server.world, server.world.page

@@ -302,6 +302,11 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     paths = {number: path for number, path in paths.items() if path.numel()}
     if not paths:
         return
+    if (shared := _shared_lock(live)) is not None:
+        mine, others = (held(request).req_pool_idx for request in shared)
+        wrong, had = (WrongEntry("another's lock", 0, 0, others, mine),), {"as_before": None}
+        report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, [Defect.FOREIGN], made, [mine], had=had)
+        return
     count = getattr(cache, "full_protected_size", None) or cache.protected_size
     locked, needed = int(count()), int(torch.cat(list(paths.values())).unique().numel())
     without = next((number for number in paths if getattr(live[number], "lock", live) is None), None)
@@ -318,6 +323,20 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     moved = sum(is_locked_elsewhere(live[number]) for number in paths)
     had = {"as_before": None, **({"locked_elsewhere": moved} if moved else {})}
     report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, slots, had=had)
+
+
+def _shared_lock(requests: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return a request that carries another's lock, and that one; None where each has its own, as before 0.5.23."""
+    by_lock: dict[int, list[Any]] = {}
+    for request in requests:
+        if getattr(request, "lock", None) is not None:
+            by_lock.setdefault(id(request.lock), []).append(request)
+    for sharing in by_lock.values():
+        if len(sharing) > 1:
+            # Its own is on the node that it holds.
+            first, *others = sorted(sharing, key=is_locked_elsewhere, reverse=True)
+            return first, others[-1]
+    return None
 
 
 def _changed(scheduler: Any, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[int, int]]:

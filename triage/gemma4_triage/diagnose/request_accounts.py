@@ -14,7 +14,7 @@ BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserv
 TOKENS, NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
 RELEASED, PREFIX, UNLOCKED, SAME_ROW, SHARED = "released", "prefix", "unlocked", "same row", "shared"
-RESERVED, EMPTY = "reserved", "empty"
+RESERVED, EMPTY, ANOTHERS = "reserved", "empty", "another's lock"
 CHECKED = "checked"
 """What a dump says of owners where the leak ledger was asked."""
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
@@ -49,6 +49,11 @@ def sentence_of(dump: Dump) -> str | None:
         return f"A batch still has a request whose row, {slot}, was given back: another request may get it."
     if why == SAME_ROW:
         return f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
+    if why == ANOTHERS:
+        return (
+            f"The request in slot {slot} carries the lock of the request in slot {value} on nodes of the prefix cache: "
+            "its own is never given back, and that one is given back twice."
+        )
     if why == EMPTY:
         return _without_tokens(dump)
     if why == UNLOCKED and slot is None:
