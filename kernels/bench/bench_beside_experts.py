@@ -103,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
     document = origin("1.0", "beside_experts") | about
     found: list[dict[str, Any]] = []
     layers, begin = Layers(), time.monotonic()
+    if reason := unavailable(torch.device("cuda", torch.cuda.current_device())):
+        print(f"the ops one by one stream no weight, as a server would: {reason}", file=sys.stderr)
     try:
         for number, rows in enumerate(AXES["rows"]):
             left_s = options.limit_s - (time.monotonic() - begin)

@@ -249,18 +249,25 @@ def test_what_is_refused():
     wrong = {
         "dense_x is": (*(torch.zeros(9, 64, device=DEVICE) for _ in range(3)), weights, top_k),
         "router_x is": (dense_x, router_x[:1], experts_x, weights, top_k),
-        "experts_x is .* torch.float16": (dense_x, router_x, experts_x.half(), weights, top_k),
+        "gate_up is torch.float32": (dense_x, router_x, experts_x.half(), weights, top_k),
+        "gated is torch.float32": (
+            *(dense_x, router_x, experts_x.half()),
+            weights._replace(experts_gate_up=weights.experts_gate_up.half(), experts_down=weights.experts_down.half()),
+            top_k,
+        ),
+        r"ids is \[2, 2\], expected \[1, k\]": (dense_x, router_x, experts_x[:1], weights, top_k),
         "dense_x has stride": (draw(64, 2).T, router_x, experts_x, weights, top_k),
-        "experts_x has stride": (dense_x, router_x, draw(64, 2).T, weights, top_k),
-        r"gate_up is \[95": with_weight(gate_up=weights.gate_up[1:]),
+        "x has stride": (dense_x, router_x, draw(64, 2).T, weights, top_k),
+        "an even number of rows": with_weight(gate_up=weights.gate_up[1:]),
+        r"weight is \[64, 48\]": with_weight(gate_up=weights.gate_up[2:]),
         r"down is \[63": with_weight(down=weights.down[1:]),
-        r"router is \[3": with_weight(router=weights.router[1:]),
-        "router is torch.float16": with_weight(router=weights.router.half()),
-        "router has stride": with_weight(router=draw(64, 4).T),
+        r"weight is \[4, 63\]": with_weight(router=weights.router[:, 1:]),
+        "weight is torch.float16": with_weight(router=weights.router.half()),
+        "weight has stride": with_weight(router=draw(64, 4).T),
         r"per_expert_scale is \[3\]": with_weight(per_expert_scale=weights.per_expert_scale[1:]),
         r"gate_up is \[4, 63": with_weight(experts_gate_up=weights.experts_gate_up[:, 1:]),
-        "choose 5 of 4": (*rows, weights, 5),
-        "choose 0 of 4": (*rows, weights, 0),
+        "top_k is 5": (*rows, weights, 5),
+        "top_k is 0": (*rows, weights, 0),
     }
     for message, given in wrong.items():
         with pytest.raises(ValueError, match=message):

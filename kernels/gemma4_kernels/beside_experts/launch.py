@@ -1,4 +1,7 @@
-"""Launch beside_experts: on CUDA four kernels without synchronisation, elsewhere torch."""
+"""Launch beside_experts: on CUDA four kernels without synchronisation, elsewhere torch.
+
+A model routes by its own lines, between `gate_beside_router` and `experts_beside_down`.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,28 @@ import torch
 from gemma4_kernels.beside_experts import reference
 from gemma4_kernels.beside_experts.spec import ANY_PLAN, MAX_ROWS, Plan, Weights
 from gemma4_kernels.launcher import KnownLaunch, KnownLaunches, Launcher, facts
-from gemma4_kernels.routed_experts.launch import (
-    GATE_POINTERS,
-    launch_down,
-    pointers_of,
-    power_of_two,
-    refuse_plan,
-    refuse_weights,
-)
-from gemma4_kernels.routed_experts.spec import MAX_PAIRS
+from gemma4_kernels.routed_experts import launch as experts
 from gemma4_kernels.routing.launch import routing
-from gemma4_kernels.routing.spec import MAX_EXPERTS, MAX_TOP_K
 from gemma4_kernels.row_arguments import Path, refuse_unlike, takes_kernel
 from gemma4_kernels.small_m_linear import launch as product
+from gemma4_kernels.small_m_linear.spec import Plan as ProductPlan
 
-__all__ = ["BesideExperts", "dense_beside_experts"]
+__all__ = ["BesideExperts", "GateBesideRouter", "dense_beside_experts", "experts_beside_down", "gate_beside_router"]
 
 _FIRST, _LAST = KnownLaunches(), KnownLaunches()
-_THIRD_POINTERS = GATE_POINTERS + 3
+_THIRD_POINTERS = experts.GATE_POINTERS + 3
+
+
+class GateBesideRouter(NamedTuple):
+    """What the first launch leaves.
+
+    Attributes:
+        gated: [M, D], of the dense MLP.
+        logits: [M, E], of the router.
+    """
+
+    gated: torch.Tensor
+    logits: torch.Tensor
 
 
 class BesideExperts(NamedTuple):
@@ -64,17 +71,50 @@ def dense_beside_experts(
     path: Path = "auto",
     early: bool = True,
 ) -> BesideExperts:
-    """Return what the dense MLP and the experts of a layer make of their inputs, see spec.py.
+    """Return what the dense MLP and the experts of a layer make of their inputs, see spec.py: all four launches.
 
     Args:
-        dense_x: [M, H] bf16, fp16 or fp32, M in 0..8: of the dense MLP; rows any distance apart, unit stride inside.
-        router_x: Likewise, of the router.
-        experts_x: Likewise, of the experts.
-        weights: Of the layer, in the rows' dtype and on their device, rows and experts any distance apart.
-        top_k: Experts of each row, 1..16; M times as many are at most 64.
+        dense_x: As `gate_beside_router` takes it.
+        router_x: Likewise.
+        experts_x: As `experts_beside_down` takes it.
+        weights: Of the layer.
+        top_k: Experts of each row, as routing takes it.
         plan: How the work is cut; None: one that is right for every size and measured for none.
         path: The kernels or torch; see `takes_kernel`.
         early: Whether they may start before the kernel ahead has ended, on a device that can.
+
+    Returns:
+        New contiguous tensors.
+
+    Raises:
+        ValueError: As the two parts and routing raise it.
+    """
+    gated, logits = gate_beside_router(dense_x, router_x, weights.gate_up, weights.router, plan, path=path, early=early)
+    shares, ids = routing(logits, weights.per_expert_scale, top_k, path=path)
+    of_experts = experts_x, weights.experts_gate_up, weights.experts_down, shares, ids
+    return experts_beside_down(*of_experts, gated, weights.down, plan, path=path, early=early)
+
+
+def gate_beside_router(
+    dense_x: torch.Tensor,
+    router_x: torch.Tensor,
+    gate_up: torch.Tensor,
+    router: torch.Tensor,
+    plan: Plan | None = None,
+    *,
+    path: Path = "auto",
+    early: bool = True,
+) -> GateBesideRouter:
+    """Return the gated rows of the dense MLP and the router's logits: the first launch.
+
+    Args:
+        dense_x: [M, H] bf16, fp16 or fp32, M in 0..8; rows any distance apart, unit stride inside a row.
+        router_x: Likewise.
+        gate_up: [2 * D, H] in their dtype, on their device: the gate's rows, then the up's; any distance apart.
+        router: [E, H], likewise.
+        plan: How the work is cut; None: one that is right for every size and measured for none.
+        path: The kernel or torch; see `takes_kernel`.
+        early: Whether it may start before the kernel ahead has ended. Then no weight may be what that kernel writes.
 
     Returns:
         New contiguous tensors.
@@ -84,45 +124,26 @@ def dense_beside_experts(
             the path.
     """
     plan = plan or ANY_PLAN
-    key = (*facts(dense_x, router_x, experts_x, *weights), top_k, plan, early) if path == "auto" else None
-    known = None if key is None else _FIRST.get(key)
-    if known is None:
-        _refuse(dense_x, router_x, experts_x, weights, top_k)
-        if dense_x.shape[0] == 0:
-            return BesideExperts(torch.empty_like(dense_x), torch.empty_like(experts_x))
-        if not takes_kernel(dense_x, path):
-            return BesideExperts(*reference.dense_beside_experts(dense_x, router_x, experts_x, weights, top_k))
-        _refuse_plan(plan, dense_x, weights)
+    key = (*facts(dense_x, router_x, gate_up, router), plan, early) if path == "auto" else None
+    if key is not None and (known := _FIRST.get(key)) is not None:
+        made = _first_outputs(dense_x, gate_up, router)
+        if known.again((dense_x, gate_up, made.gated, router_x, router, made.logits)):
+            return made
+    _refuse_first(dense_x, router_x, gate_up, router)
+    made = _first_outputs(dense_x, gate_up, router)
     rows, hidden = dense_x.shape
-    gated, logits, dense = (
-        torch.empty((rows, columns), dtype=dense_x.dtype, device=dense_x.device)
-        for columns in (weights.down.shape[1], weights.router.shape[0], hidden)
-    )
-    pointers = dense_x, weights.gate_up, gated, router_x, weights.router, logits
-    if known is None or not known.again(pointers):
-        launch = _launch_first(pointers, plan, early)
-        if key is not None:
-            _FIRST.keep(key, launch)
-    shares, ids = routing(logits, weights.per_expert_scale, top_k, path=path)
-    out, of_experts = pointers_of(experts_x, weights.experts_gate_up, weights.experts_down, shares, ids, plan.experts)
-    third = *of_experts[:GATE_POINTERS], gated, weights.down, dense
-    fourth = of_experts[GATE_POINTERS:]
-    known = None if key is None else _LAST.get(key)
-    if known is None or not known.again((*third, *fourth)):
-        launches = _launch_third(third, top_k, plan, early), launch_down(fourth, top_k, plan.experts, early)
-        if key is not None and launches[0] is not None and launches[1] is not None:
-            _LAST.keep(key, _LastLaunches(launches[0], launches[1]))
-    return BesideExperts(dense, out)
-
-
-def _launch_first(pointers: Sequence[torch.Tensor], plan: Plan, early: bool) -> KnownLaunch | None:
-    x, _, gated, _, router, _ = pointers
-    (rows, hidden), columns, experts = x.shape, gated.shape[1], router.shape[0]
-    return _launchers()[0].launch(
-        -(-experts // plan.first_n) + -(-columns // (plan.first_n // 2)),
+    if rows == 0:
+        return made
+    if not takes_kernel(dense_x, path):
+        return GateBesideRouter(*reference.gate_beside_router(dense_x, router_x, gate_up, router))
+    _refuse_cut(plan.first, rows, hidden)
+    pointers = dense_x, gate_up, made.gated, router_x, router, made.logits
+    count, columns = router.shape[0], made.gated.shape[1]
+    launch = _launchers()[0].launch(
+        -(-count // plan.first_n) + -(-columns // (plan.first_n // 2)),
         pointers,
         tuple(tensor.stride(0) for tensor in pointers),
-        (rows, columns, experts, hidden),
+        (rows, columns, count, hidden),
         (
             *(plan.first_m, plan.first_n, plan.first_k, plan.first_stages, plan.first_ahead),
             hidden % plan.first_k == 0,
@@ -131,19 +152,70 @@ def _launch_first(pointers: Sequence[torch.Tensor], plan: Plan, early: bool) -> 
         fuse=True,
         early=early,
     )
+    if key is not None:
+        _FIRST.keep(key, launch)
+    return made
 
 
-def _launch_third(pointers: Sequence[torch.Tensor], top_k: int, plan: Plan, early: bool) -> KnownLaunch | None:
-    x, weight, out = pointers[:3]
-    dense_rows = pointers[GATE_POINTERS:]
-    (rows, hidden), (pairs, width), dense_width = x.shape, out.shape, dense_rows[0].shape[1]
-    return _launchers()[1].launch(
+def experts_beside_down(
+    experts_x: torch.Tensor,
+    experts_gate_up: torch.Tensor,
+    experts_down: torch.Tensor,
+    shares: torch.Tensor,
+    ids: torch.Tensor,
+    gated: torch.Tensor,
+    down: torch.Tensor,
+    plan: Plan | None = None,
+    *,
+    path: Path = "auto",
+    early: bool = True,
+) -> BesideExperts:
+    """Return the down product of the dense MLP and the sum of each row's experts: the third launch and the fourth.
+
+    Args:
+        experts_x: [M, H] bf16, fp16 or fp32, M in 0..8, as routed_experts takes it; and so the four behind it.
+        experts_gate_up: [E, 2 * W, H].
+        experts_down: [E, H, W].
+        shares: [M, k] fp32.
+        ids: [M, k] int32.
+        gated: [M, D] in their dtype, on their device: the dense MLP's rows; unit stride inside a row.
+        down: [H, D], likewise.
+        plan: How the work is cut; None: one that is right for every size and measured for none.
+        path: The kernels or torch; see `takes_kernel`.
+        early: As for `gate_beside_router`.
+
+    Returns:
+        New contiguous tensors.
+
+    Raises:
+        ValueError: As `gate_beside_router` and routed_experts raise it.
+    """
+    plan = plan or ANY_PLAN
+    of_experts = experts_x, experts_gate_up, experts_down, shares, ids
+    key = (*facts(*of_experts, gated, down), plan, early) if path == "auto" else None
+    if key is not None and (known := _LAST.get(key)) is not None:
+        made, third, fourth = _last_pointers(*of_experts, gated, down, plan)
+        if known.again((*third, *fourth)):
+            return made
+    experts.refuse(*of_experts)
+    _refuse_down(experts_x, gated, down)
+    (rows, hidden), dense_width, top_k = experts_x.shape, gated.shape[1], ids.shape[1]
+    if rows == 0:
+        return BesideExperts(torch.empty_like(experts_x), torch.empty_like(experts_x))
+    if not takes_kernel(experts_x, path):
+        return BesideExperts(*reference.experts_beside_down(*of_experts, gated, down))
+    _refuse_cut(plan.dense, rows, dense_width)
+    experts.refuse_plan(plan.experts, hidden, experts_down.shape[2])
+    made, third, fourth = _last_pointers(*of_experts, gated, down, plan)
+    pairs, width = third[2].shape
+    strides = *experts_gate_up.stride()[:2], *(tensor.stride(0) for tensor in (third[2], gated, down, made.dense))
+    launch = _launchers()[1].launch(
         pairs * -(-width // (plan.gate_n // 2)) + -(-hidden // plan.dense_n),
-        pointers,
-        (x.stride(0), *weight.stride()[:2], out.stride(0), *(tensor.stride(0) for tensor in dense_rows)),
-        (pairs, weight.shape[0], width, hidden, rows, dense_width),
+        third,
+        (experts_x.stride(0), *strides),
+        (pairs, experts_gate_up.shape[0], width, hidden, rows, dense_width),
         (
-            *(top_k, power_of_two(top_k), power_of_two(pairs)),
+            *(top_k, experts.power_of_two(top_k), experts.power_of_two(pairs)),
             *(plan.block_m, plan.gate_n, plan.gate_k, plan.gate_stages, hidden % plan.gate_k == 0),
             *(plan.dense_m, plan.dense_n, plan.dense_k, plan.dense_stages, plan.dense_ahead),
             *(dense_width % plan.dense_k == 0, plan.dense_first),
@@ -152,49 +224,62 @@ def _launch_third(pointers: Sequence[torch.Tensor], top_k: int, plan: Plan, earl
         fuse=True,
         early=early,
     )
+    last = experts.launch_down(fourth, top_k, plan.experts, early)
+    if key is not None and launch is not None and last is not None:
+        _LAST.keep(key, _LastLaunches(launch, last))
+    return made
 
 
-def _refuse(
-    dense_x: torch.Tensor, router_x: torch.Tensor, experts_x: torch.Tensor, weights: Weights, top_k: int
-) -> None:
-    """Raise ValueError before anything runs: routing itself would only behind the first launch."""
+def _first_outputs(dense_x: torch.Tensor, gate_up: torch.Tensor, router: torch.Tensor) -> GateBesideRouter:
+    sizes = gate_up.shape[0] // 2, router.shape[0]
+    made = [torch.empty((dense_x.shape[0], size), dtype=dense_x.dtype, device=dense_x.device) for size in sizes]
+    return GateBesideRouter(*made)
+
+
+def _last_pointers(
+    experts_x: torch.Tensor,
+    gate_up: torch.Tensor,
+    experts_down: torch.Tensor,
+    shares: torch.Tensor,
+    ids: torch.Tensor,
+    gated: torch.Tensor,
+    down: torch.Tensor,
+    plan: Plan,
+) -> tuple[BesideExperts, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Return new outputs, and the tensors of the third launch and of the fourth."""
+    out, pointers = experts.pointers_of(experts_x, gate_up, experts_down, shares, ids, plan.experts)
+    dense = torch.empty_like(out)
+    third = *pointers[: experts.GATE_POINTERS], gated, down, dense
+    return BesideExperts(dense, out), third, pointers[experts.GATE_POINTERS :]
+
+
+def _refuse_first(dense_x: torch.Tensor, router_x: torch.Tensor, gate_up: torch.Tensor, router: torch.Tensor) -> None:
     if dense_x.dim() != 2 or dense_x.shape[0] > MAX_ROWS:
         raise ValueError(f"dense_x is {list(dense_x.shape)}, expected [0..{MAX_ROWS}, hidden]")
-    for name, x in (("dense_x", dense_x), ("router_x", router_x), ("experts_x", experts_x)):
+    for name, x in (("dense_x", dense_x), ("router_x", router_x)):
         refuse_unlike(name, x, dense_x)
-    refuse_weights(experts_x, weights.experts_gate_up, weights.experts_down)
-    (rows, hidden), experts = dense_x.shape, weights.experts_down.shape[0]
-    wanted = {
-        "gate_up": (weights.gate_up, (2 * weights.down.shape[-1], hidden)),
-        "down": (weights.down, (hidden, weights.down.shape[-1])),
-        "router": (weights.router, (experts, hidden)),
-    }
-    for name, (weight, shape) in wanted.items():
-        if weight.shape != shape or not weight.shape[1]:
-            raise ValueError(f"{name} is {list(weight.shape)}, expected {list(shape)}")
-        if weight.dtype != dense_x.dtype or weight.device != dense_x.device:
-            have, want = f"{weight.dtype} on {weight.device}", f"{dense_x.dtype} on {dense_x.device}"
-            raise ValueError(f"{name} is {have}, expected {want}")
-        if weight.stride(1) != 1 and weight.shape[1] > 1:
-            raise ValueError(f"{name} has stride {weight.stride(1)} inside a row, expected 1")
-    scale = weights.per_expert_scale
-    if scale.shape != (experts,) or scale.device != dense_x.device or not scale.is_floating_point():
-        have = f"{list(scale.shape)} {scale.dtype} on {scale.device}"
-        raise ValueError(f"per_expert_scale is {have}, expected floating [{experts}] on {dense_x.device}")
-    if experts > MAX_EXPERTS or not 1 <= top_k <= min(MAX_TOP_K, experts) or rows * top_k > MAX_PAIRS:
-        raise ValueError(
-            f"{rows} rows choose {top_k} of {experts} experts, expected at most {MAX_EXPERTS} experts, of which a row "
-            f"chooses 1..{MAX_TOP_K}, and {MAX_PAIRS} choices"
-        )
+    for weight in (gate_up, router):
+        product.refuse(dense_x, weight)
+    if gate_up.shape[0] % 2:
+        raise ValueError(f"gate_up is {list(gate_up.shape)}, expected an even number of rows")
 
 
-def _refuse_plan(plan: Plan, x: torch.Tensor, weights: Weights) -> None:
-    (rows, hidden), dense_width = x.shape, weights.down.shape[1]
-    for one, depth in ((plan.first, hidden), (plan.dense, dense_width)):
-        if one.block_m not in (1, MAX_ROWS):
-            raise ValueError(f"the plan holds {one.block_m} rows, expected 1 or {MAX_ROWS}")
-        product.refuse_plan(one, rows, depth, 1)
-    refuse_plan(plan.experts, hidden, weights.experts_down.shape[2])
+def _refuse_down(experts_x: torch.Tensor, gated: torch.Tensor, down: torch.Tensor) -> None:
+    rows, hidden = experts_x.shape
+    if gated.dim() != 2 or gated.shape[0] != rows:
+        raise ValueError(f"gated is {list(gated.shape)}, expected [{rows}, width]")
+    if gated.dtype != experts_x.dtype or gated.device != experts_x.device:
+        have, want = f"{gated.dtype} on {gated.device}", f"{experts_x.dtype} on {experts_x.device}"
+        raise ValueError(f"gated is {have}, expected {want}")
+    product.refuse(gated, down)
+    if down.shape[0] != hidden:
+        raise ValueError(f"down is {list(down.shape)}, expected [{hidden}, {gated.shape[1]}]")
+
+
+def _refuse_cut(cut: ProductPlan, rows: int, depth: int) -> None:
+    if cut.block_m not in (1, MAX_ROWS):
+        raise ValueError(f"the plan holds {cut.block_m} rows, expected 1 or {MAX_ROWS}")
+    product.refuse_plan(cut, rows, depth, 1)
 
 
 @functools.cache
