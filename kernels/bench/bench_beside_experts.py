@@ -102,8 +102,9 @@ def main(argv: list[str] | None = None) -> int:
     about = {"dtype": "bfloat16", "rounds": options.rounds, "gain": GAIN, "limit_bytes_per_us": LIMIT_BYTES_PER_US}
     document = origin("1.0", "beside_experts") | about
     found: list[dict[str, Any]] = []
+    code = 0
     layers, begin = Layers(), time.monotonic()
-    if reason := unavailable(torch.device("cuda", torch.cuda.current_device())):
+    if reason := unavailable(torch.device(DEVICE)):
         print(f"the ops one by one stream no weight, as a server would: {reason}", file=sys.stderr)
     try:
         for number, rows in enumerate(AXES["rows"]):
@@ -119,10 +120,10 @@ def main(argv: list[str] | None = None) -> int:
                 write(document | {"rows": found}, options.output)
     except (WrongAnswer, DeviceLost) as error:
         print(error, file=sys.stderr)
-        return 1
+        code = 1
     if options.output is None:
         write(document | {"rows": found}, None)
-    return 0
+    return code
 
 
 class Layers:
@@ -331,10 +332,9 @@ def measure(layers: Layers, rows: int, rounds: int, until: float) -> Iterator[di
     let_next_in_where(lambda: True, streams_behind)
     try:
         trial = Trial(layers, rows, until)
-        peers = {"one-by-one": one_by_one(rows, size)}
-        if tuned_experts(rows, size) is None and (theirs := sglang_experts(size.experts)) is not None:
-            peers["sglang-experts"] = one_by_one(rows, size, theirs)
-        graphs = {name: trial.recorded(name, way) for name, way in peers.items()}
+        graphs = {"one-by-one": trial.recorded("one by one", one_by_one(rows, size))}
+        if tuned_experts(rows, size) is None and (theirs := with_sglangs_experts(trial)) is not None:
+            graphs["sglang-experts"] = theirs
         plans = tried(trial, experts_plan_of(rows, size) or MEASURED_EXPERTS[8])
         ours = {json.dumps(plan): one for plan in plans if (one := trial.record(plan)) is not None}
         if not ours:
@@ -368,6 +368,18 @@ def measure(layers: Layers, rows: int, rounds: int, until: float) -> Iterator[di
 def _experts_chosen(layers: Layers, trial: Trial, at: int) -> int:
     router_x, weights = layers.normed(*trial.drawn[at])[1][1], layers.weights[at]
     return len((router_x.float() @ weights.router.float().T).topk(layers.size.top_k, dim=1).indices.unique())
+
+
+def with_sglangs_experts(trial: Trial) -> Recorded | None:
+    """Return the graph of the ops one by one with SGLang's experts, or None where SGLang cannot say."""
+    try:
+        theirs = sglang_experts(trial.layers.size.experts)
+        if theirs is None:
+            return None
+        return trial.recorded("SGLang's experts", one_by_one(trial.rows, trial.layers.size, theirs))
+    except (TritonError, ImportError, OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        print(f"{trial.rows} rows: SGLang's experts are left out: {first_line(error)}", file=sys.stderr)
+        return None
 
 
 def line(row: dict[str, Any]) -> str:

@@ -1,6 +1,9 @@
 """beside_experts against fp64 and against the ops one by one: sizes, plans, hard numbers, equal bits, refusals."""
 
+import importlib
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from kernel_paths import DEVICE, PATHS, cases_here, needs_kernel
 
 from gemma4_kernels.beside_experts import launch, spec
 from gemma4_kernels.beside_experts.launch import dense_beside_experts
-from gemma4_kernels.beside_experts.spec import ANY_PLAN, Weights, plan_of
+from gemma4_kernels.beside_experts.spec import ANY_PLAN, FOLDER, Weights, plan_of
 from gemma4_kernels.beside_experts.tuned import Size, tuned_plans
 from gemma4_kernels.routed_experts.launch import routed_experts
 from gemma4_kernels.routed_experts.spec import Plan as ExpertsPlan
@@ -16,6 +19,8 @@ from gemma4_kernels.routing.launch import routing
 from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_linear
 from gemma4_kernels.small_m_linear.spec import Plan as ProductPlan
 
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "kernels" / "bench" / "rows").glob("beside_experts_*.json"))
 # Triton's interpreter cuts bf16 off instead of rounding it.
 DTYPES = (torch.float32, torch.float16) + ((torch.bfloat16,) if DEVICE == "cuda" else ())
 PLANS = (
@@ -285,3 +290,34 @@ def test_plans_that_do_not_fit_are_refused():
 def test_what_nobody_measured_has_no_plan():
     assert tuned_plans("another", Size(2816, 2112, 704, 128, 8)) is None
     assert tuned_plans("NVIDIA H200", Size(2816, 2112, 705, 128, 8)) is None
+
+
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "kernels" / "bench"))
+    return importlib.import_module("bench_beside_experts")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_table_is_made_of_the_rows(file, monkeypatch):
+    """If this fails, run: python kernels/bench/bench_beside_experts.py --table FILE."""
+    made, document = bench(monkeypatch), json.loads(file.read_text())
+    assert (FOLDER / made.table_name(document)).read_text() == made.table_text(document, file)
+
+
+def test_a_table_names_a_plan_where_a_layer_gains_by_it(monkeypatch):
+    """Against the faster of the other ways, by three percent at least."""
+    size = Size(2816, 2112, 704, 128, 8)
+
+    def row(rows, ours, **others):
+        us = {name.replace("_", "-"): {"median": took} for name, took in ({"ours": ours} | others).items()}
+        return size._asdict() | {"rows": rows, "us": us, "plan": list(ANY_PLAN)}
+
+    found = [
+        row(1, 97.0, one_by_one=100.0, norms_wait=90.0),
+        row(2, 97.1, one_by_one=100.0),
+        row(8, 97.0, one_by_one=110.0, sglang_experts=99.0),
+    ]
+    kept = dict.fromkeys(("gpu", "versions", "dtype", "date", "command"), "")
+    text = bench(monkeypatch).table_text(kept | {"gain": 0.97, "rows": found}, Path("rows.json"))
+    (entry,) = json.loads(text)["entries"]
+    assert entry == size._asdict() | {"plans": {"1": list(ANY_PLAN), "2": None, "8": None}}
