@@ -7,6 +7,8 @@ import pytest
 import torch
 from sglang.srt.layers.linear import ReplicatedLinear
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
+from sglang.srt.models.gemma4_causal import Gemma4Router
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 import vision_world
@@ -26,6 +28,11 @@ from step_bench_parts import let_experts_run
 # No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
+LET_RUN = (
+    (UnquantizedFusedMoEMethod, "forward_cpu"),
+    (UnquantizedFusedMoEMethod, "forward_native"),
+    (Gemma4Router, "forward"),
+)
 ALL = ("triple-rmsnorm", "routing", "small-m-linear", "routed-experts", OP)
 
 
@@ -45,6 +52,9 @@ class Attend(torch.nn.Module):
 @pytest.fixture
 def model(rank, monkeypatch):
     """Return the text model, whose layers have attention without keys of other tokens."""
+    for owner, name in LET_RUN:
+        # So that it is put back behind the test.
+        monkeypatch.setattr(owner, name, getattr(owner, name))
     let_experts_run()
     text = vision_world.load_model(rank).language_model
     for module in text.modules():
