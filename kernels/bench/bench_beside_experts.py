@@ -284,7 +284,7 @@ def tried(trial: Trial, experts: ExpertsPlan) -> list[Plan]:
     single = trial.rows == 1
     (n, k, stages, warps), *others = GATES[trial.rows]
     start = plan_of(
-        ProductPlan(8, *_first(FIRSTS[8][0]), False),
+        ProductPlan(8, 16, 256, 1, 4, 2, False),
         experts._replace(gate_n=n, gate_k=k, gate_stages=stages, gate_warps=warps),
         ProductPlan(8, min(n, 32), 64, 1, 6, warps, False),
     )
@@ -299,7 +299,8 @@ def tried(trial: Trial, experts: ExpertsPlan) -> list[Plan]:
     assert best is not None
     best = trial.fastest([best._replace(dense_first=False)])
     assert best is not None
-    dense_steps, first_steps = (-(-depth // step) for depth, step in _depths(trial.layers.size, best))
+    dense_steps = -(-trial.layers.size.dense_width // best.dense_k)
+    first_steps = -(-trial.layers.size.hidden // best.first_k)
     best = trial.fastest([best._replace(dense_ahead=steps) for steps in (2, dense_steps)])
     assert best is not None
     trial.fastest([best._replace(first_ahead=steps) for steps in (1, -(-first_steps // 2))])
@@ -309,16 +310,8 @@ def tried(trial: Trial, experts: ExpertsPlan) -> list[Plan]:
 _CUT = ("n", "k", "stages", "warps")
 
 
-def _first(cut: tuple[int, int, int, int]) -> tuple[int, int, int, int, int]:
-    return cut[0], cut[1], 1, cut[2], cut[3]
-
-
 def _named(launch: str, names: tuple[str, ...], cut: tuple[int, ...]) -> dict[str, int]:
     return {f"{launch}_{name}": number for name, number in zip(names, cut, strict=True)}
-
-
-def _depths(size: Size, plan: Plan) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (size.dense_width, plan.dense_k), (size.hidden, plan.first_k)
 
 
 def measure(layers: Layers, rows: int, rounds: int, until: float) -> Iterator[dict[str, Any]]:
