@@ -45,14 +45,8 @@ from gemma4_kernels.small_m_linear.streamed import streams_behind
 from gemma4_kernels.small_m_linear.tuned import streamed_plans, tuned_plans
 from gemma4_kernels.triple_rmsnorm.launch import triple_rmsnorm
 from gemma4_repro.bench.quantiles import spread
-from gemma4_repro.kernel_bench.replay_clock import (
-    DeviceLost,
-    Recorded,
-    capture,
-    device_answers,
-    first_line,
-    interleaved,
-)
+from gemma4_repro.kernel_bench.replay_clock import DeviceLost, Recorded, capture, device_answers, interleaved
+from gemma4_repro.kernel_bench.replay_clock import first_line as told
 from gemma4_repro.step_bench.model_sizes import SIZES
 
 DEVICE = "cuda"
@@ -262,9 +256,9 @@ class Trial:
         try:
             return self.recorded(str(list(plan)), beside(plan, self.layers.size.top_k))
         except (TritonError, RuntimeError, ValueError, WrongAnswer) as error:
-            print(f"{self.rows} rows, {list(plan)}: left out: {first_line(error)}", file=sys.stderr)
+            print(f"{self.rows} rows, {list(plan)}: left out: {told(error)}", file=sys.stderr)
             if DEVICE == "cuda" and not device_answers():
-                raise DeviceLost(str(list(plan)), f"{list(plan)}: {first_line(error)}") from error
+                raise DeviceLost(str(list(plan)), f"{list(plan)}: {told(error)}") from error
             return None
 
     def fastest(self, plans: list[Plan]) -> Plan | None:
@@ -371,7 +365,7 @@ def with_sglangs_experts(trial: Trial) -> Recorded | None:
             return None
         return trial.recorded("SGLang's experts", one_by_one(trial.rows, trial.layers.size, theirs))
     except (TritonError, ImportError, OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        print(f"{trial.rows} rows: SGLang's experts are left out: {first_line(error)}", file=sys.stderr)
+        print(f"{trial.rows} rows: SGLang's experts are left out: {told(error)}", file=sys.stderr)
         return None
 
 
