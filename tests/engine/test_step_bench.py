@@ -38,7 +38,15 @@ OPS_OF_E4B = {
 IN_THE_TAIL = dict.fromkeys(("post-attention-norms", "rmsnorm-add", "gelu-tanh-mul", "cross-layer-norm"), 0)
 OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope"), LAYERS)
 OPS_OF_26B |= dict.fromkeys(
-    ("small-m-linear", "streamed-products", "routed-experts", "decode-attention", "attention-front"), 0
+    (
+        "small-m-linear",
+        "streamed-products",
+        "routed-experts",
+        "dense-beside-experts",
+        "decode-attention",
+        "attention-front",
+    ),
+    0,
 )
 
 
@@ -63,8 +71,8 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     assert dull < 1e-6 < 0.3 < drawn < 5
     # Before the plugin's optimisations are attached, and after, with none in force.
     assert found["shipped"]["bit_equal"]
-    several = ["all-cublas", "all-unstreamed", "all-separate", "all-sglang-experts", "all-sglang-attention"]
-    several += ["all-apart", "all"]
+    several = ["all-cublas", "all-unstreamed", "all-separate", "all-sglang-experts", "all-dense-alone"]
+    several += ["all-sglang-attention", "all-apart", "all"]
     assert list(found["arms"]) == ["none", *several, *calls]
     assert found["arms"]["none"]["bit_equal"]
     assert all(answer["right"] for answer in found["arms"].values()), found["arms"]
@@ -72,7 +80,7 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     for arm, fused in found["fused"].items():
         # A layer's end and the norm after it take the place of its end alone.
         everything = calls | ({"rmsnorm-residual-scalar": 0} if arm in SEVERAL else {})
-        if "layer-tail" in calls and arm in ("all-sglang-experts", ATTENTION, APART, ALL):
+        if "layer-tail" in calls and arm in ("all-sglang-experts", "all-dense-alone", ATTENTION, APART, ALL):
             everything |= IN_THE_TAIL | {"layer-tail": LAYERS}
         wanted = everything if arm in SEVERAL else {op: count for op, count in calls.items() if op == arm}
         assert {op: count for op, count in fused.items() if count} == {op: c for op, c in wanted.items() if c}

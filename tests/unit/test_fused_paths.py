@@ -251,6 +251,7 @@ def test_each_op_can_be_traced_whole():
         "streamed-products",
         "layer-tail",
         "routed-experts",
+        "dense-beside-experts",
         "decode-attention",
         "attention-front",
     }

@@ -64,19 +64,20 @@ def note_expert(
     tl.store(order_shares + place * BLOCK_M + row, share)
 
 
-@triton.jit(do_not_specialize=("pairs", "experts", "columns", "depth"))
-def routed_experts_kernel(
-    x,  # [rows, depth]
-    weight,  # [experts, 2 * columns, depth]
-    out,  # [pairs, columns]
-    ids,  # int32 [rows, TOP_K], contiguous
-    shares,  # fp32 [rows, TOP_K], contiguous
-    order,  # int32 [1 + PAIRS + PAIRS * BLOCK_M]; unused with BLOCK_M 1
-    order_shares,  # fp32 [PAIRS, BLOCK_M]; unused with BLOCK_M 1
-    x_stride: tl.int64,
-    expert_stride: tl.int64,
-    weight_stride: tl.int64,
-    out_stride: tl.int64,
+@triton.jit
+def expert_tile(
+    program,
+    x,
+    weight,
+    out,
+    ids,
+    shares,
+    order,
+    order_shares,
+    x_stride,
+    expert_stride,
+    weight_stride,
+    out_stride,
     pairs,
     experts,
     columns,
@@ -89,20 +90,19 @@ def routed_experts_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     WHOLE_BLOCKS: tl.constexpr,
-    EARLY_LAUNCH: tl.constexpr,
 ):
+    """Compute and store what is program's of the gated rows [pairs, columns]; the arguments are the kernel's."""
     HELD: tl.constexpr = BLOCK_N // 2
     DTYPE: tl.constexpr = x.dtype.element_ty
     tiles = tl.cdiv(columns, HELD)
-    slot = tl.program_id(0) // tiles
-    tile = tl.program_id(0) % tiles
+    slot = program // tiles
+    tile = program % tiles
     place = tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     column = tile * HELD + tl.arange(0, HELD)
     # Beyond the last column the last one is read once more, and not stored.
     weight_row = tl.minimum(tile * HELD + place // 2, columns - 1) + place % 2 * columns
-    inputs_are_there(EARLY_LAUNCH)
     mine = tl.load(ids + slot)
     working = (mine >= 0) & (mine < experts)
     if BLOCK_M == 1:
@@ -148,3 +148,38 @@ def routed_experts_kernel(
         made = gelu_exact(rounded(gate, DTYPE, True)) * rounded(up, DTYPE, True)
         outputs = out + pair_of[None, :].to(tl.int64) * out_stride + column[:, None]
         tl.store(outputs, narrowed(made, DTYPE), mask=(column < columns)[:, None] & wanting[None, :])
+
+
+@triton.jit(do_not_specialize=("pairs", "experts", "columns", "depth"))
+def routed_experts_kernel(
+    x,  # [rows, depth]
+    weight,  # [experts, 2 * columns, depth]
+    out,  # [pairs, columns]
+    ids,  # int32 [rows, TOP_K], contiguous
+    shares,  # fp32 [rows, TOP_K], contiguous
+    order,  # int32 [1 + PAIRS + PAIRS * BLOCK_M]; unused with BLOCK_M 1
+    order_shares,  # fp32 [PAIRS, BLOCK_M]; unused with BLOCK_M 1
+    x_stride: tl.int64,
+    expert_stride: tl.int64,
+    weight_stride: tl.int64,
+    out_stride: tl.int64,
+    pairs,
+    experts,
+    columns,
+    depth,
+    TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE_BLOCKS: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    inputs_are_there(EARLY_LAUNCH)
+    expert_tile(
+        tl.program_id(0), x, weight, out, ids, shares, order, order_shares,
+        x_stride, expert_stride, weight_stride, out_stride, pairs, experts, columns, depth,
+        TOP_K, PLACES, PAIRS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WHOLE_BLOCKS,
+    )  # fmt: skip

@@ -17,7 +17,8 @@ from gemma4_kernels.tickets import MOST, tickets
 __all__ = ["routed_experts"]
 
 _KNOWN = KnownLaunches()
-_GATE_POINTERS = 7
+GATE_POINTERS = 7
+"""Tensors of the first launch; the others that pointers_of returns are the second one's."""
 
 
 class _BothLaunches(NamedTuple):
@@ -27,7 +28,7 @@ class _BothLaunches(NamedTuple):
     down: KnownLaunch
 
     def again(self, pointers: Sequence[torch.Tensor]) -> bool:
-        return self.gate.again(pointers[:_GATE_POINTERS]) and self.down.again(pointers[_GATE_POINTERS:])
+        return self.gate.again(pointers[:GATE_POINTERS]) and self.down.again(pointers[GATE_POINTERS:])
 
 
 def routed_experts(
@@ -64,27 +65,26 @@ def routed_experts(
     plan = plan or ANY_PLAN
     key = (*facts(x, gate_up, down, shares, ids), plan, early) if path == "auto" else None
     if key is not None and (known := _KNOWN.get(key)) is not None:
-        out, pointers = _pointers(x, gate_up, down, shares, ids, plan)
+        out, pointers = pointers_of(x, gate_up, down, shares, ids, plan)
         if known.again(pointers):
             return out
-    _refuse(x, gate_up, down, shares, ids)
+    refuse(x, gate_up, down, shares, ids)
     (rows, hidden), top_k, width = x.shape, ids.shape[1], down.shape[2]
     if rows == 0:
         return torch.empty_like(x)
     if not takes_kernel(x, path):
         return reference.routed_experts(x, gate_up, down, shares, ids)
-    _refuse_plan(plan, hidden, width)
-    out, pointers = _pointers(x, gate_up, down, shares, ids, plan)
-    first, second = pointers[:_GATE_POINTERS], pointers[_GATE_POINTERS:]
-    pairs, most = rows * top_k, _power_of_two(rows * top_k)
-    launchers = _launchers()
-    gate = launchers[0].launch(
+    refuse_plan(plan, hidden, width)
+    out, pointers = pointers_of(x, gate_up, down, shares, ids, plan)
+    first, second = pointers[:GATE_POINTERS], pointers[GATE_POINTERS:]
+    pairs, most = rows * top_k, power_of_two(rows * top_k)
+    gate = _launchers()[0].launch(
         pairs * -(-width // (plan.gate_n // 2)),
         first,
         (x.stride(0), *gate_up.stride()[:2], first[2].stride(0)),
         (pairs, gate_up.shape[0], width, hidden),
         (
-            *(top_k, _power_of_two(top_k), most),
+            *(top_k, power_of_two(top_k), most),
             *(plan.block_m, plan.gate_n, plan.gate_k, plan.gate_stages),
             hidden % plan.gate_k == 0,
         ),
@@ -92,14 +92,24 @@ def routed_experts(
         fuse=True,
         early=early,
     )
+    last = launch_down(second, top_k, plan, early)
+    if key is not None and gate is not None and last is not None:
+        _KNOWN.keep(key, _BothLaunches(gate, last))
+    return out
+
+
+def launch_down(pointers: Sequence[torch.Tensor], top_k: int, plan: Plan, early: bool) -> KnownLaunch | None:
+    """Launch the second kernel once, on its tensors of pointers_of; return what makes the same launch again."""
+    gated, down, out = pointers[:3]
+    (rows, hidden), width = out.shape, down.shape[2]
     each = rows if plan.block_m == 1 else 1
-    last = launchers[1].launch(
+    return _launchers()[1].launch(
         each * -(-hidden // plan.down_n) * plan.down_splits,
-        second,
-        (first[2].stride(0), *down.stride()[:2], out.stride(0)),
+        pointers,
+        (gated.stride(0), *down.stride()[:2], out.stride(0)),
         (rows, down.shape[0], hidden, width, plan.down_splits),
         (
-            *(top_k, most),
+            *(top_k, power_of_two(rows * top_k)),
             *(plan.block_m, plan.down_n, plan.down_k, plan.down_stages, plan.down_splits > 1),
             width % plan.down_k == 0,
         ),
@@ -107,12 +117,9 @@ def routed_experts(
         fuse=True,
         early=early,
     )
-    if key is not None and gate is not None and last is not None:
-        _KNOWN.keep(key, _BothLaunches(gate, last))
-    return out
 
 
-def _pointers(
+def pointers_of(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, plan: Plan
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Return a new output, and the tensors of both launches; those that a kernel does not touch are others of its."""
@@ -121,7 +128,7 @@ def _pointers(
     gated = torch.empty((pairs, width), dtype=x.dtype, device=device)
     order, order_shares, partial, counters = ids, shares, shares, ids
     if plan.block_m > 1:
-        most = _power_of_two(pairs)
+        most = power_of_two(pairs)
         order = torch.empty(1 + most * (1 + plan.block_m), dtype=torch.int32, device=device)
         order_shares = torch.empty(most * plan.block_m, dtype=torch.float32, device=device)
     if plan.down_splits > 1:
@@ -132,17 +139,31 @@ def _pointers(
     return out, (*first, gated, down, out, ids, shares, order, order_shares, partial, counters)
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """Return the next one that is not below the number."""
     return 1 << (number - 1).bit_length()
 
 
-def _refuse(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor
-) -> None:
+def refuse(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor) -> None:
+    """Raise ValueError unless these are what routed_experts takes."""
+    refuse_weights(x, gate_up, down)
+    rows = x.shape[0]
+    if ids.dim() != 2 or ids.shape[0] != rows or not ids.shape[1] or ids.numel() > MAX_PAIRS:
+        raise ValueError(f"ids is {list(ids.shape)}, expected [{rows}, k] of at most {MAX_PAIRS} elements")
+    for name, tensor, dtype in (("ids", ids, torch.int32), ("shares", shares, torch.float32)):
+        if tensor.shape != ids.shape or tensor.dtype != dtype or tensor.device != x.device:
+            have = f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+            raise ValueError(f"{name} is {have}, expected {list(ids.shape)} {dtype} on {x.device}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} has strides {tensor.stride()}, expected contiguous")
+
+
+def refuse_weights(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+    """Raise ValueError unless these rows and weights are what routed_experts takes."""
     if x.dim() != 2 or x.shape[0] > MAX_ROWS or not x.shape[1] or x.dtype not in DTYPES:
         have = f"{list(x.shape)} {x.dtype}"
         raise ValueError(f"x is {have}, expected [0..{MAX_ROWS}, hidden] bfloat16, float16 or float32")
-    rows, hidden = x.shape
+    hidden = x.shape[1]
     if down.dim() != 3 or down.shape[1] != hidden or not down.shape[0] or not down.shape[2]:
         raise ValueError(f"down is {list(down.shape)}, expected [experts, {hidden}, width]")
     wanted = down.shape[0], 2 * down.shape[2], hidden
@@ -154,17 +175,10 @@ def _refuse(
     for name, tensor in (("x", x), ("gate_up", gate_up), ("down", down)):
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise ValueError(f"{name} has stride {tensor.stride(-1)} inside a row, expected 1")
-    if ids.dim() != 2 or ids.shape[0] != rows or not ids.shape[1] or ids.numel() > MAX_PAIRS:
-        raise ValueError(f"ids is {list(ids.shape)}, expected [{rows}, k] of at most {MAX_PAIRS} elements")
-    for name, tensor, dtype in (("ids", ids, torch.int32), ("shares", shares, torch.float32)):
-        if tensor.shape != ids.shape or tensor.dtype != dtype or tensor.device != x.device:
-            have = f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
-            raise ValueError(f"{name} is {have}, expected {list(ids.shape)} {dtype} on {x.device}")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} has strides {tensor.stride()}, expected contiguous")
 
 
-def _refuse_plan(plan: Plan, hidden: int, width: int) -> None:
+def refuse_plan(plan: Plan, hidden: int, width: int) -> None:
+    """Raise ValueError unless the plan fits experts of these sizes."""
     if plan.block_m not in (1, MAX_ROWS):
         raise ValueError(f"the plan holds {plan.block_m} rows, expected 1 or {MAX_ROWS}")
     blocks = -(-width // plan.down_k)

@@ -45,6 +45,32 @@ def add_block(total, w, inputs, at, row, rows, depth, BLOCK_M: tl.constexpr, WHO
 
 
 @triton.jit
+def add_blocks(
+    total,
+    weights,
+    inputs,
+    first,
+    last,
+    row,
+    rows,
+    depth,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE_BLOCKS: tl.constexpr,
+):
+    """Add the products of blocks first..last - 1 to `total`, which is add_block's; return fp32 [BLOCK_N, BLOCK_M]."""
+    k = tl.arange(0, BLOCK_K)
+    for block in tl.range(first, last, num_stages=STAGES):
+        at = block * BLOCK_K + k
+        w = weight_block(weights, at, depth, WHOLE_BLOCKS)
+        total = add_block(total, w, inputs, at, row, rows, depth, BLOCK_M, WHOLE_BLOCKS)
+    if BLOCK_M == 1:
+        total = tl.sum(total, axis=1)[:, None]
+    return total
+
+
+@triton.jit
 def store_tile(
     total,
     out,
@@ -131,12 +157,7 @@ def small_m_linear_kernel(
     if AHEAD:
         total = add_block(total, w, inputs, at, row, rows, depth, BLOCK_M, WHOLE_BLOCKS)
         first += 1
-    for block in tl.range(first, last, num_stages=STAGES):
-        at = block * BLOCK_K + k
-        w = weight_block(weights, at, depth, WHOLE_BLOCKS)
-        total = add_block(total, w, inputs, at, row, rows, depth, BLOCK_M, WHOLE_BLOCKS)
-    if BLOCK_M == 1:
-        total = tl.sum(total, axis=1)[:, None]
+    total = add_blocks(total, weights, inputs, first, last, row, rows, depth, BLOCK_M, BLOCK_K, STAGES, WHOLE_BLOCKS)
     if not SPLIT:
         store_tile(total, out, factor, column, row, rows, columns, out_stride, factor_stride, GATE, HELD, BLOCK_M)
     else:

@@ -131,7 +131,7 @@ def _product(
             made = _output(x, weight, gate)
             if known.again(_pointers(x, weight, made, factor, _plan(plan, x, made), gate)):
                 return made
-    _refuse(x, weight)
+    refuse(x, weight)
     (rows, depth), columns = x.shape, weight.shape[0]
     if gate == "halves":
         if columns % 2:
@@ -158,7 +158,7 @@ def _product(
             _KNOWN.keep(key, launch)
         return out
     tiles = _tiles(plan, columns, gate)
-    _refuse_plan(plan, rows, depth, tiles)
+    refuse_plan(plan, rows, depth, tiles)
     pointers = _pointers(x, weight, out, factor, plan, gate)
     launch = _launcher().launch(
         tiles * plan.splits,
@@ -245,7 +245,8 @@ def any_plan(rows: int, columns: int, depth: int) -> Plan:
     return Plan(block_m, 16, block_k, 1, 4, 2, False)
 
 
-def _refuse(x: torch.Tensor, weight: torch.Tensor) -> None:
+def refuse(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raise ValueError unless these are what small_m_linear takes."""
     if x.dim() != 2 or x.shape[0] > MAX_ROWS or x.shape[1] < 1:
         raise ValueError(f"x is {list(x.shape)}, expected [0..{MAX_ROWS}, 1 or more]")
     if x.dtype not in DTYPES:
@@ -259,7 +260,8 @@ def _refuse(x: torch.Tensor, weight: torch.Tensor) -> None:
             raise ValueError(f"{name} has stride {tensor.stride(1)} inside a row, expected 1")
 
 
-def _refuse_plan(plan: Plan, rows: int, depth: int, tiles: int) -> None:
+def refuse_plan(plan: Plan, rows: int, depth: int, tiles: int) -> None:
+    """Raise ValueError unless the plan fits a product of these sizes."""
     if rows > plan.block_m:
         raise ValueError(f"the plan holds {plan.block_m} rows, and x has {rows}")
     blocks = -(-depth // plan.block_k)

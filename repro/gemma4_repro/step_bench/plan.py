@@ -11,13 +11,15 @@ from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
 from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
 NONE, SHIPPED, CUBLAS, UNSTREAMED, SEPARATE = "none", "shipped", "all-cublas", "all-unstreamed", "all-separate"
-EXPERTS, ATTENTION, APART, ALL = "all-sglang-experts", "all-sglang-attention", "all-apart", "all"
-SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, EXPERTS, ATTENTION, APART, ALL)
+EXPERTS, DENSE, ATTENTION = "all-sglang-experts", "all-dense-alone", "all-sglang-attention"
+APART, ALL = "all-apart", "all"
+SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, EXPERTS, DENSE, ATTENTION, APART, ALL)
 LEFT_OUT = {
     CUBLAS: "small-m-linear",
     UNSTREAMED: "streamed-products",
     SEPARATE: "layer-tail",
     EXPERTS: "routed-experts",
+    DENSE: "dense-beside-experts",
     ATTENTION: "decode-attention",
     APART: "attention-front",
 }
@@ -31,6 +33,7 @@ ARMS = {
     UNSTREAMED: "all default ops in force but streamed-products: no weight is streamed",
     SEPARATE: "all default ops in force but layer-tail: each product and each norm of a layer is a launch",
     EXPERTS: "all default ops in force but routed-experts: SGLang's grouped kernels compute the experts",
+    DENSE: "all default ops in force but dense-beside-experts: dense MLP, router and experts are launches of their own",
     ATTENTION: "all default ops in force but decode-attention: SGLang's own kernels compute the attention",
     APART: "all default ops in force but attention-front: norms of heads, store and attention are a launch each",
     ALL: "all default ops in force",
@@ -56,7 +59,7 @@ class LayersRefused(ReproError):
 
 def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
     """Does a step of this model have what the op computes? layers: of the model; None: all that it has."""
-    if op in ("routing", "triple-rmsnorm", "routed-experts"):
+    if op in ("routing", "triple-rmsnorm", "routed-experts", "dense-beside-experts"):
         return size.has_experts
     if op in ("rmsnorm-add", "gelu-tanh-mul", "ple-front-end", "layer-tail"):
         return size.has_ple

@@ -299,6 +299,31 @@ LAYER_OPS: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="dense-beside-experts",
+        kind=Kind.OPTIMISATION,
+        title="dense MLP and router of 1 to 8 rows beside the experts, four launches for six, where a table says so",
+        origin="kernels of this project",
+        upstream="open up to 0.5.23",
+        not_ported="0.5.21, the layer goes through layers/layer_boundary, which takes another return value",
+        default=True,
+        attachments=(_LAYER, PATHS),
+        own_paths=("fused", "reference"),
+        about=About(
+            why="Between the products of a layer with experts stand launches that have little to read: the router, the "
+            "choice of experts, the dense down product. While they run, the memory is mostly idle. Here the router's "
+            "logits are computed beside the dense gate, and the down product beside the experts' gates.",
+            eligibility="Layers with experts, of 1 to 8 rows of bf16 on one rank, of a size, number of rows and GPU "
+            "that the table has, while the ops that it takes the place of are in force: triple-rmsnorm, routing, "
+            "small-m-linear and routed-experts. Experts and linear layers must be unquantised and not wrapped by LoRA. "
+            + _NORMS,
+            fallback="Each of those ops, or SGLang's own lines, as without this.",
+            proof=(
+                "tests/kernels/test_beside_experts.py",
+                "tests/unit/test_dense_beside_experts_patch.py",
+            ),
+        ),
+    ),
+    Patch(
         id="decode-attention",
         kind=Kind.OPTIMISATION,
         title="attention of a decode step on Triton in one launch, the keys shared among all multiprocessors",

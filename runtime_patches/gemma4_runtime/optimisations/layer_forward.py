@@ -11,7 +11,8 @@
 | end, experts                 | one; then the next layer's norm  | cross-layer-norm                          |
 
 With small-m-linear a decode step's gates, of the MLP and of PLE, are part of the product ahead of them. With layer-tail
-all that stands behind the attention of a layer with PLE is one launch, where its table has it faster.
+all that stands behind the attention of a layer with PLE is one launch, where its table has it faster. With
+dense-beside-experts the products of a layer with experts are four launches instead of six, likewise.
 
 With post-attention-norms or triple-rmsnorm a layer's input is left as it was; SGLang adds into it, which spoils hidden
 states captured there.
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from gemma4_runtime.fusion import ops
+from gemma4_runtime.fusion.beside_experts import dense_beside_experts
 from gemma4_runtime.fusion.eligible import alike, eps_of, rows_reason
 from gemma4_runtime.fusion.layer_plan import ADD, CROSS, GELU, POST_ATTENTION, RESIDUAL_SCALAR, TRIPLE, plan_of
 from gemma4_runtime.fusion.paths import PATHS
@@ -102,6 +104,9 @@ def _experts(layer: Any, plan: Any, attention: Tensor, residual: Tensor) -> Tens
         weights = layer.router.scale, pre.weight, pre_experts.weight
         made = ops.triple_rmsnorm(attention, norm.weight, residual, *weights, eps_of(norm))
         residual, router_input, mlp_input, experts_input = made
+        beside = dense_beside_experts(layer, mlp_input, router_input, experts_input)
+        if beside is not None:
+            return _end_of_experts(layer, plan, *beside, residual)
         dense = _mlp(layer, mlp_input)
         # The router's own forward would norm again, with the scale that it folded once.
         logits, _ = layer.router.proj(router_input)

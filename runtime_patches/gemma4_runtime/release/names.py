@@ -38,6 +38,7 @@ _BASE: dict[str, str | None] = {
     "ReplicatedLinear": "sglang.srt.layers.linear.ReplicatedLinear",
     "RowParallelLinear": "sglang.srt.layers.linear.RowParallelLinear",
     "UnquantizedLinearMethod": "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod",
+    "FusedMoE": "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE",
     "UnquantizedFusedMoEMethod": "sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod",
     "RadixAttention": "sglang.srt.layers.radix_attention.RadixAttention",
     "RotaryEmbedding": "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding",

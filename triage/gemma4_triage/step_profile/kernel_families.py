@@ -26,6 +26,8 @@ OUR_KERNELS = {
     "streamed_product_kernel": "small_m_linear",
     "routed_experts_kernel": "routed_experts",
     "experts_down_kernel": "routed_experts",
+    "dense_beside_router_kernel": "beside_experts",
+    "experts_beside_dense_kernel": "beside_experts",
     "layer_tail_kernel": "layer_tail",
     "decode_attention_kernel": "decode_attention",
     "clustered_attention_kernel": "decode_attention",
