@@ -122,6 +122,7 @@ class Launcher:
         num_warps: int,
         fuse: bool,
         early: bool,
+        lets_in: bool = True,
     ) -> KnownLaunch | None:
         """Launches the kernel once, on the current stream of the pointers' device.
 
@@ -135,6 +136,7 @@ class Launcher:
             fuse: May a product and a sum become one rounding? Eager rounds both.
             early: Start before the kernel ahead has ended, on a device that can: a gain where the launch is what takes
                 the time.
+            lets_in: Let the one behind start before this one's own inputs are there, where `let_next_in_where` says so.
 
         Returns:
             What makes the same launch again; None where it depends on more than shapes, strides and dtypes.
@@ -144,7 +146,15 @@ class Launcher:
             # Triton compiles for, and launches on, the current device.
             with torch.cuda.device(device):
                 self.launch(
-                    programs, pointers, strides, numbers, constants, num_warps=num_warps, fuse=fuse, early=early
+                    programs,
+                    pointers,
+                    strides,
+                    numbers,
+                    constants,
+                    num_warps=num_warps,
+                    fuse=fuse,
+                    early=early,
+                    lets_in=lets_in,
                 )
             return None
         addresses = [pointer.data_ptr() for pointer in pointers]
@@ -152,7 +162,7 @@ class Launcher:
         for number in (*addresses, *strides):
             bits |= number
         early = early and device >= 0 and can_launch_early(device)
-        first = early and _lets_next_in() and _lets_next_in_here(device, programs, pointers[0].shape[-1])
+        first = early and lets_in and _lets_next_in() and _lets_next_in_here(device, programs, pointers[0].shape[-1])
         constants = (*constants, 0 if not early else 2 if first else 1)
         options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": fuse}
         if early:

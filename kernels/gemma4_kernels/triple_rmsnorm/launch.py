@@ -38,6 +38,7 @@ def triple_rmsnorm(
     rounding: Rounding = Rounding.FP32,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     path: Path = "auto",
+    lets_in: bool = True,
 ) -> TripleNormed:
     """Return residual' = rms(attention) * weight + residual, and its norm with three weights.
 
@@ -55,6 +56,8 @@ def triple_rmsnorm(
         path: which implementation to run; "auto" for the one that this device takes.
         out: four of [T, H]; new if None, so that who holds `residual` keeps it as it was. Any two of them may be
             attention and residual themselves; any other overlap is undefined.
+        lets_in: Whether the kernel behind may start before this one's inputs are there, as one that streams weights
+            gains by; others only take room from the kernel ahead.
 
     Returns:
         (residual', router, dense, experts), [T, H] in attention's dtype.
@@ -66,7 +69,7 @@ def triple_rmsnorm(
     key = None
     if out is None and path == "auto":
         inputs = attention, weight, residual, router_scale, dense_weight, experts_weight
-        key = (*facts(*inputs), eps, type(eps), eager)
+        key = (*facts(*inputs), eps, type(eps), eager, lets_in)
         if (known := _KNOWN.get(key)) is not None:
             out = TripleNormed(*[new_like(attention) for _ in TripleNormed._fields])
             if known.again((*inputs, *out)):
@@ -95,6 +98,7 @@ def triple_rmsnorm(
         num_warps=plan.num_warps,
         fuse=not eager,
         early=rows < EARLY_BELOW,
+        lets_in=lets_in,
     )
     if key is not None:
         _KNOWN.keep(key, launch)

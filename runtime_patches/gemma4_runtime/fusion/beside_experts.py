@@ -27,19 +27,24 @@ OP = "dense-beside-experts"
 _PARTS = ("routing", SMALL, "routed-experts")
 
 
-def dense_beside_experts(
-    layer: Any, dense_x: Tensor, router_x: Tensor, experts_x: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """Return what dense MLP and experts of a layer make of their inputs [M, H], or None where op by op is right.
+def beside_plan(layer: Any, x: Tensor) -> Plan | None:
+    """Return how a layer's dense MLP and experts are to run beside each other for rows like x [M, H]; None if not.
 
     More rows than the kernels have, as in a prefill, are not recorded as a path.
     """
-    if torch.compiler.is_compiling() or not switched_on(OP) or not 1 <= dense_x.shape[0] <= MAX_ROWS:
+    if torch.compiler.is_compiling() or not switched_on(OP) or not 1 <= x.shape[0] <= MAX_ROWS:
         return None
-    plan = _plan_or_reason(layer, dense_x)
+    plan = _plan_or_reason(layer, x)
     if isinstance(plan, str):
         PATHS.took(OP, plan)
         return None
+    return plan
+
+
+def dense_beside_experts(
+    layer: Any, plan: Plan, dense_x: Tensor, router_x: Tensor, experts_x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what dense MLP and experts of a layer make of their inputs [M, H]."""
     mlp, experts = layer.mlp, layer.moe.experts
     gated, logits = gate_beside_router(dense_x, router_x, mlp.gate_up_proj.weight, layer.router.proj.weight, plan)
     chosen = layer.moe.topk(experts_x, logits)

@@ -33,12 +33,19 @@ def routing(logits: Tensor, per_expert_scale: Tensor, top_k: int) -> tuple[Tenso
 
 
 def triple_rmsnorm(
-    attention: Tensor, weight: Tensor, residual: Tensor, scale: Tensor, dense: Tensor, experts: Tensor, eps: float
+    attention: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    scale: Tensor,
+    dense: Tensor,
+    experts: Tensor,
+    eps: float,
+    lets_in: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(residual', router input, dense input, experts input), [T, H] each."""
+    """(residual', router input, dense input, experts input), [T, H] each; lets_in: whether what follows may start."""
     if torch.compiler.is_compiling():
         return _triple_rmsnorm(attention, weight, residual, scale, dense, experts, eps)
-    return triple.triple_rmsnorm(attention, weight, residual, scale, dense, experts, eps)
+    return triple.triple_rmsnorm(attention, weight, residual, scale, dense, experts, eps, lets_in=lets_in)
 
 
 def post_attention_norms(

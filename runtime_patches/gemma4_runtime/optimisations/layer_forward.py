@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gemma4_runtime.fusion import ops
-from gemma4_runtime.fusion.beside_experts import dense_beside_experts
+from gemma4_runtime.fusion.beside_experts import beside_plan, dense_beside_experts
 from gemma4_runtime.fusion.eligible import alike, eps_of, rows_reason
 from gemma4_runtime.fusion.layer_plan import ADD, CROSS, GELU, POST_ATTENTION, RESIDUAL_SCALAR, TRIPLE, plan_of
 from gemma4_runtime.fusion.paths import PATHS
@@ -102,11 +102,13 @@ def _experts(layer: Any, plan: Any, attention: Tensor, residual: Tensor) -> Tens
     )
     if _takes(plan, TRIPLE, attention, residual):
         weights = layer.router.scale, pre.weight, pre_experts.weight
-        made = ops.triple_rmsnorm(attention, norm.weight, residual, *weights, eps_of(norm))
+        # Its first launch streams nothing, so that a norm which lets it in early would only take room by it.
+        beside = beside_plan(layer, attention)
+        made = ops.triple_rmsnorm(attention, norm.weight, residual, *weights, eps_of(norm), lets_in=beside is None)
         residual, router_input, mlp_input, experts_input = made
-        beside = dense_beside_experts(layer, mlp_input, router_input, experts_input)
         if beside is not None:
-            return _end_of_experts(layer, plan, *beside, residual)
+            made_by = dense_beside_experts(layer, beside, mlp_input, router_input, experts_input)
+            return _end_of_experts(layer, plan, *made_by, residual)
         dense = _mlp(layer, mlp_input)
         # The router's own forward would norm again, with the scale that it folded once.
         logits, _ = layer.router.proj(router_input)
