@@ -29,6 +29,8 @@ SLIDING_STEPS = [
 TAIL_STEPS = [ROOT / "docs" / "bench" / f"step_tail_h200_2026-11-28_{model}.json" for model in ("e4b", "e2b")]
 EXPERTS = ROOT / "kernels" / "bench" / "rows" / "routed_experts_h200_2026-11-29.json"
 EXPERTS_STEPS = [ROOT / "docs" / "bench" / f"step_experts_h200_2026-11-29_{name}.json" for name in ("26b", "26b_8192")]
+BESIDE = ROOT / "kernels" / "bench" / "rows" / "beside_experts_h200_2026-11-29.json"
+BESIDE_STEPS = [ROOT / "docs" / "bench" / f"step_beside_h200_2026-11-30_{name}.json" for name in ("26b", "26b_8192")]
 PEERS = ROOT / "kernels" / "bench" / "rows" / "product_peers_h200_2026-11-26.json"
 SHOWN = (1, 8, 16)
 STREAMED_AT_ONE_ROW = ("e4b", "e2b")
@@ -323,6 +325,36 @@ Whole steps, all defaults with and without it. The table names no plan for {none
 """
 
 
+BESIDE_HEAD = """## Experts beside the dense MLP
+
+Between the products of a layer with experts stand launches that have little to read. With `dense-beside-experts` the
+router's logits are computed beside the dense gate, and the dense down product beside the experts' gates: four launches
+in the place of six, with the numbers that they have one by one under the same cut, behind norms that let the first
+start only when their own inputs are there.
+
+```
+{command}
+```
+
+Microseconds of a 26B layer behind its attention, medians of one run; *one by one* are the ops above, each with the plan
+of its own table, *limit* is the size of what is read over {rate:.2f} TB/s:
+
+| rows | one by one | beside each other | limit | of limit |
+|---|---|---|---|---|
+"""
+BESIDE_STEP_HEAD = """
+Whole steps, all defaults with and without it. Two streams in a captured graph, which was tried first, gained nothing
+with 1 and 2 requests and up to 2% with 4 and 8; no rows of that are kept.
+
+```
+{commands}
+```
+
+| model, batch, context | as shipped, ms | one by one, ms | ours, ms | one by one / ours | as shipped / ours | kernels |
+|---|---|---|---|---|---|---|
+"""
+
+
 def experts(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     """Return the section on experts."""
     text = EXPERTS_HEAD.format(command=document["command"], rate=document["limit_bytes_per_us"] / 1e6)
@@ -337,15 +369,32 @@ def experts(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     ]
     commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
     text += EXPERTS_STEP_HEAD.format(none=" and ".join(none), commands="\n".join(commands))
+    return text + "".join(steps_against("all-sglang-experts", steps)) + "\n"
+
+
+def steps_against(arm: str, steps: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line of each batch: as shipped, without one op, and with all."""
     for step in steps:
         rows = {(row["batch"], row["arm"]): row for row in step["rows"]}
         (model,), context = step["models"], step["method"]["context_tokens"]
-        for batch in (batch for batch, arm in rows if arm == "all"):
-            cells = [rows[batch, arm] for arm in ("shipped", "all-sglang-experts", "all")]
-            shipped, theirs, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
-            ratios = f"x{theirs / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
-            text += f"| {model}, {batch}, {context} | {shipped:.2f} | {theirs:.2f} | {ours:.2f} | {ratios} |\n"
-    return text + "\n"
+        for batch in (batch for batch, one in rows if one == "all"):
+            cells = [rows[batch, one] for one in ("shipped", arm, "all")]
+            shipped, without, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
+            ratios = f"x{without / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
+            yield f"| {model}, {batch}, {context} | {shipped:.2f} | {without:.2f} | {ours:.2f} | {ratios} |\n"
+
+
+def beside(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    """Return the section on experts beside the dense MLP."""
+    text = BESIDE_HEAD.format(command=document["command"], rate=document["limit_bytes_per_us"] / 1e6)
+    for row in document["rows"]:
+        apart = min(us["median"] for arm, us in row["us"].items() if arm not in ("ours", "norms-wait"))
+        ours = min(row["us"][arm]["median"] for arm in ("ours", "norms-wait"))
+        limit = row["limit_us"]
+        text += f"| {row['rows']} | {apart:.1f} | {ours:.1f} | {limit:.1f} | {limit / ours:.0%} |\n"
+    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
+    text += BESIDE_STEP_HEAD.format(commands="\n".join(commands))
+    return text + "".join(steps_against("all-dense-alone", steps)) + "\n"
 
 
 def peer_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -467,6 +516,8 @@ def markdown(
     streamed_runs: list[dict[str, Any]],
     routed: dict[str, Any],
     routed_steps: list[dict[str, Any]],
+    dense: dict[str, Any],
+    dense_steps: list[dict[str, Any]],
 ) -> str:
     """Return the page."""
     rows = document["rows"]
@@ -494,6 +545,7 @@ def markdown(
         gates="\n".join(line for step in gates for line in gate_lines(step)),
         peers=tail(tails, tail_steps, sliding, document["read_bytes_per_s"])
         + experts(routed, routed_steps)
+        + beside(dense, dense_steps)
         + peers(others),
         streamed=streamed(streams, streamed_runs),
     )
@@ -514,7 +566,9 @@ def read_documents() -> tuple[Any, ...]:
     streams = [json.loads(path.read_text()) for path in STREAMED_STEPS]
     products, others, streamed_rows = (json.loads(path.read_text()) for path in (ROWS, PEERS, STREAMED))
     routed, *routed_steps = (json.loads(path.read_text()) for path in (EXPERTS, *EXPERTS_STEPS))
-    return products, steps, gates, others, sliding, tails, tail_steps, streamed_rows, streams, routed, routed_steps
+    dense, *dense_steps = (json.loads(path.read_text()) for path in (BESIDE, *BESIDE_STEPS))
+    of_experts = routed, routed_steps, dense, dense_steps
+    return products, steps, gates, others, sliding, tails, tail_steps, streamed_rows, streams, *of_experts
 
 
 if __name__ == "__main__":

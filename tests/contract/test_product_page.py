@@ -55,7 +55,7 @@ def test_what_the_manual_says_of_it_is_in_the_rows(page):
 
 
 def test_what_the_manual_says_of_layers_of_one_launch_is_in_the_rows(page):
-    *_, steps, _, _, _, _ = page.read_documents()
+    *_, steps, _, _, _, _, _, _ = page.read_documents()
     us = {
         (row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in reversed(steps) for row in d["rows"]
     }
@@ -69,7 +69,7 @@ def test_what_the_manual_says_of_layers_of_one_launch_is_in_the_rows(page):
 
 
 def test_what_the_manual_says_of_streamed_products_is_in_the_rows(page):
-    *_, steps, _, _ = page.read_documents()
+    *_, steps, _, _, _, _ = page.read_documents()
     us = {(row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in steps for row in d["rows"]}
     gain = {key[:2]: us[(*key[:2], "all-unstreamed")] / us[(*key[:2], "all")] for key in us if key[2] == "all"}
     said = (ROOT / "docs" / "patches.md").read_text()
@@ -80,7 +80,7 @@ def test_what_the_manual_says_of_streamed_products_is_in_the_rows(page):
 
 
 def test_a_step_of_streamed_products_is_never_slower_than_without(page):
-    *_, steps, _, _ = page.read_documents()
+    *_, steps, _, _, _, _ = page.read_documents()
     for document in steps:
         (model,) = document["models"]
         us = {(row["batch"], row["arm"]): row["step_us"] for row in document["rows"]}
@@ -90,7 +90,7 @@ def test_a_step_of_streamed_products_is_never_slower_than_without(page):
 
 
 def test_what_the_manual_says_of_experts_is_in_the_rows(page):
-    *_, (step, longer) = page.read_documents()
+    *_, (step, longer), _, _ = page.read_documents()
     us = {(row["batch"], row["arm"]): row["step_us"]["median"] for row in step["rows"]}
     gain = {batch: us[batch, "all-sglang-experts"] / us[batch, "all"] for batch in (1, 2, 4)}
     said = (ROOT / "docs" / "patches.md").read_text()
@@ -99,4 +99,18 @@ def test_what_the_manual_says_of_experts_is_in_the_rows(page):
     times = [f"{us[batch, 'all'] / 1000:.2f}" for batch in (1, 2, 4)]
     changes = (ROOT / "CHANGELOG.md").read_text()
     assert f"a step of 26B takes {times[0]}, {times[1]} and {times[2]} ms" in " ".join(changes.split())
+    assert all(document["wrong"] == document["lost"] == [] for document in (step, longer))
+
+
+def test_what_the_manual_says_of_experts_beside_the_dense_mlp_is_in_the_rows(page):
+    *_, (step, longer) = page.read_documents()
+    us = {(row["batch"], row["arm"]): row["step_us"]["median"] for row in step["rows"]}
+    gain = [us[batch, "all-dense-alone"] / us[batch, "all"] for batch in (1, 2, 4)]
+    said = (ROOT / "docs" / "patches.md").read_text()
+    (paragraph,) = [part for part in said.split("\n\n") if part.startswith("`dense-beside-experts`")]
+    assert re.findall(r"x\d\.\d\d", paragraph) == [f"x{one:.2f}" for one in gain]
+    times = [f"{us[batch, 'all'] / 1000:.2f}" for batch in (1, 2, 4)]
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert f"a step of 26B takes {times[0]}, {times[1]} and {times[2]} ms with it" in " ".join(changes.split())
+    assert min(gain) > 1
     assert all(document["wrong"] == document["lost"] == [] for document in (step, longer))

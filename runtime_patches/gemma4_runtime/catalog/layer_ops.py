@@ -320,6 +320,8 @@ LAYER_OPS: tuple[Patch, ...] = (
             proof=(
                 "tests/kernels/test_beside_experts.py",
                 "tests/unit/test_dense_beside_experts_patch.py",
+                "kernels/bench/rows/beside_experts_h200_2026-11-29.json::beside_experts",
+                "docs/bench/step_beside_h200_2026-11-30_26b.json::all-dense-alone",
             ),
         ),
     ),
