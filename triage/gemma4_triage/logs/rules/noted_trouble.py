@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.notes_in_prose import NOTED, Seen, beside, kinds_noted
+from gemma4_triage.logs.notes_in_prose import NOTED, beside, kinds_noted
 from gemma4_triage.logs.rule import Rule, at
 from gemma4_triage.logs.suspects import suspects
 
-SEES: dict[Seen, str] = {
+SEES = {
     "answers": "answers are wrong, repeat themselves or differ",
     "form": "tool calls, thoughts or JSON are missing or in the wrong place",
     "speed": "it is slow",
