@@ -6,6 +6,7 @@ from gemma4_triage.finding import Confidence
 S, D, C = Structure, Defect, Confidence
 CASES = {
     "entry-of-a-row-zero-within-a-page": ("held-outside-pool", S.REQUEST_ROW, D.ZERO, C.CERTAIN),
+    "eviction-names-an-evicted-page": ("eviction-names-no-page", None, None, C.POSSIBLE),
     "last-chunk-read-again": ("request-state-differs", S.BATCH_LENGTHS, D.ZERO, C.LIKELY),
     "prefix-of-all-its-tokens": ("request-state-differs", S.BATCH_LENGTHS, D.ZERO, C.LIKELY),
     "row-index-of-a-verification": ("request-state-differs", S.ROW_INDICES, D.FOREIGN, C.CERTAIN),

@@ -7,7 +7,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.earlier_calls import begins_where_it_ended, given_back_whole, window_given_back
-from gemma4_triage.diagnose.evidence import event, said
+from gemma4_triage.diagnose.evidence import by_eviction, event, said
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.page_zero_listed import at_audit, names_a_page
 from gemma4_triage.diagnose.rule import Exclusion, Rule
@@ -92,8 +92,10 @@ def _at_free(incident: Incident) -> tuple[Evidence, ...]:
 
 
 def _refused(incident: Incident) -> Dump | None:
-    """Return the dump of the call that was to free slots of page 0 alone."""
+    """Return the dump of the call that was to free slots of page 0 alone; a window's eviction has a rule of its own."""
     for dump in incident.of(rule="swa-free-range", verdict="free_out_of_range"):
+        if by_eviction(dump):
+            continue
         offences, page = dump.manifest.offences, dump.manifest.page_size or 1
         if offences and all(0 <= offence.value < page for offence in offences):
             return dump
