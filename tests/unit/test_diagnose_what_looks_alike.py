@@ -323,3 +323,65 @@ def test_a_last_slot_that_ends_no_full_page_is_no_page_that_was_not_counted(made
     slots = np.array([[one[0], other[0]] for one, other in zip(full, swa, strict=True)])
     tensors = {"slots": slots, "swa_given": slots[:, 1].copy(), "swa_before": slots[:, 1] - 1}
     assert "did not count the new page" not in named_of(made(dump, tensors, events))[0].cause
+
+
+def test_a_prefix_that_another_prompt_goes_on_from_is_not_gone_on_from(made):
+    """A first decode goes on from the end of a prompt that another one extends."""
+    (dump,) = dumps_of("host-lengths-in-another-order")
+    events = [
+        call(0, "alloc_extend", [-1], [[32, 96]], prefix_lens=[0], seq_lens=[96]),
+        call(1, "alloc_extend", [127], [[160, 10]], prefix_lens=[96], seq_lens=[106]),
+        call(2, "alloc_extend", [-1], [[320, 20]], prefix_lens=[0], seq_lens=[20]),
+        call(3, "alloc_decode", [127, 169, 339], None, seq_lens=[107, 97, 21], returned=False),
+    ]
+    lengths = np.array([[107, 97], [97, 107], [21, 21]])
+    assert reordered(made(dump, {"lengths": lengths}, events)) == "host"
+
+
+def test_of_a_group_a_call_may_have_lost_the_page(made):
+    (dump,) = dumps_of("free-lost")
+    events = [dict(one) for one in dump.events()]
+    step = next(one["step"] for one in reversed(events) if one["kind"] == "free_asked")
+    events.append(free("free_asked", "full", 154, step, site="cache_finished_req"))
+    events.append(free("freed", "full", 154, step))
+    assert named_of(made(dump, events=events))[0].confidence is Confidence.LIKELY
+
+
+def test_a_free_that_names_who_asked_is_no_end_of_a_group(made):
+    (dump,) = dumps_of("free-lost")
+    events = [dict(one) for one in dump.events()]
+    step = next(one["step"] for one in reversed(events) if one["kind"] == "free_asked")
+    events.append(free("free_asked", "full", 154, step, site="cache_finished_req"))
+    events.append(free("freed", "full", 154, step, site="cache_finished_req"))
+    assert named_of(made(dump, events=events))[0].structure is Structure.FREE_CALL
+
+
+@pytest.mark.parametrize("left", ["none", "cut"])
+def test_a_window_is_not_blamed_where_no_event_names_who_gave_the_page_back(made, left):
+    (dump,) = dumps_of("window-freed-of-the-cache")
+    events = [dict(one) for one in dump.events()]
+    if left == "none":
+        events = []
+    for one in events:
+        if one["kind"] == "freed" and 9 in one["first_pages"]:
+            # It names eight of its pages, and this one is not among them.
+            one |= {"site": "evict_tree", "first_pages": [20, 21], "pages": 12}
+    first = named_of(made(dump, events=events))[0]
+    assert (first.structure, first.confidence) == (None, Confidence.POSSIBLE)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda right: -right, lambda right: 3 * right, lambda right: 4096, lambda right: right - 32],
+    ids=["negated", "tripled", "all alike", "two pages less"],
+)
+def test_lengths_that_nobody_can_have_had_are_not_left_over(made, wrong):
+    (dump,) = dumps_of("prefill-lengths-not-published")
+    listed = [one.model_copy(update={"value": wrong(one.lower)}) for one in dump.manifest.offences]
+    scalars = dump.manifest.scalars | {"value": listed[0].value}
+    assert "did not reach" not in named_of(made(dump, offences=tuple(listed), scalars=scalars))[0].cause
+
+
+def test_without_events_nobody_knows_that_an_answer_was_freed(made):
+    dump, *_ = dumps_of("node-lost")
+    assert "the cache that has lost them" not in named_of(made(dump, events=[]))[0].cause

@@ -298,7 +298,8 @@ def test_a_request_that_carries_anothers_lock(server):
     assert (said.verdict, said.scalars["why"], said.scalars["defect"]) == ("lock_missing", "another's lock", "foreign")
     assert {said.scalars["request_slot"], said.scalars["value"]} == {held(one).req_pool_idx, held(other).req_pool_idx}
     finding = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
-    assert "its own is never given back, and that one is given back twice" in finding.cause
+    assert said.scalars["whose_is_known"] == (one.last_node != other.last_node)
+    assert ("that one will be given back twice" in finding.cause) == said.scalars["whose_is_known"]
 
 
 def test_of_a_row_that_is_new_and_its_nodes_the_row_is_wrong(server):

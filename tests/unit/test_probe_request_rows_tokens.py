@@ -63,8 +63,34 @@ class TestPromptTokens:
         assert (said.verdict, said.scalars["why"], said.scalars["moved"]) == ("token_differs", "prompt", False)
         assert (said.scalars["rows_wrong"], said.scalars["tokens_wrong"]) == (1, 1)
         finding = named(server)
-        assert (finding.rule, finding.confidence) == ("token-differs", Confidence.CERTAIN)
-        assert "1 of its tokens differ. They were changed on the way" in finding.cause
+        assert (finding.rule, finding.confidence) == ("token-differs", Confidence.LIKELY)
+        assert "1 of its tokens differ. Which of them was changed is not known" in finding.cause
+
+    @pytest.mark.parametrize(("side", "sure"), [("own", True), ("read", False)])
+    def test_the_list_by_which_prompts_are_read_takes_a_side(self, server, side, sure):
+        def change(made):
+            request = server.world.requests[-1]
+            name = "full_untruncated_fill_ids" if hasattr(request, "full_untruncated_fill_ids") else "fill_ids"
+            fill = list(request.origin_input_ids)
+            made.input_ids[-1] += 7
+            fill[-1] += 7 * (side == "read")
+            setattr(request, name, fill)
+
+        said = trapped(server, change, ForwardMode.EXTEND)
+        assert said.scalars["by_fill"] == side
+        finding = named(server)
+        assert finding.confidence is (Confidence.CERTAIN if sure else Confidence.LIKELY)
+        assert ("the prefix cache gives them to whoever has the right ones" in finding.cause) == sure
+
+    def test_tokens_that_stand_a_place_further_on(self, server):
+        def change(made):
+            span = made.extend_seq_lens_cpu[0]
+            request = server.world.requests[0]
+            request.output_ids = [*request.output_ids, int(made.input_ids[span - 1]) + 1]
+            made.input_ids[:span] += 1
+
+        assert trapped(server, change, ForwardMode.EXTEND).scalars["shift"] == 1
+        assert "its own tokens 1 places further on" in named(server).cause
 
     def test_those_of_all_in_another_order(self, server):
         def turn(made):

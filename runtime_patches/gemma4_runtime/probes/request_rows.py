@@ -252,7 +252,8 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         had = _is_free(scheduler, released[0].value)
         report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows, had=had)
         return
-    check_something_new(scheduler, requests, made)
+    if check_something_new(scheduler, requests, made):
+        return
     check_lengths(scheduler, batch, made)
     check_positions(scheduler, requests, made)
     of_prefill = mode.is_extend() and not mode.is_target_verify()

@@ -304,7 +304,9 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
         return
     if (shared := _shared_lock(live)) is not None:
         mine, others = (held(request).req_pool_idx for request in shared)
-        wrong, had = (WrongEntry("another's lock", 0, 0, others, mine),), {"as_before": None}
+        # Whose it is, is known where one of them alone has it on another node than its own.
+        known = is_locked_elsewhere(shared[0]) and not is_locked_elsewhere(shared[1])
+        wrong, had = (WrongEntry("another's lock", 0, 0, others, mine),), {"as_before": None, "whose_is_known": known}
         report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, [Defect.FOREIGN], made, [mine], had=had)
         return
     count = getattr(cache, "full_protected_size", None) or cache.protected_size
@@ -328,7 +330,7 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
 def _shared_lock(requests: Sequence[Any]) -> tuple[Any, Any] | None:
     """Return a request that carries another's lock, and that one; None where each has its own, as before 0.5.23."""
     by_lock: dict[int, list[Any]] = {}
-    for request in requests:
+    for request in {id(one): one for one in requests}.values():
         if getattr(request, "lock", None) is not None:
             by_lock.setdefault(id(request.lock), []).append(request)
     for sharing in by_lock.values():

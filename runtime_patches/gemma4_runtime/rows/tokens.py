@@ -23,6 +23,8 @@ from gemma4_runtime.rows.seen import launched_at, seen_of
 NOBODYS = -1
 _INPUTS, _ACCEPTED, _ANSWER = "input tokens", "accepted drafts", "answer's tokens"
 _BITS = (8, 16)
+_FEWEST_SHIFTED = 3
+"""Tokens that are read at other places than theirs, before that is no chance."""
 
 
 def check_input_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
@@ -131,23 +133,26 @@ def note_chunk(scheduler: Any, requests: Sequence[Any]) -> None:
             seen.chunk = (request, stay, len(request.output_ids))
 
 
-def check_something_new(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
-    """Find requests of a prefill that have no new token in it: what is sampled for them comes of another's.
+def check_something_new(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
+    """Find requests of a prefill that have no new token in it, and say whether there are any.
+
+    What is sampled for them comes of another's.
 
     The cache is never asked for the last token of a prompt. A block of a diffusion model may be all there.
     """
     mode = made.forward_mode
     if not mode.is_extend() or mode.is_target_verify() or mode.is_dllm_extend():
-        return
+        return False
     spans = spans_of(made) or []
     wrong = [WrongEntry("empty", row, 0, stop - start) for row, (start, stop) in enumerate(spans) if stop <= start]
     if not wrong:
-        return
+        return False
     request = requests[wrong[0].row]
     had = {"as_before": None, "launched": launched_at(seen_of(scheduler), request), "tokens": _known_tokens(request)}
     kinds = [Defect.NEGATIVE if one.value < 0 else Defect.ZERO for one in wrong]
     slots = [held(one).req_pool_idx for one in requests]
     report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
+    return True
 
 
 def _known_tokens(request: Any) -> int:
@@ -157,7 +162,7 @@ def _known_tokens(request: Any) -> int:
 def check_prompt_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     """Hold each token that a prefill reads against its request's prompt and answer, at its place.
 
-    What an image or embeddings stand for is left out, and what nobody has sampled yet is a negative number in releases
+    A request with images or embeddings is left out, and what nobody has sampled yet is a negative number in releases
     before 0.5.17. The dump has places, and no token.
     """
     mode, tokens, spans = made.forward_mode, made.input_ids, spans_of(made)
@@ -188,14 +193,35 @@ def check_prompt_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> N
     # All the batch's tokens, at other places than theirs.
     moved = bool((wanted != NOBODYS).all()) and np.array_equal(np.sort(found), np.sort(wanted))
     had = {"as_before": None, "rows_wrong": len(wrong), "tokens_wrong": int(bad.size), "place": place, "moved": moved}
+    read = found[begins[row] : begins[row + 1]]
+    had |= _as_read(requests[row], spans[row], read, place, scheduler.page_size)
     summary = f"the prefill reads another token than token {place} of the request in slot {slots[row]}"
     kinds = [Defect.SWAPPED if moved else None] * len(wrong)
     report_wrong(scheduler, wrong, TOKEN, INIT, _INPUTS, kinds, made, slots, had=had, summary=summary)
 
 
+def _as_read(request: Any, span: tuple[int, int], read: np.ndarray, place: int, page: int) -> dict[str, Any]:
+    """Return what else a request has where a prefill reads another token than its own at a place.
+
+    `by_fill`: whose side the list takes by which prompts are read; `shift`: by how many places what is read stands
+    behind its own, where all of it does.
+    """
+    start, stop = span
+    fill = getattr(request, "full_untruncated_fill_ids", None)
+    fill = getattr(request, "fill_ids", None) if fill is None else fill
+    own = [*request.origin_input_ids, *request.output_ids]
+    known: dict[str, Any] = {}
+    if fill is not None and place < min(len(fill), len(own)):
+        sides = {own[place]: "own", int(read[place - start]): "read"}
+        known["by_fill"] = sides.get(fill[place], "neither")
+    shifts = (by for by in range(-page, page + 1) if by and start + by >= 0)
+    shift = next((by for by in shifts if own[start + by : stop + by] == read.tolist()), None)
+    return known | ({} if shift is None or len(read) < _FEWEST_SHIFTED else {"shift": shift})
+
+
 def _own_tokens(scheduler: Any, request: Any, start: int, stop: int) -> np.ndarray:
     """Return a request's tokens from `start` until `stop`, as far as they are known: none of one with other inputs."""
-    others = ("multimodal_inputs", "input_embeds", "positional_embed_overrides")
+    others = ("multimodal_inputs", "input_embeds", "positional_embed_overrides", "beam_group")
     if any(getattr(request, name, None) is not None for name in others):
         return np.zeros(0, dtype=np.int64)
     prompt, answer = request.origin_input_ids, request.output_ids

@@ -85,11 +85,11 @@ def reordered(dump: Dump) -> str | None:
     passed = _gone_on_from(records[:-1])
     last = [had.get(slot) for slot in last_loc] if isinstance(last_loc, list) else []
     differs = [copies[0] != copies[1] for copies in lengths.tolist()]
-    if any(here and slot in passed for here, slot in zip(differs, last_loc or (), strict=False)):
-        return "device"
     known = [
         (one + 1, copies) for one, copies in zip(last, lengths.tolist(), strict=False) if one and copies[0] != copies[1]
     ]
+    if any(here and slot in passed for here, slot in zip(differs, last_loc or (), strict=False)):
+        return "device"
     wrong = [name for at, name in enumerate(COPIED) if all(copies[at] != one for one, copies in known)]
     right = [name for at, name in enumerate(COPIED) if all(copies[at] == one for one, copies in known)]
     return wrong[0] if len(known) > 1 and len(wrong) == len(right) == 1 and wrong != right else ""
@@ -120,9 +120,15 @@ def _lengths_by_last_slot(records: list[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def _gone_on_from(records: list[Mapping[str, Any]]) -> set[int]:
-    """Return the slots that a call went on from, and that none gave anew since."""
+    """Return the slots that a decode went on from, and that none gave anew since.
+
+    What a prompt goes on from may be a prefix that it shares.
+    """
     passed: set[int] = set()
     for call in records:
+        if call.get("call") != "alloc_decode" or call.get("full") is None:
+            passed.difference_update(slots_of(call.get("full")))
+            continue
         asked = call.get("last_loc")
         passed.update(slot for slot in asked if isinstance(slot, int) and slot > 0) if isinstance(asked, list) else None
         passed.difference_update(slots_of(call.get("full")))

@@ -62,6 +62,9 @@ def group_of(dump: Dump, page: int, since: int = 0) -> Group | None:
         # Calls of one group come in one step, as its end does; alone, one free is lost and another one is right.
         if len(asked) < 2 or len({record.get("step") for record in (*asked, events[ended])}) > 1:
             return None
+        # A free outside of a group names who asks for it.
+        if events[ended].get("site") not in (None, "unknown"):
+            return None
         if any(len(_named(record)) != record.get("pages") for record in (*asked, events[ended])):
             return None
         freed_swa = sum(record.get("pages", 0) for record in within if is_event(record, "freed", "swa"))
@@ -93,7 +96,9 @@ def lost_in_group(rule: str, incident: Incident, census: Census, lost: Listed) -
         f"did not give it back{', but another' if instead else ''}."
     )
     others = tuple(cell(one.dump, TABLE, (one.row, 0), "what was freed in its place") for one in twice[:1])
-    return _of_group(rule, incident, lost, group, cause, defect, Confidence.CERTAIN, others)
+    # Where nothing stands in its place, the call itself may not have put it into the group.
+    confidence = Confidence.CERTAIN if instead else Confidence.LIKELY
+    return _of_group(rule, incident, lost, group, cause, defect, confidence, others)
 
 
 def swa_side_lost_in_group(rule: str, incident: Incident, census: Census) -> Finding | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gemma4_dumps.allocator_calls import START_MAPPING
 from gemma4_dumps.audit_findings import LIVES, TABLE, Life, Suspect, lives, suspects
@@ -279,24 +280,42 @@ def of_events(incident: Incident, rule: str) -> Finding | None:
     return None
 
 
-def given_back_by_others(dump: Dump) -> bool:
-    """Return whether the events have another giver of the SWA page of one without it than the request that owned both.
+_OF_A_WINDOW = (
+    "unknown",
+    "evict_swa",
+    "alloc_for_extend",
+    "alloc_for_decode",
+    "spec_v2_decode",
+    "cache_unfinished_req",
+)
+"""Who an event names that gives back what left a window; who closes a group of frees is not named."""
 
-    That is the cache's eviction, a release, or a call of another request's; who closes a group of frees is not named.
+
+def given_back_by_the_window(dump: Dump) -> bool:
+    """Return whether the events have each SWA page of those without one given back, and by no other than its window.
+
+    Another is the cache's eviction, a release, or a call of another request's; a free that names fewer pages than it
+    gave back may have given back any.
     """
     events = [one for one in readable_events(dump) if one.get("pool") == "swa"]
-    for page in lost_pages(dump):
-        if page.fault != "unmapped" or page.peer is None or page.owner is None:
-            continue
-        for one in events:
-            given = one.get("kind") in ("free_asked", "freed") and page.peer in (one.get("first_pages") or ())
-            if not given or (one.get("step") or 0) < (page.alloc_step or 0):
-                continue
-            if one.get("site") in (_EVICTION, "release_kv_cache"):
-                return True
-            if one.get("by_request_slot") not in (None, page.owner[0]):
-                return True
-    return False
+    lost = [page for page in lost_pages(dump) if page.fault == "unmapped"]
+    return bool(lost) and all(_by_its_window(page, events) for page in lost)
+
+
+def _by_its_window(page: Suspect, events: Sequence[Mapping[str, Any]]) -> bool:
+    since, kinds = page.alloc_step or 0, ("free_asked", "freed")
+    frees = [one for one in events if one.get("kind") in kinds and (one.get("step") or 0) >= since]
+    of_page = [one for one in frees if page.peer in (one.get("first_pages") or ())]
+    steps = {one.get("step") for one in of_page if one.get("kind") == "freed"}
+    others = [one for one in frees if one.get("step") in steps and one.get("site") not in _OF_A_WINDOW]
+    whole = all(len(one.get("first_pages") or ()) == one.get("pages") for one in others)
+    owner = None if page.owner is None else page.owner[0]
+    return (
+        bool(steps)
+        and whole
+        and all(one.get("site") in _OF_A_WINDOW for one in of_page)
+        and all(one.get("by_request_slot") in (None, owner) for one in of_page)
+    )
 
 
 def _given_back(dump: Dump) -> tuple[int, int, bool] | None:

@@ -149,25 +149,24 @@ def is_empty(dump: Dump) -> bool:
 
 
 def are_of_prompts(dump: Dump) -> bool:
-    """Return whether all that is lost was handed out for prompts; who was never released leaves its answer's too.
+    """Return whether all that is lost was handed out for prompts, and the events have a free of such an owner's answer.
 
-    One that never got a page for its answer leaves none: of that the events have no free of such an owner's.
+    Who was never released leaves its answer's pages too, unless it never got one.
     """
-    of_prompts = all(one.alloc_site == "alloc_for_extend" for one in lost_pages(dump) if one.fault == "nowhere")
-    return of_prompts and not _kept_its_answer(dump)
-
-
-def _kept_its_answer(dump: Dump) -> bool:
-    """Return whether the events, which go back to the hand-out of what is lost, have no free by one of its owners."""
-    lost, events = [one for one in lost_pages(dump) if one.fault == "nowhere"], readable_events(dump)
+    lost = [one for one in lost_pages(dump) if one.fault == "nowhere"]
     since = min((one.alloc_step or 0 for one in lost), default=0)
     slots = {one.owner[0] for one in lost if one.owner is not None}
-    frees = [one for one in events if one.get("kind") in ("free_asked", "freed") and (one.get("step") or 0) >= since]
-    known = bool(events) and (events[0].get("step") or 0) <= since
-    return known and not any(
-        one.get("by_request_slot") in slots or one.get("site") in ("release_kv_cache", "cache_finished_req")
+    frees = [
+        one
+        for one in readable_events(dump)
+        if one.get("kind") in ("free_asked", "freed") and (one.get("step") or 0) >= since
+    ]
+    ends = ("release_kv_cache", "cache_finished_req")
+    of_owner = any(
+        one.get("by_request_slot") in slots or (one.get("by_request_slot") is None and one.get("site") in ends)
         for one in frees
     )
+    return of_owner and all(one.alloc_site == "alloc_for_extend" for one in lost)
 
 
 def may_be_an_eviction(seen: Seen) -> bool | None:

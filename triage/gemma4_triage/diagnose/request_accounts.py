@@ -50,9 +50,11 @@ def sentence_of(dump: Dump) -> str | None:
     if why == SAME_ROW:
         return f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
     if why == ANOTHERS:
+        if scalars.get("whose_is_known") is not True:
+            return f"The requests in slots {slot} and {value} carry one lock on nodes of the prefix cache between them."
         return (
             f"The request in slot {slot} carries the lock of the request in slot {value} on nodes of the prefix cache: "
-            "its own is never given back, and that one is given back twice."
+            "that one will be given back twice."
         )
     if why == EMPTY:
         return _without_tokens(dump)

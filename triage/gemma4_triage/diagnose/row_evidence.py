@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemma4_dumps.reader import Dump
@@ -109,7 +110,7 @@ def _not_counted(dump: Dump) -> Told | None:
             f"the lengths behind it ({relay})."
         )
         defect = None if by[0] else Defect.STALE
-    elif not any(right) and not any(_is_near(bad, dump.manifest.page_size or 1) for bad in listed):
+    elif not any(right) and _are_left_over(listed, dump.manifest.page_size or 1):
         cause = (
             f"The lengths of {len(listed)} requests, with which their prefill was launched, did not reach the step "
             f"behind it: what hands them on ({relay}) still has an earlier user's of the row, or nothing. That in slot "
@@ -121,6 +122,15 @@ def _not_counted(dump: Dump) -> Told | None:
     else:
         return None
     return Told(cause, defect, shown, True, Structure.BATCH_LENGTHS)
+
+
+def _are_left_over(listed: Sequence[Offence], page: int) -> bool:
+    """Return whether lengths may be what a list had before: and are not made of the right ones."""
+    values = {bad.value for bad in listed}
+    apart, times = {bad.value - bad.lower for bad in listed}, {bad.value / bad.lower for bad in listed if bad.lower}
+    if values != {0} and (min(values) < 0 or 1 in (len(values), len(apart), len(times))):
+        return False
+    return not any(_is_near(bad, page) for bad in listed)
 
 
 def _is_near(bad: Offence, page: int) -> bool:

@@ -32,18 +32,28 @@ def _of_chunk(dump: Dump) -> str:
 
 def _of_prompt(dump: Dump) -> str:
     scalars = dump.manifest.scalars
-    rows, count = scalars.get("rows_wrong"), scalars.get("tokens_wrong")
+    rows, count, shift = (scalars.get(name) for name in ("rows_wrong", "tokens_wrong", "shift"))
     which = f"{count} tokens of {rows} requests differ" if rows != 1 else f"{count} of its tokens differ"
-    how = (
-        "The batch has the right tokens, in another order than its requests: what puts them together "
-        "(prepare_for_extend, resolve_forward_inputs, mix_with_running) does so otherwise than rows and lengths."
-        if scalars.get("moved") is True
-        else "They were changed on the way from the request (fill ids, prefill_input_ids_cpu) to the forward."
-    )
+    way = {
+        "own": "The list by which its prompt is read (fill ids) has the right one: it was changed between that and the "
+        "forward (prefill_input_ids_cpu). Keys and values of the wrong ones are stored, and the prefix cache gives "
+        "them to whoever has the right ones.",
+        "read": "The list by which its prompt is read (fill ids) has that other one as well: it, or the request's own "
+        "prompt or answer, was changed.",
+    }.get(str(scalars.get("by_fill")), "Which of them was changed is not known.")
+    if isinstance(shift, int):
+        beside = f"{abs(shift)} places {'further on' if shift > 0 else 'before'}"
+        way = f"They are its own tokens {beside}: where the prefill begins was counted otherwise than its length."
+    elif scalars.get("moved") is True and rows != 1:
+        way = (
+            "The batch has the right tokens, in another order than its requests: what puts them together "
+            "(prepare_for_extend, resolve_forward_inputs, mix_with_running) does so otherwise than rows and lengths."
+        )
+    elif scalars.get("moved") is True:
+        way = "They are its own tokens in another order."
     return (
         f"A prefill reads another token at place {scalars.get('place')} than the request in slot "
-        f"{scalars.get('request_slot')} has there, of its prompt or answer; {which}. {how} Keys and values of the "
-        "wrong ones are stored, and the prefix cache gives them to whoever has the right ones."
+        f"{scalars.get('request_slot')} has there, of its prompt or answer; {which}. {way}"
     )
 
 
@@ -109,6 +119,8 @@ MORE = {
     "tokens_wrong": "tokens of the forward that are not their requests'",
     "place": "the first of them, as a token of its request",
     "moved": "whether the forward has all of the right tokens, at other places",
+    "by_fill": "whose token the list has by which its prompt is read",
+    "shift": "places by which what is read stands behind its own tokens",
     "rows_wrong": "requests of this batch of which that holds",
     "by_logits": "whether the target's own logits were asked",
     "by_sample": "which of the two is what its verification took",

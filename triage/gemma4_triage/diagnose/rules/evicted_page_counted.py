@@ -5,7 +5,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted_as_gone, said, were_evicted
-from gemma4_triage.diagnose.freed_pages import given_back_by_others, of_events, places_in_row
+from gemma4_triage.diagnose.freed_pages import given_back_by_the_window, of_events, places_in_row
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.lost_by_the_cache import OF_THE_CACHE, were_the_caches_before
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
@@ -45,8 +45,8 @@ def _of_sums(incident: Incident) -> Finding | None:
         return None
     dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
     gone = counted_as_gone(dump)
-    # What the events say of a free leaves neither the request's eviction nor its count to accuse.
-    structure = None if gone is None or given_back_by_others(dump) else _accused(dump, gone)
+    # By the count alone anybody may have given the page back: who did, the events have to say.
+    structure = None if gone is None or not given_back_by_the_window(dump) else _accused(dump, gone)
     of_cache = structure is Structure.TREE_NODE and were_the_caches_before(dump)
     structure = Structure.WINDOW_EVICTION if of_cache else structure
     of_call, was_evicted = structure is Structure.WINDOW_EVICTION, structure is not None or were_evicted(dump)

@@ -110,7 +110,7 @@ def find(incident: Incident) -> Finding | None:
         unsure, of_tree, structure = False, False, more.structure
         cause, defect = more.cause, more.defect
     told = is_new or is_left_behind(dump) or is_reordered(dump) if more is None else not more.sure
-    sure = Confidence.LIKELY if told else Confidence.CERTAIN
+    sure = Confidence.LIKELY if told or "or another request's slots" in cause else Confidence.CERTAIN
     blamed = Structure.TREE_NODE if of_tree else None if unsure else structure
     return Finding(
         rule=ID,

@@ -6,7 +6,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.wrong_tokens import ACCEPTED, INPUT, MORE, PARTS, TOLD
+from gemma4_triage.diagnose.wrong_tokens import ACCEPTED, INPUT, MORE, PARTS, PROMPT, TOLD
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "token-differs"
@@ -26,7 +26,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         defect=Defect.FOREIGN if anothers or scalars.get("left_before") is not None else defect,
         cause=told.words(dump),
-        confidence=Confidence.CERTAIN if why in TOLD or sampled is not None else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN if _is_sure(dump) else Confidence.LIKELY,
         evidence=(
             said(dump, "scalars.value", told.value),
             said(dump, "scalars.expected", told.expected),
@@ -46,9 +46,16 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _the_answer_may_be_wrong(dump: Dump) -> bool | None:
+def _is_sure(dump: Dump) -> bool:
+    """Return whether two accounts of the token agree against the third."""
     scalars = dump.manifest.scalars
-    return False if scalars.get("why") in TOLD or scalars.get("by_sample") is not None else None
+    if scalars.get("why") == PROMPT:
+        return scalars.get("by_fill") == "own"
+    return scalars.get("why") in TOLD or scalars.get("by_sample") is not None
+
+
+def _the_answer_may_be_wrong(dump: Dump) -> bool | None:
+    return False if _is_sure(dump) else None
 
 
 def _the_list_may_be_wrong(dump: Dump) -> bool | None:
@@ -61,7 +68,7 @@ RULE = Rule(
     find,
     ruled_out_if=(
         Exclusion(
-            "the request's answer has another's token, and the step read the right one",
+            "the request's prompt or answer has another token, and the step read the right one",
             in_dump(_the_answer_may_be_wrong),
         ),
         Exclusion(

@@ -121,10 +121,18 @@ def _half_done(dump: Dump) -> bool | None:
     return True if changing or _OF_THE_DEVICE.search(str(scalars.get("message"))) else None
 
 
+def _may_be_the_count(dump: Dump) -> bool | None:
+    """Return None where either the link or what the cache counts as its nodes is wrong."""
+    counts = _counts(dump)
+    kind = next((one for one in KINDS if one in counts), None)
+    return None if kind in (GONE, "not a child") else False
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
+        Exclusion("the link is right, and the cache lost count of the node or kept it", in_dump(_may_be_the_count)),
         Exclusion(
             "the exception came out of the middle of a change to the tree, which was half done", in_dump(_half_done)
         ),
