@@ -191,6 +191,14 @@ def test_what_is_much_alike_stands_ahead_of_what_only_repeats_the_exception():
     assert ID not in [found.rule for found in with_those_alike(facts_of(death(1, "KeyError: 'cup'", "", "kitchen.py")))]
 
 
+def test_what_is_very_much_alike_stands_ahead_of_a_rule_of_a_whole_kind():
+    log = next(incident["log"] for incident in drawn() if incident["thread"] == "sgl-project/sglang 26015")
+    found = with_those_alike(facts_of(log))
+    assert found[0].rule == ID
+    assert found[1].confidence is Confidence.LIKELY
+    assert "SGLang 26015" in found[0].cause
+
+
 def test_a_failure_that_is_certain_and_has_its_fix_here_is_not_compared():
     facts = read_source(Source(str(LOGS / "stale-write-rows.log")))
     assert alike(facts)

@@ -295,14 +295,17 @@ def with_those_alike(facts: LogFacts) -> tuple[Finding, ...]:
     """Return the findings, and which public incidents the failure is like: ahead of what knows little more than it."""
     found = findings(facts)
     listed = like_incidents.listed_for(facts, found)
-    is_near = bool(listed) and listed[0].share >= like_incidents.NEAR
-    at = next((place for place, one in enumerate(found) if _knows_less(one, is_near)), len(found))
+    share = listed[0].share if listed else 0.0
+    at = next((place for place, one in enumerate(found) if _knows_less(one, share)), len(found))
     return (*found[:at], *like_incidents.find(facts, listed), *found[at:])
 
 
-def _knows_less(finding: Finding, is_near: bool) -> bool:
-    """Return whether a finding says less of a failure than an incident that is like it, or much like it."""
+def _knows_less(finding: Finding, share: float) -> bool:
+    """Return whether a finding says less of a failure than an incident that is so much like it."""
     is_possible, says_little = finding.confidence is Confidence.POSSIBLE, finding.rule in SAYING_LITTLE
+    if share >= like_incidents.VERY_NEAR:
+        return finding.confidence is not Confidence.CERTAIN or is_load(finding)
+    is_near = share >= like_incidents.NEAR
     return is_load(finding) or (is_possible and says_little) or (is_near and (is_possible or says_little))
 
 

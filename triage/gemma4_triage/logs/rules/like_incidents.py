@@ -22,6 +22,10 @@ NEAR = 0.6
 As near as this was, in incidents that were drawn without a look at the list, hardly anything but the very thread.
 """
 
+VERY_NEAR = 0.85
+"""Likeness from which another's cause says more than a rule of a whole kind, however likely: what one thread of that
+kind came to is known, and a rule tells what most of them come to."""
+
 
 def listed_for(facts: LogFacts, told: Sequence[Finding]) -> list[Likeness]:
     """Return the incidents to tell of, the most alike first; none where a finding says for sure which thread it is.
