@@ -63,6 +63,8 @@ def page(text: str) -> str:
     parts |= {f"seed {seed}": _lines(measured(seed)) for seed in SHOWN}
     for name, lines in parts.items():
         begin, end = f"<!-- measured: {name}, docs/make_mutation_page.py -->\n", f"<!-- end of {name} -->\n"
+        if not (0 <= text.find(begin) < text.find(end)):
+            raise ValueError(f"{PAGE.name} has no part that begins with {begin.strip()} and ends with {end.strip()}")
         before, _, rest = text.partition(begin)
         text = "".join((before, begin, *(f"{line}\n" for line in lines), end, rest.partition(end)[2]))
     return text
