@@ -251,3 +251,11 @@ class TestSuspects:
         both = "With --disable-radix-cache or without the hierarchical cache all is right"
         assert difference_in(both) == "without --enable-hierarchical-cache"
         assert difference_in("With --disable-radix-cache all is right") == "with --disable-radix-cache"
+
+
+@pytest.mark.parametrize("option", ["--pp-size 8", "--pipeline-parallel-size 8"])
+def test_the_long_name_of_an_option_is_the_short_one(option):
+    command = f"$ python -m sglang.launch_server --model-path m {option}\n"
+    dead = died("KeyError: 'model.layers.4.mlp.experts.w13_weight'", ("models/qwen3_5.py", "load_weights", "x"))
+    (found, *_) = found_in([command, dead])
+    assert "this one met a weight of another stage's" in found.cause

@@ -42,7 +42,7 @@ def triple_rmsnorm(
     eps: float,
     lets_in: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(residual', router input, dense input, experts input), [T, H] each; lets_in: whether what follows may start."""
+    """(residual', router input, dense input, experts input), [T, H] each."""
     if torch.compiler.is_compiling():
         return _triple_rmsnorm(attention, weight, residual, scale, dense, experts, eps)
     return triple.triple_rmsnorm(attention, weight, residual, scale, dense, experts, eps, lets_in=lets_in)

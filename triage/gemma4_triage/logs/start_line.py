@@ -60,6 +60,9 @@ _FLAG = re.compile(r"(?<![\w`'-])--([a-z][a-z0-9_-]{1,60})(?:[= ]+(?!-)('[^']*'|
 _SHORT = {
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "data_parallel_size": "dp_size",
+    "expert_parallel_size": "ep_size",
     "dp": "dp_size",
     "pp": "pp_size",
     "ep": "ep_size",
