@@ -14,6 +14,8 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.allocator_history import History
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import check_path, torn_pages
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.leak.ledger import ledger_of
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import inserts, tokens
@@ -502,3 +504,14 @@ class TestInserts:
         assert check_path(path, value, np.array([5]), 4) == ()
         # One that was put in twice is no node's fault.
         assert check_path(np.tile(path, 2), np.tile(path, 2), np.array([]), 4) == ()
+
+
+def test_a_hand_out_ahead_of_the_first_step_has_the_ledgers_step(attach, monkeypatch):
+    monkeypatch.setenv("GEMMA4_TRIAGE_LEAK", "dump")
+    dumps = attach("trap", "swa-allocator", "leak-ledger", "host-alloc-kernels")
+    world = pool_world.PoolWorld(monkeypatch, page_size=16)
+    world.allocator.full_attn_allocator.free_pages[0] = 1 << 20
+    with pytest.raises(TrappedViolation):
+        world.start(list(range(40)))
+    dump = read_dump(next(dumps.glob("*swa-alloc-range*")))
+    assert dump.manifest.step == ledger_of(world.allocator).step == 0

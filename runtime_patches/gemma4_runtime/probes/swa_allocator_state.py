@@ -262,13 +262,16 @@ def draft_of(
     books = books_of(allocator)
     if books.before is not None:
         free |= {"free_before_full": torch.cat(books.before[:2]), "free_before_swa": torch.cat(books.before[2:])}
-    past = books.history.evidence(allocator)
+    past, step = books.history.evidence(allocator), latest_step_number()
+    if step is None and past["events"]:
+        # Before the first step has begun, the ledger knows of which one the call is.
+        step = past["events"][-1].get("step")
     return DumpDraft(
         rule=rule,
         verdict=verdict,
         site=site,
         summary=summary,
-        step=latest_step_number(),
+        step=step,
         page_size=page,
         extents={
             "slots_full_pool": full_upper,
