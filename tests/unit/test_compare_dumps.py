@@ -220,12 +220,12 @@ def test_true_is_not_one(tmp_path):
 
 
 def test_events_differ_at_the_first_that_does(tmp_path):
-    events = [{"kind": "alloc", "pages": [1, 2]}, {"kind": "free", "pages": [1]}]
-    changed = [events[0], {"kind": "free", "pages": [2]}, {"kind": "idle"}]
+    events = [{"kind": "alloc", "first_pages": [1, 2]}, {"kind": "free", "first_pages": [1]}]
+    changed = [events[0], {"kind": "free", "first_pages": [2]}, {"kind": "idle"}]
     comparison = pair(tmp_path, {"events": events}, {"events": changed})
     assert comparison.events is not None
     assert (comparison.events.count_a, comparison.events.count_b) == (2, 3)
-    assert comparison.events.first == (FieldDifference("events.1.pages.0", 1, 2),)
+    assert comparison.events.first == (FieldDifference("events.1.first_pages.0", 1, 2),)
     assert pair(tmp_path, {"events": events}, {"events": events}).events is None
 
 

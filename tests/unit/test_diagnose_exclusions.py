@@ -211,6 +211,8 @@ ELSEWHERE = {
 }
 """Made true on other dumps, in test_diagnose_premises.py, _contained.py, _mutations.py and _order_of_entries.py."""
 UNLESS_PROVEN = {
+    ("tree-broken", "the link is right"),
+    ("token-differs", "the request's prompt or answer has"),
     ("null-page-in-live-column", "the row itself"),
     ("held-outside-pool", "the request's row was written"),
     ("held-outside-pool", "that page was handed out"),
@@ -251,7 +253,6 @@ UNLESS_PROVEN = {
     ("swa-page-shared", "the lists before"),
     ("table-too-narrow", "the other of"),
     ("token-differs", "the count is right"),
-    ("token-differs", "the request's answer"),
     ("tree-broken", "the exception came"),
     ("unassigned-page", "-1 was written"),
     ("verify-input-left-on-batch", "the state has"),

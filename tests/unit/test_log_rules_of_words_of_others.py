@@ -5,7 +5,6 @@ import pytest
 from gemma4_triage.logs.catalog import with_those_alike
 from gemma4_triage.logs.read import read_log
 from made_logs import prefill, stamp
-from score_incidents import incidents
 
 LIKE = "like-incidents"
 FAULT = "Memory access fault by GPU node-6 on address 0x77aed92f5000. Reason: Unknown.\nGPU core dump failed\n"
@@ -56,8 +55,3 @@ def test_the_way_of_every_step_to_an_exception_of_python_makes_no_incident_alike
 def test_the_frame_where_it_was_raised_makes_one_alike():
     found = told(prefill(1) + BEGUN + LOOP + "IndexError: list index out of range\n")
     assert LIKE in [one.rule for one in found]
-
-
-def test_next_to_the_same_log_is_still_told_of():
-    drawn = next(one for one in incidents() if one["thread"] == "ROCm/aiter 2059")
-    assert told(drawn["log"])[0].cause.startswith("ROCm/aiter 2059 failed alike")

@@ -11,6 +11,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 import pool_world
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime import steps
 from gemma4_runtime.allocator_history import History
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import check_path, torn_pages
@@ -508,6 +509,8 @@ class TestInserts:
 
 def test_a_hand_out_ahead_of_the_first_step_has_the_ledgers_step(attach, monkeypatch):
     monkeypatch.setenv("GEMMA4_TRIAGE_LEAK", "dump")
+    for name in ("running", "awaited", "_reading", "_latest"):
+        monkeypatch.setattr(steps, name, None)
     dumps = attach("trap", "swa-allocator", "leak-ledger", "host-alloc-kernels")
     world = pool_world.PoolWorld(monkeypatch, page_size=16)
     world.allocator.full_attn_allocator.free_pages[0] = 1 << 20

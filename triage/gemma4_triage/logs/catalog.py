@@ -303,7 +303,7 @@ def with_those_alike(facts: LogFacts) -> tuple[Finding, ...]:
 def _knows_less(finding: Finding, share: float) -> bool:
     """Return whether a finding says less of a failure than an incident that is so much like it."""
     is_possible, says_little = finding.confidence is Confidence.POSSIBLE, finding.rule in SAYING_LITTLE
-    if share >= like_incidents.VERY_NEAR:
+    if share >= like_incidents.VERY_NEAR and not finding.next_commands:
         return finding.confidence is not Confidence.CERTAIN or is_load(finding)
     is_near = share >= like_incidents.NEAR
     return is_load(finding) or (is_possible and says_little) or (is_near and (is_possible or says_little))

@@ -160,8 +160,6 @@ _NAMES = re.compile(
 )
 """What names a library, a kernel or a part in such a message all the same."""
 _MOVES_KV = re.compile(r"_(?:transfer|storage)_backend=")
-_WHOLE = 0.97
-"""Likeness from which next to all of two logs is the same, whoever worded it."""
 
 
 def _worded_by_others(facts: LogFacts) -> frozenset[str]:
@@ -236,8 +234,8 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
             words.search(incident.cause) and not _has(facts, names) for words, names in _SPEAKS_OF
         ):
             share *= _LACKS_IT
-        # Of two that share nothing rare but others' words, and the way to where it was raised, little is alike.
-        if share >= (ALIKE if own else _WHOLE):
+        # Two that share nothing rare but others' words, and the way to where it was raised, are alike in no cause.
+        if own and share >= ALIKE:
             found.append(Likeness(incident, share, tuple(sorted(shared, key=lambda sign: (-shared[sign], sign)))))
     found.sort(key=lambda one: (-one.share, one.incident.thread))
     # A thread may be listed with several logs.

@@ -24,7 +24,8 @@ As near as this was, in incidents that were drawn without a look at the list, ha
 
 VERY_NEAR = 0.85
 """Likeness from which another's cause says more than a rule of a whole kind, however likely: what one thread of that
-kind came to is known, and a rule tells what most of them come to."""
+kind came to is known, and a rule tells what most of them come to; but for one that has a command of its own, with the
+numbers of the log."""
 
 
 def listed_for(facts: LogFacts, told: Sequence[Finding]) -> list[Likeness]:
