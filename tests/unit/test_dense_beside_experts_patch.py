@@ -249,5 +249,4 @@ def test_the_kernels_get_the_plan_of_the_table(model, start, monkeypatch):
 def test_a_trace_is_left_to_sglang(model, start, monkeypatch):
     start(*ALL)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    given = SimpleNamespace(), *(torch.zeros(2, 8) for _ in range(3))
-    assert beside_experts.dense_beside_experts(*given) is None
+    assert beside_experts.beside_plan(SimpleNamespace(), torch.zeros(2, 8)) is None
