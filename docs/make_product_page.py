@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from product_page_experts import beside, commands_of, experts
+
 from gemma4_kernels.layer_tail.kernel import tuned_plans as tail_plans
 from gemma4_kernels.small_m_linear.tuned import streamed_plans
 from gemma4_triage.cli.option_names import todays_line
@@ -185,7 +187,7 @@ def streamed(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
         slower[model] = us[1, "all-unstreamed"] / us[1, "all"]
     text = STREAMED_HEAD.format(gain=document["gain"], command=document["command"])
     text += "".join(f"{line}\n" for line in streamed_sums(document))
-    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
+    commands = commands_of(steps)
     text += STREAMED_STEP_HEAD.format(commands="\n".join(commands))
     text += "".join(f"{line}\n" for line in streamed_steps(steps))
     return text + STREAMED_END.format(slower=slower)
@@ -251,7 +253,7 @@ def tail(
         ours, limit_us = row["us"]["ours"]["median"], row["weight_bytes"] / bytes_per_s * 1e6
         times = f"{row['us']['one-by-one']['median']:.1f} | {ours:.1f} | {limit_us:.1f} | {limit_us / ours:.0%}"
         text += f"| {', '.join(row['uses'])} | {row['rows']} | {times} |\n"
-    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
+    commands = commands_of(steps)
     text += TAIL_STEP_HEAD.format(commands="\n".join(commands))
     for step in steps:
         rows = {(row["batch"], row["arm"]): row for row in step["rows"]}
@@ -261,7 +263,7 @@ def tail(
             shipped, separate, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
             ratios = f"x{separate / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
             text += f"| {model}, {batch} | {shipped:.2f} | {separate:.2f} | {ours:.2f} | {ratios} |\n"
-    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in sliding]
+    commands = commands_of(sliding)
     text += SLIDING_HEAD.format(commands="\n".join(commands))
     for step in sliding:
         us = {(row["batch"], row["arm"]): row["step_us"]["median"] / 1000 for row in step["rows"]}
@@ -294,107 +296,6 @@ of e4b.down failed or did not come back, and torch.compile compiled E4B's produc
 FlashInfer's kernel took it needs in the sum {flashinfer} times ours, by rows. Nothing was taken by
 {refused}.
 """
-
-
-EXPERTS_HEAD = """## Experts
-
-`routed-experts` takes the experts of a few rows in two launches: a program of the first has a tile of one expert's gate
-and up for all rows that chose this expert, which it finds in the ids; one of the second has a tile of columns through
-all experts that were chosen. Experts are read once, gates and sums are part of the products, and a sum's order is that
-of the experts' ids: the same bits each time, and with any other rows under the same plan.
-
-```
-{command}
-```
-
-Microseconds of the experts of a 26B layer, medians of one run, with experts drawn evenly; *SGLang's* is its
-`fused_experts`, *limit* is the size of the experts that were drawn over {rate:.2f} TB/s:
-
-| rows | experts drawn | SGLang's | ours | limit | of limit |
-|---|---|---|---|---|---|
-"""
-EXPERTS_STEP_HEAD = """
-Whole steps, all defaults with and without it. The table names no plan for {none} rows, where ours was not faster by 3%:
-
-```
-{commands}
-```
-
-| model, batch, context | as shipped, ms | SGLang's, ms | ours, ms | SGLang's / ours | as shipped / ours | kernels |
-|---|---|---|---|---|---|---|
-"""
-
-
-BESIDE_HEAD = """## Experts beside the dense MLP
-
-Between the products of a layer with experts stand launches that have little to read. With `dense-beside-experts` the
-router's logits are computed beside the dense gate, and the dense down product beside the experts' gates: four launches
-in the place of six, with the numbers that they have one by one under the same cut, behind norms that let the first
-start only when their own inputs are there.
-
-```
-{command}
-```
-
-Microseconds of a 26B layer behind its attention, medians of one run; *one by one* are the ops above, each with the plan
-of its own table, *limit* is the size of what is read over {rate:.2f} TB/s:
-
-| rows | one by one | beside each other | limit | of limit |
-|---|---|---|---|---|
-"""
-BESIDE_STEP_HEAD = """
-Whole steps, all defaults with and without it. Two streams in a captured graph, which was tried first, gained nothing
-with 1 and 2 requests and up to 2% with 4 and 8; no rows of that are kept.
-
-```
-{commands}
-```
-
-| model, batch, context | as shipped, ms | one by one, ms | ours, ms | one by one / ours | as shipped / ours | kernels |
-|---|---|---|---|---|---|---|
-"""
-
-
-def experts(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
-    """Return the section on experts."""
-    text = EXPERTS_HEAD.format(command=document["command"], rate=document["limit_bytes_per_us"] / 1e6)
-    for row in document["rows"]:
-        theirs, ours = (row["us"][arm]["median"] for arm in ("sglang", "ours"))
-        times = f"{theirs:.1f} | {ours:.1f} | {row['limit_us']:.1f} | {row['limit_us'] / ours:.0%}"
-        text += f"| {row['rows']} | {row['experts_drawn']:.1f} | {times} |\n"
-    none = [
-        str(row["rows"])
-        for row in document["rows"]
-        if row["us"]["ours"]["median"] > document["gain"] * row["us"]["sglang"]["median"]
-    ]
-    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
-    text += EXPERTS_STEP_HEAD.format(none=" and ".join(none), commands="\n".join(commands))
-    return text + "".join(steps_against("all-sglang-experts", steps)) + "\n"
-
-
-def steps_against(arm: str, steps: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line of each batch: as shipped, without one op, and with all."""
-    for step in steps:
-        rows = {(row["batch"], row["arm"]): row for row in step["rows"]}
-        (model,), context = step["models"], step["method"]["context_tokens"]
-        for batch in (batch for batch, one in rows if one == "all"):
-            cells = [rows[batch, one] for one in ("shipped", arm, "all")]
-            shipped, without, ours = (cell["step_us"]["median"] / 1000 for cell in cells)
-            ratios = f"x{without / ours:.3f} | x{shipped / ours:.3f} | {cells[-1]['kernels']}"
-            yield f"| {model}, {batch}, {context} | {shipped:.2f} | {without:.2f} | {ours:.2f} | {ratios} |\n"
-
-
-def beside(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
-    """Return the section on experts beside the dense MLP."""
-    text = BESIDE_HEAD.format(command=document["command"], rate=document["limit_bytes_per_us"] / 1e6)
-    for row in document["rows"]:
-        apart = min(us["median"] for arm, us in row["us"].items() if arm not in ("ours", "norms-wait"))
-        ours = min(row["us"][arm]["median"] for arm in ("ours", "norms-wait"))
-        limit = row["limit_us"]
-        text += f"| {row['rows']} | {apart:.1f} | {ours:.1f} | {limit:.1f} | {limit / ours:.0%} |\n"
-    commands = [todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in steps]
-    text += BESIDE_STEP_HEAD.format(commands="\n".join(commands))
-    return text + "".join(steps_against("all-dense-alone", steps)) + "\n"
 
 
 def peer_lines(document: dict[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -67,6 +67,24 @@ class Repeatable(Protocol):
     def again(self, pointers: Sequence[torch.Tensor]) -> bool:
         """Launch it again; say whether it could be."""
         ...
+
+
+class TwoLaunches(NamedTuple):
+    """The two launches of one call, the second behind the first.
+
+    Attributes:
+        first: The one.
+        second: The other.
+        split: How many of the call's pointers are the first one's; the others are the second one's.
+    """
+
+    first: Repeatable
+    second: Repeatable
+    split: int
+
+    def again(self, pointers: Sequence[torch.Tensor]) -> bool:
+        """Launch both again; say whether they could be."""
+        return self.first.again(pointers[: self.split]) and self.second.again(pointers[self.split :])
 
 
 class KnownLaunches:

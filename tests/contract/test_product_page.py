@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,13 +16,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def page() -> ModuleType:
+def page() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(ROOT / "docs"))
     spec = importlib.util.spec_from_file_location("make_product_page", ROOT / "docs" / "make_product_page.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(ROOT / "docs"))
 
 
 def test_the_page_is_the_rows(page):

@@ -67,7 +67,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
     ("case", "words"),
     [
         ("window-never-asked-of-the-cache", "did not give up any of the 336 that it counts as evictable (sliding"),
-        ("last-chunk-read-again", "it had been read whole before"),
+        ("last-chunk-read-again", "It had been read whole before"),
         ("prefix-of-all-its-tokens", "a prefix was taken for it that has all of its tokens"),
         ("accepted-one-too-few", "or the request lacks what was accepted"),
         ("protected-a-page-short", "request counters (cache_protected_len): 16 where 32 belongs"),

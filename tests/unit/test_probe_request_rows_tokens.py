@@ -11,12 +11,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 import pool_world
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_runtime import steps
 from gemma4_runtime.allocator_history import History
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import check_path, torn_pages
-from gemma4_runtime.errors import TrappedViolation
-from gemma4_runtime.leak.ledger import ledger_of
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import inserts, tokens
@@ -43,83 +40,6 @@ def latest(server, *last):
     """Give each running request one token more, its latest."""
     for request, token in zip(server.world.requests, last, strict=False):
         request.output_ids.append(token)
-
-
-@pytest.mark.parametrize(("missing", "defect"), [(0, "zero"), (2, "negative")])
-def test_a_prefill_without_a_new_token(server, missing, defect):
-    def read_again(made):
-        made.extend_prefix_lens_cpu[1] += made.extend_seq_lens_cpu[1] + missing
-        made.extend_seq_lens_cpu[1] = -missing
-
-    said = trapped(server, read_again, ForwardMode.EXTEND)
-    slot = held(server.world.requests[1]).req_pool_idx
-    assert (said.verdict, said.scalars["why"], said.scalars["request_slot"]) == ("length_differs", "empty", slot)
-    assert (said.scalars["structure"], said.scalars["defect"]) == ("batch lengths", defect)
-
-
-class TestPromptTokens:
-    def test_one_that_was_changed_on_its_way(self, server):
-        def change(made):
-            made.input_ids[len(made.input_ids) // 2] += 1
-
-        said = trapped(server, change, ForwardMode.EXTEND)
-        assert (said.verdict, said.scalars["why"], said.scalars["moved"]) == ("token_differs", "prompt", False)
-        assert (said.scalars["rows_wrong"], said.scalars["tokens_wrong"]) == (1, 1)
-        finding = named(server)
-        assert (finding.rule, finding.confidence) == ("token-differs", Confidence.LIKELY)
-        assert "1 of its tokens differ. Which of them was changed is not known" in finding.cause
-
-    @pytest.mark.parametrize(("side", "sure"), [("own", True), ("read", False)])
-    def test_the_list_by_which_prompts_are_read_takes_a_side(self, server, side, sure):
-        def change(made):
-            request = server.world.requests[-1]
-            name = "full_untruncated_fill_ids" if hasattr(request, "full_untruncated_fill_ids") else "fill_ids"
-            fill = list(request.origin_input_ids)
-            made.input_ids[-1] += 7
-            fill[-1] += 7 * (side == "read")
-            setattr(request, name, fill)
-
-        said = trapped(server, change, ForwardMode.EXTEND)
-        assert said.scalars["by_fill"] == side
-        finding = named(server)
-        assert finding.confidence is (Confidence.CERTAIN if sure else Confidence.LIKELY)
-        assert ("the prefix cache gives them to whoever has the right ones" in finding.cause) == sure
-
-    def test_tokens_that_stand_a_place_further_on(self, server):
-        def change(made):
-            span = made.extend_seq_lens_cpu[0]
-            request = server.world.requests[0]
-            request.output_ids = [*request.output_ids, int(made.input_ids[span - 1]) + 1]
-            made.input_ids[:span] += 1
-
-        assert trapped(server, change, ForwardMode.EXTEND).scalars["shift"] == 1
-        assert "its own tokens 1 places further on" in named(server).cause
-
-    def test_those_of_all_in_another_order(self, server):
-        def turn(made):
-            made.input_ids.copy_(made.input_ids.roll(3))
-
-        said = trapped(server, turn, ForwardMode.EXTEND)
-        assert (said.scalars["moved"], said.scalars["defect"]) == (True, "swapped")
-        assert "in another order than its requests" in named(server).cause
-
-    def test_the_place_is_that_of_the_request(self, server):
-        def last(made):
-            made.input_ids[-1] = 0
-
-        said = trapped(server, last, ForwardMode.EXTEND)
-        request = server.world.requests[-1]
-        assert said.scalars["place"] == held(request).kv_committed_len - 1
-        assert said.scalars["request_slot"] == held(request).req_pool_idx
-
-    @pytest.mark.parametrize("name", ["multimodal_inputs", "input_embeds"])
-    def test_what_pictures_and_embeddings_stand_for_is_left_out(self, server, name):
-        for request in server.world.requests:
-            setattr(request, name, object())
-        server.forward(lambda made: made.input_ids.zero_(), ForwardMode.EXTEND)
-
-    def test_tokens_that_nobody_has_sampled_yet_are_left_out(self, server):
-        server.forward(lambda made: made.input_ids[-1:].fill_(-3), ForwardMode.EXTEND)
 
 
 def test_rows_of_a_draft_that_are_anothers_are_told_before_what_was_written_there(server):
@@ -505,16 +425,3 @@ class TestInserts:
         assert check_path(path, value, np.array([5]), 4) == ()
         # One that was put in twice is no node's fault.
         assert check_path(np.tile(path, 2), np.tile(path, 2), np.array([]), 4) == ()
-
-
-def test_a_hand_out_ahead_of_the_first_step_has_the_ledgers_step(attach, monkeypatch):
-    monkeypatch.setenv("GEMMA4_TRIAGE_LEAK", "dump")
-    for name in ("running", "awaited", "_reading", "_latest"):
-        monkeypatch.setattr(steps, name, None)
-    dumps = attach("trap", "swa-allocator", "leak-ledger", "host-alloc-kernels")
-    world = pool_world.PoolWorld(monkeypatch, page_size=16)
-    world.allocator.full_attn_allocator.free_pages[0] = 1 << 20
-    with pytest.raises(TrappedViolation):
-        world.start(list(range(40)))
-    dump = read_dump(next(dumps.glob("*swa-alloc-range*")))
-    assert dump.manifest.step == ledger_of(world.allocator).step == 0

@@ -6,11 +6,15 @@ import torch
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime import steps
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.leak.ledger import ledger_of
 from gemma4_runtime.probes.swa_allocator_state import _BOOKS
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.hand_out import hand_out_wrong
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
+from pool_world import PoolWorld
 from swa_pools import FULL_PAGES, PROBE, SWA_PAGES, OnSmallPools, caught, decode, extend, make_allocator, says
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -166,3 +170,16 @@ class TestLengths(OnSmallPools):
         (first, *_) = conclude(Incident((dump,)))
         assert (first.structure, first.defect) == (Structure.BATCH_LENGTHS, Defect.OFF_BY_ONE)
         assert first.confidence is Confidence.CERTAIN
+
+
+def test_a_hand_out_ahead_of_the_first_step_has_the_ledgers_step(attach, monkeypatch):
+    monkeypatch.setenv("GEMMA4_TRIAGE_LEAK", "dump")
+    for name in ("running", "awaited", "_reading", "_latest"):
+        monkeypatch.setattr(steps, name, None)
+    dumps = attach("trap", "swa-allocator", "leak-ledger", "host-alloc-kernels")
+    world = PoolWorld(monkeypatch, page_size=16)
+    world.allocator.full_attn_allocator.free_pages[0] = 1 << 20
+    with pytest.raises(TrappedViolation):
+        world.start(list(range(40)))
+    dump = read_dump(next(dumps.glob("*swa-alloc-range*")))
+    assert dump.manifest.step == ledger_of(world.allocator).step == 0

@@ -6,14 +6,13 @@ A model routes by its own lines, between `gate_beside_router` and `experts_besid
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from gemma4_kernels.beside_experts import reference
 from gemma4_kernels.beside_experts.spec import ANY_PLAN, MAX_ROWS, Plan, Weights
-from gemma4_kernels.launcher import KnownLaunch, KnownLaunches, Launcher, facts
+from gemma4_kernels.launcher import KnownLaunches, Launcher, TwoLaunches, facts
 from gemma4_kernels.routed_experts import launch as experts
 from gemma4_kernels.routing.launch import routing
 from gemma4_kernels.row_arguments import Path, refuse_unlike, takes_kernel
@@ -48,16 +47,6 @@ class BesideExperts(NamedTuple):
 
     dense: torch.Tensor
     experts: torch.Tensor
-
-
-class _LastLaunches(NamedTuple):
-    """The third launch of a call and the fourth; its pointers are the one's, then the other's."""
-
-    third: KnownLaunch
-    fourth: KnownLaunch
-
-    def again(self, pointers: Sequence[torch.Tensor]) -> bool:
-        return self.third.again(pointers[:_THIRD_POINTERS]) and self.fourth.again(pointers[_THIRD_POINTERS:])
 
 
 def dense_beside_experts(
@@ -226,7 +215,7 @@ def experts_beside_down(
     )
     last = experts.launch_down(fourth, top_k, plan.experts, early)
     if key is not None and launch is not None and last is not None:
-        _LAST.keep(key, _LastLaunches(launch, last))
+        _LAST.keep(key, TwoLaunches(launch, last, _THIRD_POINTERS))
     return made
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
-from gemma4_kernels.launcher import KnownLaunch, KnownLaunches, Launcher, facts
+from gemma4_kernels.launcher import KnownLaunch, KnownLaunches, Launcher, TwoLaunches, facts
 from gemma4_kernels.routed_experts import reference
 from gemma4_kernels.routed_experts.spec import ANY_PLAN, MAX_PAIRS, MAX_ROWS, Plan
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
@@ -19,16 +18,6 @@ __all__ = ["routed_experts"]
 _KNOWN = KnownLaunches()
 GATE_POINTERS = 7
 """Tensors of the first launch; the others that pointers_of returns are the second one's."""
-
-
-class _BothLaunches(NamedTuple):
-    """The two launches of a call; its pointers are the first one's, then the second one's."""
-
-    gate: KnownLaunch
-    down: KnownLaunch
-
-    def again(self, pointers: Sequence[torch.Tensor]) -> bool:
-        return self.gate.again(pointers[:GATE_POINTERS]) and self.down.again(pointers[GATE_POINTERS:])
 
 
 def routed_experts(
@@ -94,7 +83,7 @@ def routed_experts(
     )
     last = launch_down(second, top_k, plan, early)
     if key is not None and gate is not None and last is not None:
-        _KNOWN.keep(key, _BothLaunches(gate, last))
+        _KNOWN.keep(key, TwoLaunches(gate, last, GATE_POINTERS))
     return out
 
 

@@ -98,7 +98,8 @@ def _result_of(scheduler: Any, batch: Any, result: Any, number: int) -> _Waiting
     return _Waiting(tokens=int(accepted[number]), lag=int(accepted[number]))
 
 
-def _known(request: Any) -> int:
+def known_tokens(request: Any) -> int:
+    """Return how many tokens a request's prompt and answer have."""
     return len(request.origin_input_ids) + len(request.output_ids)
 
 
@@ -125,9 +126,9 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
     waiting = _waiting(scheduler)
     ahead = [waiting.get(id(request), _NOTHING) for request in batch.reqs]
     if of_drafts:
-        tokens = [_known(request) + more.tokens - 1 for request, more in zip(batch.reqs, ahead, strict=True)]
+        tokens = [known_tokens(request) + more.tokens - 1 for request, more in zip(batch.reqs, ahead, strict=True)]
     elif mode.is_decode():
-        tokens = [_known(request) + more.tokens for request, more in zip(batch.reqs, ahead, strict=True)]
+        tokens = [known_tokens(request) + more.tokens for request, more in zip(batch.reqs, ahead, strict=True)]
     elif overlap:
         return
     else:
@@ -235,7 +236,7 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             kinds.append(_count_defect(scheduler, protected, path.numel(), others))
         # The token that was sampled last has no KV yet.
         more, launched = waiting.get(id(request), _NOTHING), launched_at(seen, request)
-        committed, tokens = held(request).kv_committed_len, _known(request) + more.tokens - more.lag - 1
+        committed, tokens = held(request).kv_committed_len, known_tokens(request) + more.tokens - more.lag - 1
         by_batch = launched if more.lag else (lengths or {}).get(id(request))
         # One that was retracted is read again, in chunks if it is long, with the answer that it has so far.
         between_chunks = request is getattr(scheduler, "chunked_req", None)

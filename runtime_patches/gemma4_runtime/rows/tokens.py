@@ -15,7 +15,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held, prefilled_until
-from gemma4_runtime.rows.counts import runs
+from gemma4_runtime.rows.counts import known_tokens, runs
 from gemma4_runtime.rows.places import spans_of
 from gemma4_runtime.rows.report import INIT, LENGTH, NEXT, SAMPLE, TOKEN, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import launched_at, seen_of
@@ -136,9 +136,8 @@ def note_chunk(scheduler: Any, requests: Sequence[Any]) -> None:
 def check_something_new(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
     """Find requests of a prefill that have no new token in it, and say whether there are any.
 
-    What is sampled for them comes of another's.
-
-    The cache is never asked for the last token of a prompt. A block of a diffusion model may be all there.
+    What is sampled for them comes of another's. The cache is never asked for the last token of a prompt. A block of a
+    diffusion model may be all there.
     """
     mode = made.forward_mode
     if not mode.is_extend() or mode.is_target_verify() or mode.is_dllm_extend():
@@ -148,15 +147,11 @@ def check_something_new(scheduler: Any, requests: Sequence[Any], made: Any) -> b
     if not wrong:
         return False
     request = requests[wrong[0].row]
-    had = {"as_before": None, "launched": launched_at(seen_of(scheduler), request), "tokens": _known_tokens(request)}
+    had = {"as_before": None, "launched": launched_at(seen_of(scheduler), request), "tokens": known_tokens(request)}
     kinds = [Defect.NEGATIVE if one.value < 0 else Defect.ZERO for one in wrong]
     slots = [held(one).req_pool_idx for one in requests]
     report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
     return True
-
-
-def _known_tokens(request: Any) -> int:
-    return len(request.origin_input_ids) + len(request.output_ids)
 
 
 def check_prompt_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> None:

@@ -8,8 +8,8 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.census import GIVEN, TREE, lost_pages
 from gemma4_triage.diagnose.evidence import readable_events, tensor_or_none
-from gemma4_triage.diagnose.freed_pages import places_in_row
 from gemma4_triage.diagnose.rule import Seen
+from gemma4_triage.diagnose.unmapped_pages import places_in_row
 
 LOST = (
     "the prefix cache was given all of them, nobody has asked for them back, and none of its nodes has them, so it is "

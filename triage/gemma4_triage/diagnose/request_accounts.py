@@ -79,18 +79,20 @@ def sentence_of(dump: Dump) -> str | None:
 def _without_tokens(dump: Dump) -> str:
     """Return what is said of a prefill that has no new token of a request."""
     scalars = dump.manifest.scalars
-    slot, tokens = scalars.get("request_slot"), scalars.get("tokens")
-    why = (
-        "a prefix was taken for it that has all of its tokens, or more than it shares, where the last one at least has "
-        "to be computed (_compute_max_prefix_len, match_prefix)"
-        if scalars.get("launched") is None
-        else "it had been read whole before, as where the last chunk of a prompt counts as one that is not the last "
-        "(add_chunked_req, chunked_req)"
-    )
-    return (
-        f"A prefill has no new token of the request in slot {slot}, which has {tokens}: what is sampled for it comes "
-        f"of another request's. Most likely {why}."
-    )
+    slot, tokens, launched = (scalars.get(name) for name in ("request_slot", "tokens", "launched"))
+    said = f"A prefill has no new token of the request in slot {slot}, which has {tokens} tokens: what is sampled for "
+    said += "it comes of another request's."
+    if launched is None and tokens:
+        return (
+            f"{said} Most likely a prefix was taken for it that has all of its tokens, or more than it shares, where "
+            "the last one at least has to be computed (_compute_max_prefix_len, match_prefix)."
+        )
+    if launched is not None and launched == tokens:
+        return (
+            f"{said} It had been read whole before: most likely the last chunk of a prompt counts as one that is not "
+            "the last (add_chunked_req, chunked_req)."
+        )
+    return f"{said} Why is not known."
 
 
 def _of_other_order(dump: Dump) -> str | None:

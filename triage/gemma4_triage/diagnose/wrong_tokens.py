@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
+from gemma4_dumps.wording import number_of
 
 PARTS = "Look at what parts a verification's result by request, by its stride and accept_lens: _resolve_spec_v2_tokens."
 ACCEPTED, CHUNK, PROMPT = "agreed", "chunk", "prompt"
@@ -42,7 +43,7 @@ def _of_prompt(dump: Dump) -> str:
         "prompt or answer, was changed.",
     }.get(str(scalars.get("by_fill")), "Which of them was changed is not known.")
     if isinstance(shift, int):
-        beside = f"{abs(shift)} places {'further on' if shift > 0 else 'before'}"
+        beside = f"{number_of(abs(shift), 'place')} {'further on' if shift > 0 else 'before'}"
         way = f"They are its own tokens {beside}: where the prefill begins was counted otherwise than its length."
     elif scalars.get("moved") is True and rows != 1:
         way = (

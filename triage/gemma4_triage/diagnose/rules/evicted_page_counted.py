@@ -5,10 +5,10 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted_as_gone, said, were_evicted
-from gemma4_triage.diagnose.freed_pages import given_back_by_the_window, of_events, places_in_row
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.lost_by_the_cache import OF_THE_CACHE, were_the_caches_before
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
+from gemma4_triage.diagnose.unmapped_pages import given_back_by_the_window, of_events, places_in_row
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "evicted-page-counted"

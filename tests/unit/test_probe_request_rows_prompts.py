@@ -1,0 +1,100 @@
+"""Probe request-rows on what a prefill reads: each request has new tokens in it, and they are its own."""
+
+import pytest
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from gemma4_dumps.reader import read_dump
+from gemma4_runtime.release.requests import held
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Confidence
+from request_rows_server import Server, trapped
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+
+@pytest.fixture
+def server(attach, monkeypatch):
+    return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
+
+
+def named(server):
+    """Return what is named of the one dump that a server wrote."""
+    return conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
+
+
+@pytest.mark.parametrize(("missing", "defect"), [(0, "zero"), (2, "negative")])
+def test_a_prefill_without_a_new_token(server, missing, defect):
+    def read_again(made):
+        made.extend_prefix_lens_cpu[1] += made.extend_seq_lens_cpu[1] + missing
+        made.extend_seq_lens_cpu[1] = -missing
+
+    said = trapped(server, read_again, ForwardMode.EXTEND)
+    slot = held(server.world.requests[1]).req_pool_idx
+    assert (said.verdict, said.scalars["why"], said.scalars["request_slot"]) == ("length_differs", "empty", slot)
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("batch lengths", defect)
+
+
+class TestPromptTokens:
+    def test_one_that_was_changed_on_its_way(self, server):
+        def change(made):
+            made.input_ids[len(made.input_ids) // 2] += 1
+
+        said = trapped(server, change, ForwardMode.EXTEND)
+        assert (said.verdict, said.scalars["why"], said.scalars["moved"]) == ("token_differs", "prompt", False)
+        assert (said.scalars["rows_wrong"], said.scalars["tokens_wrong"]) == (1, 1)
+        finding = named(server)
+        assert (finding.rule, finding.confidence) == ("token-differs", Confidence.LIKELY)
+        assert "1 of its tokens differ. Which of them was changed is not known" in finding.cause
+
+    @pytest.mark.parametrize(("side", "sure"), [("own", True), ("read", False)])
+    def test_the_list_by_which_prompts_are_read_takes_a_side(self, server, side, sure):
+        def change(made):
+            request = server.world.requests[-1]
+            name = "full_untruncated_fill_ids" if hasattr(request, "full_untruncated_fill_ids") else "fill_ids"
+            fill = list(request.origin_input_ids)
+            made.input_ids[-1] += 7
+            fill[-1] += 7 * (side == "read")
+            setattr(request, name, fill)
+
+        said = trapped(server, change, ForwardMode.EXTEND)
+        assert said.scalars["by_fill"] == side
+        finding = named(server)
+        assert finding.confidence is (Confidence.CERTAIN if sure else Confidence.LIKELY)
+        assert ("the prefix cache gives them to whoever has the right ones" in finding.cause) == sure
+
+    def test_tokens_that_stand_a_place_further_on(self, server):
+        def change(made):
+            span = made.extend_seq_lens_cpu[0]
+            request = server.world.requests[0]
+            request.output_ids = [*request.output_ids, int(made.input_ids[span - 1]) + 1]
+            made.input_ids[:span] += 1
+
+        assert trapped(server, change, ForwardMode.EXTEND).scalars["shift"] == 1
+        assert "its own tokens 1 place further on" in named(server).cause
+
+    def test_those_of_all_in_another_order(self, server):
+        def turn(made):
+            made.input_ids.copy_(made.input_ids.roll(3))
+
+        said = trapped(server, turn, ForwardMode.EXTEND)
+        assert (said.scalars["moved"], said.scalars["defect"]) == (True, "swapped")
+        assert "in another order than its requests" in named(server).cause
+
+    def test_the_place_is_that_of_the_request(self, server):
+        def last(made):
+            made.input_ids[-1] = 0
+
+        said = trapped(server, last, ForwardMode.EXTEND)
+        request = server.world.requests[-1]
+        assert said.scalars["place"] == held(request).kv_committed_len - 1
+        assert said.scalars["request_slot"] == held(request).req_pool_idx
+
+    @pytest.mark.parametrize("name", ["multimodal_inputs", "input_embeds"])
+    def test_what_pictures_and_embeddings_stand_for_is_left_out(self, server, name):
+        for request in server.world.requests:
+            setattr(request, name, object())
+        server.forward(lambda made: made.input_ids.zero_(), ForwardMode.EXTEND)
+
+    def test_tokens_that_nobody_has_sampled_yet_are_left_out(self, server):
+        server.forward(lambda made: made.input_ids[-1:].fill_(-3), ForwardMode.EXTEND)
