@@ -9,21 +9,17 @@ from sglang.srt.layers.linear import ReplicatedLinear
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 from sglang.srt.models.gemma4_causal import Gemma4Router
-from sglang.srt.plugins.hook_registry import HookRegistry
 
 import vision_world
 from gemma4_kernels.beside_experts.launch import gate_beside_router
 from gemma4_kernels.beside_experts.spec import ANY_PLAN, MAX_ROWS
 from gemma4_repro.toys.locate import toy_path
-from gemma4_runtime.catalog import CATALOG
-from gemma4_runtime.fusion import beside_experts, eligible
+from gemma4_runtime.fusion import beside_experts
 from gemma4_runtime.fusion.beside_experts import OP
-from gemma4_runtime.fusion.layer_plan import forget_plan
 from gemma4_runtime.fusion.paths import PATHS, REFERENCE
 from gemma4_runtime.optimisations import moe_routing, routed_experts
-from gemma4_runtime.session import Session
-from gemma4_runtime.settings import read_settings
 from step_bench_parts import let_experts_run
+from text_layers import calls_of, sessions, text_model
 
 # No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
 pytestmark = pytest.mark.releases("0.5.13.post1")
@@ -42,57 +38,28 @@ def rank():
         yield stack.enter_context(vision_world.one_rank(toy_path("toy-26b")))
 
 
-class Attend(torch.nn.Module):
-    """An attention of one token: it gives each query head some of its own elements back."""
-
-    def forward(self, q, k, v, forward_batch, save_kv_cache):
-        return q.flatten(-2) + k.flatten(-2).mean()
-
-
 @pytest.fixture
 def model(rank, monkeypatch):
-    """Return the text model, whose layers have attention without keys of other tokens."""
-    for owner, name in LET_RUN:
+    for owner, method in LET_RUN:
         # So that it is put back behind the test.
-        monkeypatch.setattr(owner, name, getattr(owner, name))
+        monkeypatch.setattr(owner, method, getattr(owner, method))
     let_experts_run()
-    text = vision_world.load_model(rank).language_model
-    for module in text.modules():
-        if hasattr(module, "forward_native"):
-            # Where there is a GPU, SGLang's are for that.
-            module._forward_method = module.forward_native
-    for layer in text.layers:
-        layer.self_attn.attn = Attend()
-    return text
+    return text_model(rank)
 
 
 @pytest.fixture
 def start(monkeypatch, tmp_path, model):
-    """Starts a session with these patches, on what counts as the host engine and has a plan for 1 to 4 rows."""
-    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
-    monkeypatch.setattr(eligible, "on_host_engine", lambda: True)
+    """Starts a session with these patches, where 1 to 4 rows have a plan."""
     plans = (None, *[ANY_PLAN] * 4, *[None] * (MAX_ROWS - 4))
     monkeypatch.setattr(beside_experts, "tuned_plans", lambda gpu, size: plans if gpu == "cpu" else None)
-    started = []
 
-    def begin(*ids):
-        while started:
-            started.pop().stop()
-        PATHS.__init__()
-        session = Session(read_settings(), tuple(patch for patch in CATALOG if patch.id in ids))
-        session.start()
-        started.append(session)
-        HookRegistry.apply_hooks()
+    def renew():
         for layer in model.layers:
             moe_routing.after_moe_init(None, layer.moe)
             routed_experts.after_moe_init(None, layer.moe)
-            forget_plan(layer)
-        return session
 
-    yield begin
-    for session in started:
-        session.stop()
-    PATHS.__init__()
+    with sessions(monkeypatch, tmp_path, model, renew) as begin:
+        yield begin
 
 
 @torch.no_grad()
@@ -103,13 +70,6 @@ def forward(model, rows=3):
     for layer in model.layers:
         hidden, _ = layer(positions=positions, hidden_states=hidden, per_layer_input=None, forward_batch=None)
     return model.norm(hidden)
-
-
-def calls_of(module):
-    """Return a list that grows at each call of a module's forward, without a hook, which would be seen."""
-    calls, own = [], module.forward
-    module.forward = lambda *a, **k: calls.append(1) or own(*a, **k)
-    return calls
 
 
 def paths():

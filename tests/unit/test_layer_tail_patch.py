@@ -5,18 +5,13 @@ from contextlib import ExitStack
 import pytest
 import torch
 from sglang.srt.layers.linear import ReplicatedLinear
-from sglang.srt.plugins.hook_registry import HookRegistry
 
 import vision_world
 from gemma4_repro.toys.locate import toy_path
-from gemma4_runtime.catalog import CATALOG
-from gemma4_runtime.fusion import eligible
-from gemma4_runtime.fusion.layer_plan import forget_plan
 from gemma4_runtime.fusion.paths import PATHS, REFERENCE
 from gemma4_runtime.fusion.tail import OP
 from gemma4_runtime.optimisations.next_norms import after_text_model_init
-from gemma4_runtime.session import Session
-from gemma4_runtime.settings import read_settings
+from text_layers import calls_of, sessions, text_model
 
 # No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
 pytestmark = pytest.mark.releases("0.5.13.post1")
@@ -32,48 +27,16 @@ def rank():
         yield stack.enter_context(vision_world.one_rank(toy_path("toy-e4b")))
 
 
-class Attend(torch.nn.Module):
-    """An attention of one token: it gives each query head some of its own elements back."""
-
-    def forward(self, q, k, v, forward_batch, save_kv_cache):
-        return q.flatten(-2) if k is None else q.flatten(-2) + k.flatten(-2).mean()
-
-
 @pytest.fixture
 def model(rank):
-    """Return the text model, whose layers have attention without keys of other tokens."""
-    text = vision_world.load_model(rank).language_model
-    for module in text.modules():
-        if hasattr(module, "forward_native"):
-            # Where there is a GPU, SGLang's are for that.
-            module._forward_method = module.forward_native
-    for layer in text.layers:
-        layer.self_attn.attn = Attend()
-    return text
+    return text_model(rank)
 
 
 @pytest.fixture
 def start(monkeypatch, tmp_path, model):
-    """Starts a session with these patches, on what counts as the host engine."""
-    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
-    monkeypatch.setattr(eligible, "on_host_engine", lambda: True)
-    started = []
-
-    def begin(*ids):
-        PATHS.__init__()
-        session = Session(read_settings(), tuple(patch for patch in CATALOG if patch.id in ids))
-        session.start()
-        started.append(session)
-        HookRegistry.apply_hooks()
-        after_text_model_init(None, model)
-        for layer in model.layers:
-            forget_plan(layer)
-        return session
-
-    yield begin
-    for session in started:
-        session.stop()
-    PATHS.__init__()
+    """Starts a session with these patches."""
+    with sessions(monkeypatch, tmp_path, model, lambda: after_text_model_init(None, model)) as begin:
+        yield begin
 
 
 @torch.no_grad()
@@ -86,13 +49,6 @@ def forward(model, rows=3):
     for number, layer in enumerate(model.layers):
         hidden, _ = layer(positions=positions, hidden_states=hidden, per_layer_input=ple[:, number], forward_batch=None)
     return model.norm(hidden)
-
-
-def calls_of(module):
-    """Return a list that grows at each call of a module's forward, without a hook, which would be seen."""
-    calls, own = [], module.forward
-    module.forward = lambda *a, **k: calls.append(1) or own(*a, **k)
-    return calls
 
 
 def paths():
