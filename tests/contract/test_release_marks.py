@@ -107,7 +107,6 @@ def test_continuous_integration_has_all_three():
     assert {"test", "test-engine", "test-releases"} <= set(ran)
 
 
-@pytest.mark.slow
 def test_a_file_that_needs_sglang_says_for_which_releases_it_is():
     """What it has at hand differs by release; other tests are run once, on the newest."""
     silent = [
@@ -118,7 +117,6 @@ def test_a_file_that_needs_sglang_says_for_which_releases_it_is():
     assert silent == []
 
 
-@pytest.mark.slow
 def test_what_is_for_one_release_alone_says_why():
     """In a comment above its mark or on its line: what the other has instead, or what is not ported.
 

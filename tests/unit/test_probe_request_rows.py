@@ -289,7 +289,7 @@ def test_requests_whose_locks_are_on_other_nodes_than_their_last(server):
     assert finding.confidence is Confidence.LIKELY
 
 
-@pytest.mark.releases("0.5.23")
+@pytest.mark.releases("0.5.23")  # Before, no request keeps its lock.
 def test_a_request_that_carries_anothers_lock(server):
     server.forward()
     one, other, *_ = server.world.requests
