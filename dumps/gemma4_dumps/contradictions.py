@@ -24,13 +24,14 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "counter_wrong": (_S.REQUEST_COUNTERS,),
     "window_kept": (_S.WINDOW_EVICTION,),
     "position_wrong": (_S.POSITIONS,),
-    "insert_wrong": (_S.FREE_CALL, _S.TREE_NODE),
+    "insert_wrong": (_S.FREE_CALL, _S.TREE_NODE, _S.REQUEST_ROW),
+    "text_differs": (_S.TREE_NODE,),
     # No structure of KV memory.
     "token_differs": ("input tokens", "accepted drafts", "answer's tokens"),
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")
-_ONLY_IF: Mapping[Defect, tuple[str, ...]] = {_D.LOST: ("reserved", "kept"), _D.EARLY: ("given back",)}
+_ONLY_IF: Mapping[Defect, tuple[str, ...]] = {_D.LOST: ("reserved", "kept"), _D.EARLY: ("given back", "free")}
 """Why an entry is, where it is wrong in these ways; of locks, which have none of these verdicts, for any reason."""
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _ENOUGH = 4

@@ -5,6 +5,19 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "prefixes-of-a-mixed-batch-turned": ("request-state-differs", S.BATCH_LENGTHS, D.SWAPPED, C.CERTAIN),
+    "freed-ahead-of-its-insert": ("cache-insert-wrong", S.FREE_CALL, D.EARLY, C.CERTAIN),
+    "queries-end-too-early": ("request-state-differs", S.KERNEL_LENGTHS, None, C.CERTAIN),
+    "path-that-passes-a-node-by": ("request-state-differs", S.TREE_NODE, D.STALE, C.LIKELY),
+    "slots-of-two-requests-exchanged": ("request-state-differs", S.REQUEST_COUNTERS, D.SWAPPED, C.LIKELY),
+    "eviction-floor-moved": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
+    "table-filled-without-drafts": ("index-outside-buffer", S.FULL_TABLE, None, C.LIKELY),
+    "decode-counted-too-small": ("scheduler-exception", None, None, C.LIKELY),
+    "second-prompt-in-chunks": ("scheduler-exception", None, None, C.POSSIBLE),
+    "key-without-the-first-new-token": ("cached-text-differs", S.TREE_NODE, D.OFF_BY_ONE, C.CERTAIN),
+    "key-of-a-node-changed": ("tree-broken", S.TREE_NODE, None, C.CERTAIN),
+    "window-of-a-node-changed": ("tree-broken", S.TREE_NODE, None, C.LIKELY),
+    "window-of-a-prefix-given-back": ("evicted-page-counted", S.WINDOW_EVICTION, D.EARLY, C.LIKELY),
     "entry-of-a-row-zero-within-a-page": ("held-outside-pool", S.REQUEST_ROW, D.ZERO, C.CERTAIN),
     "eviction-names-an-evicted-page": ("eviction-names-no-page", None, None, C.POSSIBLE),
     "last-chunk-read-again": ("request-state-differs", S.BATCH_LENGTHS, D.ZERO, C.LIKELY),

@@ -178,7 +178,8 @@ def test_a_batch_that_names_another_row_is_found_before_the_next_step_allocates_
     [
         ("the batch", (Confidence.CERTAIN, Structure.ROW_INDICES, Defect.FOREIGN)),
         ("two of the batch", (Confidence.LIKELY, Structure.ROW_INDICES, Defect.SWAPPED)),
-        ("the request", (Confidence.POSSIBLE, None, None)),
+        ("the request", (Confidence.LIKELY, Structure.REQUEST_COUNTERS, None)),
+        ("two requests", (Confidence.LIKELY, Structure.REQUEST_COUNTERS, Defect.SWAPPED)),
         ("the batch, of a new request", (Confidence.LIKELY, Structure.ROW_INDICES, Defect.FOREIGN)),
     ],
 )
@@ -190,6 +191,8 @@ def test_a_batch_and_its_request_that_differ_are_told_apart_by_where_the_request
     numbers = slots
     if wrong == "the request":
         held(world.requests[0]).req_pool_idx = world.rows.free_slots[0]
+    elif wrong == "two requests":
+        held(world.requests[0]).req_pool_idx, held(world.requests[1]).req_pool_idx = slots[1], slots[0]
     elif wrong == "two of the batch":
         numbers = [slots[1], slots[0], *slots[2:]]
     else:

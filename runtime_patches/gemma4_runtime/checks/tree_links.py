@@ -22,6 +22,10 @@ class Broken(StrEnum):
     FEW_SLOTS = "fewer slots than tokens"
     """It has fewer slots than its key has tokens, in the full pool or in its sliding window."""
     MANY_SLOTS = "more slots than tokens"
+    OTHER_TEXT = "another text"
+    """Its key has other tokens than those that were stored in its slots for these very places."""
+    OTHER_WINDOW = "another window"
+    """Its slots of the sliding window are not what the map has for its slots of the full pool."""
     FEWER_LOCKS = "fewer locks than below"
     """It has fewer locks than its children together, and who locks a node locks all that are above it."""
     BELOW_ZERO = "locks below zero"
@@ -52,6 +56,8 @@ class Link:
         locks: How many hold it.
         window_locks: How many hold its sliding window.
         spare: Slots that it has beyond the tokens of its key; below 0 where some are missing.
+        unlike: Tokens of its key that are not those which were stored in its slots.
+        unmapped: Slots of its sliding window that the map does not have for its slots of the full pool.
     """
 
     name: int
@@ -62,6 +68,8 @@ class Link:
     locks: int
     window_locks: int = 0
     spare: int = 0
+    unlike: int = 0
+    unmapped: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,10 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
             yield Broken.OTHER_PARENT, node.name
         if node.spare:
             yield (Broken.MANY_SLOTS if node.spare > 0 else Broken.FEW_SLOTS), node.name
+        if node.unlike and not node.spare:
+            yield Broken.OTHER_TEXT, node.name
+        if node.unmapped and not node.spare:
+            yield Broken.OTHER_WINDOW, node.name
         if node.locks < 0 or node.window_locks < 0:
             yield Broken.BELOW_ZERO, node.name
         elif node.locks < below[node.name]:

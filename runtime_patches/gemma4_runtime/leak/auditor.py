@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from gemma4_runtime import current
+from gemma4_runtime.by_identity import ByIdentity
 from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.leak.audit import Audit, CannotAudit, audit
-from gemma4_runtime.leak.ledger import ByIdentity, LeakLedger, ledger_of
+from gemma4_runtime.leak.ledger import LeakLedger, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.release.ranks import pipeline_stages
 from gemma4_runtime.release.requests import current_batch, held

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from gemma4_runtime.by_identity import ByIdentity
 from gemma4_runtime.checks.page_census import Fault
 from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows, Runs, inside, telling
 from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
@@ -19,8 +19,6 @@ from gemma4_runtime.leak.event_log import EventLog
 from gemma4_runtime.leak.whereabouts import TreeMemory
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists
-
-_T = TypeVar("_T")
 
 SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 """Who is asking; set by the hooks around SGLang's callers of the allocators."""
@@ -255,26 +253,6 @@ def _document(events: Events, number: int, pools: Sequence[tuple[str, PageLedger
         # A row that was never written has one slot of page 0, over and over; of page ids nobody can tell.
         said["slots"] = int(of_page_0)
     return said | {"request_slots": events.requests_of(number)[:_NAMED].tolist()} if kind is Kind.OWNED else said
-
-
-class ByIdentity(Generic[_T]):
-    """Object of SGLang's -> what belongs to it, until the object is gone.
-
-    A hook asks several times per step: a lookup is one of a dict, where a WeakKeyDictionary makes a reference.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[int, _T] = {}
-
-    def get(self, owner: Any) -> _T | None:
-        return self._values.get(id(owner))
-
-    def put(self, owner: Any, value: _T) -> _T:
-        """`value`, which must not hold `owner`. An owner that has one gets another."""
-        if id(owner) not in self._values:
-            weakref.finalize(owner, self._values.pop, id(owner)).atexit = False
-        self._values[id(owner)] = value
-        return value
 
 
 _POOL_OF: ByIdentity[tuple[LeakLedger, int]] = ByIdentity()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gemma4_runtime.leak.audit import Audit
 from gemma4_runtime.leak.holders import edges, holders
 from gemma4_runtime.leak.suspects import COLUMNS, LIVES_COLUMNS, POOLS, SHARES_COLUMNS, lives, shares, suspects
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS, TREE
+from gemma4_runtime.release.tree_links import said_of_tree
 from gemma4_runtime.settings import Leak, Mode
 
 RULE = "leak-audit"
@@ -253,11 +254,6 @@ def _on_host(parts: Sequence[torch.Tensor]) -> np.ndarray:
 
 def _site(code: int) -> str:
     return Site(code).name.lower()
-
-
-def said_of_tree(broken: Mapping[str, int]) -> str:
-    """Return what is wrong with nodes of the prefix cache, as a dump has it: words and counts, comma-separated."""
-    return ",".join(f"{what}:{count}" for what, count in broken.items())
 
 
 def _words(name: str) -> str:

@@ -22,6 +22,7 @@ import torch
 
 from gemma4_runtime.checks.page_census import Whereabouts
 from gemma4_runtime.checks.swa_mapping_census import SlotPairs, held_swa_pages
+from gemma4_runtime.leak.slot_texts import texts_of
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists, pending_slots
 from gemma4_runtime.release.prefix_caches import (
@@ -32,7 +33,7 @@ from gemma4_runtime.release.prefix_caches import (
     unreadable_cache,
 )
 from gemma4_runtime.release.requests import committed_freed, held, swa_evicted, swa_kept_until
-from gemma4_runtime.release.tree_links import broken_of
+from gemma4_runtime.release.tree_links import Beside, broken_of
 
 REQUEST_SLOTS = "requests"
 """The name of the pool of request slots, which is counted like a pool of pages."""
@@ -150,6 +151,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         pools.append(Whereabouts("swa", swa.size // page, _free(swa), held=swa_held))
         pairs = _join(node_pairs, row_pairs)
     pools.append(_request_slots(req_to_token_pool, requests, rows))
+    texts = texts_of(allocator)
     row_pages = holding[len(nodes) :]
     return Reading(
         tuple(pools),
@@ -170,7 +172,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         dict(_left_window(requests, retain_window(_inner(tree_cache)))),
         int(table.shape[0]),
         cached,
-        broken_of(_inner(tree_cache)),
+        broken_of(_inner(tree_cache), Beside(None if texts is None else texts.unlike, mapping)),
         dict(_stray_entries(rows, row_slots, row_pages, page, full.pages)),
     )
 

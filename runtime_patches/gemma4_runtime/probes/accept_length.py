@@ -18,11 +18,11 @@ import torch
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Provenance
 from gemma4_runtime import current
+from gemma4_runtime.by_identity import ByIdentity
 from gemma4_runtime.checks.accept_length import BEFORE, FIRST, RECENT, AcceptHistory, Fall
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.evidence import payload
-from gemma4_runtime.leak.ledger import ByIdentity
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import step_number

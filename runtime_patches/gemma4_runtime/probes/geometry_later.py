@@ -25,9 +25,9 @@ from typing import Any
 
 from gemma4_runtime import binding_facts as facts
 from gemma4_runtime import current
+from gemma4_runtime.by_identity import ByIdentity
 from gemma4_runtime.checks.bindings import Bound, check_unchanged
 from gemma4_runtime.checks.violation import Violation
-from gemma4_runtime.leak.ledger import ByIdentity
 from gemma4_runtime.probes.geometry import RULE, finding_draft, models_of
 from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import step_number

@@ -31,9 +31,8 @@ from gemma4_runtime.checks.tree_links import Broken
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation, VerificationFailed
 from gemma4_runtime.evidence import payload
-from gemma4_runtime.leak.report import said_of_tree
 from gemma4_runtime.release.requests import held, swa_evicted
-from gemma4_runtime.release.tree_links import broken_of, stamps_gone
+from gemma4_runtime.release.tree_links import broken_of, said_of_tree, stamps_gone
 from gemma4_runtime.settings import Mode
 
 RULE = "process-end"

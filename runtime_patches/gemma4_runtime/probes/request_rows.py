@@ -12,21 +12,25 @@
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
 |                                     | all tokens that the forward writes; each slot that it will write against the   |
 |                                     | row's entry of that token, with and without MTP;                               |
-|                                     | positions against lengths; the token that a decode or a verification begins    |
-|                                     | with against the request's latest; that what has left its sliding window long  |
-|                                     | ago is given back, which is an event and stops nothing                         |
+|                                     | positions against lengths, and where a prefill's tokens begin; the token that  |
+|                                     | a decode or a verification begins with against the request's latest; a prefix  |
+|                                     | from the cache against the text that was stored in its slots; that what has    |
+|                                     | left its sliding window long ago is given back, which is an event and stops    |
+|                                     | nothing                                                                        |
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
 | draft are set                       | which the draft's pages are looked up next; once more, that these were looked  |
 |                                     | up for this very draft                                                         |
 | before metadata of trtllm_mha and   | the row numbers by which it looks pages up, a draft's too                      |
 | Triton                              |                                                                                |
-| after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
-|                                     | a table against the request's row, and what the map makes of it; where sliding |
-|                                     | layers will write against what the map makes of the forward's slots            |
+| after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch, and where     |
+|                                     | each request's queries and keys end; each page of a table against the          |
+|                                     | request's row, and what the map makes of it; where sliding layers will write   |
+|                                     | against what the map makes of the forward's slots                              |
 | after Triton's metadata, outside of | the lengths of its lists against those of the batch; each slot of a list       |
 | CUDA graphs                         | likewise                                                                       |
-| around the prefix cache's insert,   | what its nodes have for the tokens at its end: that none of it was given back  |
-| from 0.5.23 on                      | meanwhile, and nothing stands there twice                                      |
+| around the prefix cache's insert,   | its key against the text that was stored in its slots; what its nodes have for |
+| from 0.5.23 on                      | the tokens at its end: that none of it was given back meanwhile, and nothing   |
+|                                     | stands there twice                                                             |
 | after eagle_sample, from 0.5.23 on  | how many drafts were taken against what the target has behind each             |
 
 An entry counts as changed if the request was not retracted since the check before and holds the same nodes of the
@@ -55,7 +59,8 @@ from gemma4_runtime.indices.triton import has_lists_of_its_own
 from gemma4_runtime.indices.trtllm import believed_lengths
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held
-from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
+from gemma4_runtime.rows.begins import check_bounds
+from gemma4_runtime.rows.counts import check_begins, check_counters, check_lengths, check_locks
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
 from gemma4_runtime.rows.inserts import can_be_held, check_insert
 from gemma4_runtime.rows.places import (
@@ -81,6 +86,7 @@ from gemma4_runtime.rows.report import (
     report_wrong,
 )
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of, slot_before
+from gemma4_runtime.rows.texts import check_prefixes, note_texts
 from gemma4_runtime.rows.tokens import (
     check_accepted,
     check_chunk,
@@ -252,6 +258,10 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         had = _is_free(scheduler, released[0].value)
         report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows, had=had)
         return
+    if check_begins(scheduler, requests, made):
+        return
+    note_texts(scheduler, requests, made)
+    check_prefixes(scheduler, requests, made)
     if check_something_new(scheduler, requests, made):
         return
     check_lengths(scheduler, batch, made)
@@ -314,6 +324,8 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
         kinds = or_swapped(wrong, kinds)
         report_wrong(scheduler, wrong, LENGTH, METADATA, Structure.KERNEL_LENGTHS, kinds, forward_batch, rows)
     _running.lengths = dict(zip(rows, given, strict=False))
+    if role_of(backend) != "draft":
+        check_bounds(scheduler, backend.forward_metadata, forward_batch, rows, expected)
     check_tables(scheduler, backend, forward_batch, rows, expected)
     check_swa_writes(scheduler, backend, forward_batch, METADATA)
 

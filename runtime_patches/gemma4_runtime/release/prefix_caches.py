@@ -110,6 +110,36 @@ def path_slots(cache: Any, request: Any) -> torch.Tensor | None:
     return _flat(torch.cat(parts[::-1])) if parts else torch.empty(0, dtype=torch.int64)
 
 
+def key_of_path(cache: Any, request: Any) -> list[int] | None:
+    """Return the tokens by which a prefix cache found the first tokens of a request, in their order.
+
+    None where its tree is in Rust, or the request has no node.
+
+    Args:
+        cache: One of READABLE, without the wrapper of streaming sessions.
+        request: A `Req` that runs.
+    """
+    core: Any = getattr(cache, "tree_core", None)
+    nodes = getattr(core, "_node_arena", None)
+    if core is not None and nodes is None:
+        return None
+    node = request.last_node if core is None else nodes.get(request.last_node)
+    parts: list[list[int]] = []
+    while getattr(node, "parent", None) is not None:
+        parts.append(key_tokens(node.key))
+        node = node.parent
+    return [token for part in parts[::-1] for token in part] if parts else None
+
+
+def key_tokens(key: Any) -> list[int]:
+    """Return the tokens of a node's key; of one of pairs the first of each.
+
+    Args:
+        key: A `RadixKey`, or None.
+    """
+    return [] if key is None else list(key.token_ids[: len(key)])
+
+
 def inserted_path(cache: Any, result: Any) -> torch.Tensor | None:
     """Return the slots that a prefix cache has for the tokens that were just put into it, where they lie: int64 [n].
 

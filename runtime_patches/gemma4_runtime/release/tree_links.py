@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemma4_runtime.checks.tree_links import Link, Links, broken_links
+from gemma4_runtime.release.prefix_caches import key_tokens, unreadable_cache
 
 
-def links_of(cache: Any) -> Links | None:
-    """Return a cache's nodes and lists; None where its tree is in Rust, or it has none. Nothing waits for the device.
+@dataclass(frozen=True)
+class Beside:
+    """What a node's slots are held against.
+
+    Attributes:
+        unlike: Says of slots and a key's tokens, [n] each, and the place where these begin in their text, how many are
+            not those that were stored there; None leaves that out.
+        mapping: int64 [slots of the full pool]: the map to the sliding window's; None where there is none.
+    """
+
+    unlike: Callable[[np.ndarray, np.ndarray, int], int] | None = None
+    mapping: np.ndarray | None = None
+
+
+def links_of(cache: Any, beside: Beside | None = None) -> Links | None:
+    """Return a cache's nodes and lists; None where its tree is in Rust, or it has none.
 
     Args:
         cache: One of `prefix_caches.READABLE`, without the wrapper of streaming sessions.
+        beside: What nodes are held against beside each other. Slots that it needs are copied from the device.
     """
     core = getattr(cache, "tree_core", cache)
     # The tree in Rust has neither a table of nodes nor a root that Python can read.
@@ -25,23 +44,40 @@ def links_of(cache: Any) -> Links | None:
         known = {_name(node, root) for node in core._node_arena.values()}
         leaves = {_name(node, root) for node in core.evictable_device_leaves}
         parents = _parents(core._node_arena.values(), root)
-        return Links([_unified(*one, root, core) for one in nodes], known, leaves, _windows(core, root), parents)
+        links = [_unified(*one, root, core, beside) for one in nodes]
+        return Links(links, known, leaves, _windows(core, root), parents)
     listed = getattr(core, "evictable_leaves", None)
     leaves = None if listed is None else {_name(node, root) for node in listed}
     swa = getattr(core, "swa_lru_list", None)
     windows = None if swa is None else {_name(node, root) for node in swa.cache.values()}
     parents = _parents([*(listed or ()), *(() if swa is None else swa.cache.values())], root)
-    return Links([_plain(*one, root) for one in nodes], None, leaves, windows, parents)
+    return Links([_plain(*one, root, beside) for one in nodes], None, leaves, windows, parents)
 
 
-def broken_of(cache: Any) -> dict[str, int]:
+def broken_of(cache: Any, beside: Beside | None = None) -> dict[str, int]:
     """Return what is wrong with a cache's nodes, in the words of `Broken`, and with how many; empty where nothing is.
 
     Args:
         cache: One of `prefix_caches.READABLE`, without the wrapper of streaming sessions.
+        beside: As for `links_of`.
     """
-    links = links_of(cache)
+    links = links_of(cache, beside)
     return {} if links is None else dict(Counter(broken.value for broken, _ in broken_links(links)))
+
+
+def broken_nodes(cache: Any) -> dict[str, str]:
+    """Return the same for a dump; nothing where no node is wrong, or none can be read.
+
+    Args:
+        cache: As for `broken_of`.
+    """
+    broken = {} if unreadable_cache(cache) else broken_of(cache)
+    return {"tree_broken": said_of_tree(broken)} if broken else {}
+
+
+def said_of_tree(broken: Mapping[str, int]) -> str:
+    """Return what is wrong with nodes of the prefix cache, as a dump has it: words and counts, comma-separated."""
+    return ",".join(f"{what}:{count}" for what, count in broken.items())
 
 
 def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
@@ -73,15 +109,19 @@ def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
     return count
 
 
-def _walk(root: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each node below the root with the one that has it as a child, once: a loop ends where it began."""
-    waiting, seen = [(child, root) for child in root.children.values()], {id(root)}
+def _walk(root: Any) -> Iterator[tuple[Any, Any, int]]:
+    """Yield each node below the root, once, with the one that has it as a child and the tokens of the keys above it.
+
+    A loop ends where it began.
+    """
+    waiting, seen = [(child, root, 0) for child in root.children.values()], {id(root)}
     while waiting:
-        node, above = waiting.pop()
+        node, above, begins = waiting.pop()
         if id(node) not in seen:
             seen.add(id(node))
-            yield node, above
-            waiting.extend((child, node) for child in node.children.values())
+            yield node, above, begins
+            ends = begins + (0 if node.key is None else len(node.key))
+            waiting.extend((child, node, ends) for child in node.children.values())
 
 
 def _name(node: Any, root: Any) -> int:
@@ -103,7 +143,27 @@ def _spare(node: Any, *values: Any) -> int:
     return next((by for value in values if value is not None and (by := len(value) - tokens)), 0)
 
 
-def _unified(node: Any, above: Any, root: Any, core: Any) -> Link:
+def _unlike(node: Any, value: Any, begins: int, beside: Beside | None) -> int:
+    """Return of how many tokens of a node's key another was stored in its slot; 0 where that is not asked."""
+    if beside is None or beside.unlike is None or value is None:
+        return 0
+    return beside.unlike(_host(value), np.asarray(key_tokens(node.key), dtype=np.int64), begins)
+
+
+def _unmapped(full: Any, swa: Any, beside: Beside | None) -> int:
+    """Return how many sliding slots of a node the map does not have for its full ones; 0 where that is not asked."""
+    if beside is None or beside.mapping is None or full is None or swa is None or len(full) != len(swa):
+        return 0
+    slots = _host(full)
+    inside = (slots >= 0) & (slots < beside.mapping.size)
+    return int((beside.mapping[np.where(inside, slots, 0)] != _host(swa))[inside].sum())
+
+
+def _host(slots: Any) -> np.ndarray:
+    return slots.flatten().cpu().numpy().astype(np.int64)
+
+
+def _unified(node: Any, above: Any, begins: int, root: Any, core: Any, beside: Beside | None) -> Link:
     from gemma4_runtime.release import ComponentType
 
     full = node.component_data[ComponentType.FULL]
@@ -115,6 +175,8 @@ def _unified(node: Any, above: Any, root: Any, core: Any) -> Link:
         locks=full.lock_ref,
         window_locks=0 if swa is None else swa.lock_ref,
         spare=_spare(node, full.value, None if swa is None else swa.value),
+        unlike=_unlike(node, full.value, begins, beside),
+        unmapped=0 if swa is None else _unmapped(full.value, swa.value, beside),
     )
 
 
@@ -126,7 +188,7 @@ def _windows(core: Any, root: Any) -> Collection[int] | None:
     return {_name(node, root) for node in core.lru_lists[ComponentType.SWA].cache.values()}
 
 
-def _plain(node: Any, above: Any, root: Any) -> Link:
+def _plain(node: Any, above: Any, begins: int, root: Any, beside: Beside | None) -> Link:
     full = node.value is not None
     return Link(
         *(_name(node, root), _name(above, root), _parent(node, root)),
@@ -135,4 +197,5 @@ def _plain(node: Any, above: Any, root: Any) -> Link:
         locks=getattr(node, "full_lock_ref", getattr(node, "lock_ref", 0)),
         window_locks=getattr(node, "swa_lock_ref", 0),
         spare=_spare(node, node.value),
+        unlike=_unlike(node, node.value, begins, beside),
     )

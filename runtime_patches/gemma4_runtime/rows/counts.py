@@ -19,6 +19,7 @@ from gemma4_runtime.release.requests import (
     prefilled_until,
     swa_evicted,
 )
+from gemma4_runtime.release.tree_links import broken_nodes
 from gemma4_runtime.rows.report import (
     COUNTER,
     DRAFT_POSITIONS,
@@ -29,13 +30,14 @@ from gemma4_runtime.rows.report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.rows.seen import counts_before, evicted_before, launched_at, seen_of
+from gemma4_runtime.rows.seen import counts_before, evicted_before, floor_before, launched_at, seen_of
 
-COMMITTED, ALLOCATED, PROTECTED, SWA_EVICTED = (
+COMMITTED, ALLOCATED, PROTECTED, SWA_EVICTED, SWA_FLOOR = (
     "kv_committed_len",
     "kv_allocated_len",
     "cache_protected_len",
     "swa_evicted_seqlen",
+    "swa_evict_floor",
 )
 """What a request counts, by the names that SGLang has for it."""
 LENGTH_OF, COMMITTED_OF, TOKENS_OF, NONE_OF = "batch", "committed", "tokens", "none"
@@ -178,6 +180,37 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
             report_wrong(scheduler, wrong, LENGTH, site, structure, kinds, made, rows, had=had, role=role)
 
 
+def check_begins(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
+    """Hold where a prefill's new tokens begin (prefix_lens) against their lengths, and say whether one is wrong.
+
+    Its positions, and the slots that it writes, are counted from there.
+    """
+    mode = made.forward_mode
+    if not mode.is_extend() or mode.is_target_verify() or len(made.seq_lens) != len(requests):
+        return False
+    lengths, sizes = made.seq_lens.tolist(), list(map(int, made.extend_seq_lens_cpu))
+    begins = list(map(int, made.extend_prefix_lens_cpu))
+    if not len(begins) == len(sizes) == len(lengths):
+        return False
+    expected = [length - size for length, size in zip(lengths, sizes, strict=True)]
+    wrong = [
+        WrongEntry("begin", row, 0, value, wanted)
+        for row, (value, wanted) in enumerate(zip(begins, expected, strict=True))
+        if value != wanted
+    ]
+    if not wrong:
+        return False
+    width = scheduler.req_to_token_pool.req_to_token.shape[1]
+    kinds = or_swapped(wrong, [defect_of(w.value, w.expected, width + 1, foreign=set(expected)) for w in wrong])
+    first = wrong[0].row
+    tokens = None if made.input_ids is None else int(made.input_ids.numel())
+    agree = tokens == sum(sizes) and prefilled_until(requests[first]) == lengths[first]
+    had = {"as_before": None, "new_tokens": sizes[first], "length": lengths[first], "agreed_before": agree}
+    slots = [held(request).req_pool_idx for request in requests]
+    report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
+    return True
+
+
 def _launched(scheduler: Any, requests: Sequence[Any], wrong: Sequence[WrongEntry]) -> dict[str, Any]:
     """Return, for a dump, the lengths with which the latest forwards of these requests were launched."""
     seen = seen_of(scheduler)
@@ -227,6 +260,11 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
             wrong.append(WrongEntry("changed", number, 0, evicted, stayed))
             names.append(SWA_EVICTED)
             kinds.append(_count_defect(scheduler, evicted, stayed, others))
+        floor, stood = getattr(held(request), "swa_evict_floor", None), floor_before(seen, request)
+        if floor is not None and stood is not None and floor != stood:
+            wrong.append(WrongEntry("changed", number, 0, floor, stood))
+            names.append(SWA_FLOOR)
+            kinds.append(_count_defect(scheduler, floor, stood, []))
         path = path_slots(cache, request)
         protected = held(request).cache_protected_len
         if path is not None and protected != path.numel():
@@ -277,6 +315,8 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         seen.evicted = {}
         slots = [held(request).req_pool_idx for request in live]
         had = {"as_before": None, "account": accounts.get(0)} | ({"counter": names[0]} if names[0] else {})
+        if names[0] == PROTECTED:
+            had |= broken_nodes(cache)
         if had["account"] == TOKENS_OF:
             listed = getattr(live[wrong[0].row], "full_untruncated_fill_ids", None)
             had |= {"listed": None if listed is None else len(listed), "again": live[wrong[0].row].retraction_count}

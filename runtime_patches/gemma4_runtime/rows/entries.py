@@ -18,6 +18,7 @@ from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held
+from gemma4_runtime.release.tree_links import broken_nodes
 from gemma4_runtime.rows.counts import PROTECTED
 from gemma4_runtime.rows.new_slots import new_slots_of
 from gemma4_runtime.rows.owner import given_up, owner_of
@@ -80,6 +81,7 @@ def check_row_entries(
         if first.why == "prefix":
             had |= {"first_look": row.earlier is None and not seen.lost, **_of_both(first, scheduler, page, "node")}
             had |= owner_of(scheduler, first.value // page)
+            had |= broken_nodes(cache)
         elif first.why == "changed":
             had |= _of_both(first, scheduler, page, "had") | owner_of(scheduler, first.value // page)
             kept = owner_of(scheduler, first.expected // page) if first.expected is not None else {}

@@ -19,8 +19,9 @@ from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.release.allocators import free_page_parts, pending_slots
 from gemma4_runtime.release.prefix_caches import inserted_path, inserted_swa, unreadable_cache
 from gemma4_runtime.release.requests import held
-from gemma4_runtime.rows.owner import served_by
+from gemma4_runtime.rows.owner import given_up, served_by, was_own
 from gemma4_runtime.rows.report import INSERT, INSERTED, report_wrong
+from gemma4_runtime.rows.texts import check_inserted_text
 
 
 def can_be_held(scheduler: Any, cache: Any, params: Any) -> bool:
@@ -48,6 +49,8 @@ def check_insert(scheduler: Any, cache: Any, params: Any, insert: Callable[[], A
     allocator = scheduler.token_to_kv_pool_allocator
     inner, page = getattr(allocator, "full_attn_allocator", allocator), allocator.page_size
     before, waiting = free_page_parts(inner), pending_slots(allocator)
+    check_inserted_text(scheduler, params)
+    _check_not_free(scheduler, params, _pages(before, waiting, page), page)
     result = insert()
     if getattr(result, "rotation_tail_declined", False) or (path := inserted_path(cache, result)) is None:
         return result
@@ -75,6 +78,26 @@ def check_insert(scheduler: Any, cache: Any, params: Any, insert: Callable[[], A
     whose = [None if by is None else by[0]]
     report_wrong(scheduler, wrong, INSERTED, INSERT, structure, kinds, None, whose, shown, had)
     return result
+
+
+def _check_not_free(scheduler: Any, params: Any, free: torch.Tensor, page: int) -> None:
+    """Find whole pages that the cache is about to be given, and that were given back before: nobody has them.
+
+    What the request has of the cache's own is not put in. The page of a slot that stands alone is no page of it.
+    """
+    value = params.value.flatten().cpu().to(torch.int64)
+    pages = value[: value.numel() // page * page].reshape(-1, page) // page
+    whole = (pages == pages[:, :1]).all(1) & (torch.arange(len(pages)) * page >= int(params.prev_prefix_len))
+    columns = torch.nonzero(whole & torch.isin(pages[:, 0], free)).flatten()
+    if not columns.numel():
+        return
+    by, first = BY.get(), int(pages[columns[0], 0])
+    wrong = [WrongEntry("free", 0, int(at) * page, int(value[at * page])) for at in columns]
+    had = {"as_before": None, "path_tokens": int(value.numel()), "pages_free": len(wrong)}
+    had |= given_up(scheduler, first, nodes_are_gone=False) | {"page_was_own": was_own(scheduler, first, by)}
+    kinds: list[Defect | None] = [Defect.EARLY] * len(wrong)
+    whose = [None if by is None else by[0]]
+    report_wrong(scheduler, wrong, INSERTED, INSERT, Structure.FREE_CALL, kinds, None, whose, had=had)
 
 
 def _check_window(scheduler: Any, cache: Any, result: Any) -> None:

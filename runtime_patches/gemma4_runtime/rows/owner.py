@@ -37,6 +37,22 @@ def owner_of(scheduler: Any, page: int, pool: str = "full") -> dict[str, Any]:
     return {"page_owner": owner, "page_owner_generation": int(pages.generation[page]), **cached}
 
 
+def was_own(scheduler: Any, page: int, by: tuple[int, int] | None) -> bool | None:
+    """Return, for a dump, whether a full page that is free was the request's last; None where the ledger is off.
+
+    Args:
+        scheduler: Whose pools they are.
+        page: The page.
+        by: Request slot and generation of the request; None where it is not known.
+    """
+    if by is None or not current.switched_on("leak-ledger"):
+        return None
+    ledger = ledger_of(scheduler.token_to_kv_pool_allocator)
+    ledger.log.drain()
+    pages = ledger.pools["full"]
+    return (int(pages.owner[page]), int(pages.generation[page])) == by
+
+
 def given_up(scheduler: Any, page: int, *, nodes_are_gone: bool) -> dict[str, Any]:
     """Return, for a dump, who gave back a full page last that a request's prefix has, and whether its nodes are gone.
 

@@ -17,7 +17,7 @@ from gemma4_runtime.settings import Mode
 RULE = "request-rows"
 ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
 TABLE, COUNTER, POSITION, LOCK = "table_entry", "counter_wrong", "position_wrong", "lock_missing"
-INSERTED, TOKEN, WINDOW = "insert_wrong", "token_differs", "window_kept"
+INSERTED, TOKEN, WINDOW, TEXT = "insert_wrong", "token_differs", "window_kept", "text_differs"
 NEXT = "Scheduler.get_next_batch_to_run"
 CHANGED = "ScheduleBatch.filter_batch or merge_batch"
 INIT = "ForwardBatch.init_new"

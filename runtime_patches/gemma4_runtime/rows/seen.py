@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemma4_dumps.structures import Structure
-from gemma4_runtime.leak.ledger import ByIdentity
+from gemma4_runtime.by_identity import ByIdentity
 from gemma4_runtime.release.requests import held, swa_evicted
 
 
@@ -19,6 +19,7 @@ class Seen:
         rows: By request slot: its stay there, the node of the prefix cache that it held, and its row's entries.
         lost: Whether that was thrown away since the start, so that a request without is not new.
         evicted: By request slot: its stay there, and how many of its first tokens had left the sliding window.
+        floors: By request slot, of one that answers: its stay there, and below which token its window stays.
         written: Where the target's forward before this one wrote.
         swa_written: Where its sliding layers did, one slot for each token.
         lengths: What its kernels were told of each request slot.
@@ -44,6 +45,7 @@ class Seen:
         self.rows: dict[int, tuple[tuple[Any, ...], Any, np.ndarray]] = {}
         self.lost = False
         self.evicted: dict[int, tuple[tuple[Any, ...], int]] = {}
+        self.floors: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.written = np.empty(0, np.int64)
         self.swa_written = np.empty(0, np.int64)
         self.lengths: dict[int, int] = {}
@@ -77,6 +79,19 @@ def evicted_before(seen: Seen, request: Any) -> int | None:
     known = seen.evicted.get(slot)
     if evicted is not None:
         seen.evicted[slot] = (stay, evicted)
+    return known[1] if known is not None and known[0] == stay else None
+
+
+def floor_before(seen: Seen, request: Any) -> int | None:
+    """Return below which token a request's window was not given back when it was last looked at, and note that for now.
+
+    None where that was in its prefill, which may set it, and where there is no such token, as before 0.5.23.
+    """
+    slot, stay = held(request).req_pool_idx, (request.rid, request.retraction_count)
+    known = seen.floors.pop(slot, None)
+    floor = getattr(held(request), "swa_evict_floor", None)
+    if floor is not None and request.output_ids:
+        seen.floors[slot] = (stay, floor)
     return known[1] if known is not None and known[0] == stay else None
 
 

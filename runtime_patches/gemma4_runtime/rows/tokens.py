@@ -174,7 +174,7 @@ def check_prompt_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> N
     found, at = tokens.cpu().numpy(), 0
     wanted = np.full(found.shape, NOBODYS, dtype=np.int64)
     for request, (start, stop) in zip(requests, spans, strict=True):
-        own = _own_tokens(scheduler, request, start, stop)
+        own = own_tokens(scheduler, request, start, stop)
         wanted[at : at + own.size] = own
         at += stop - start
     bad = np.flatnonzero((wanted != NOBODYS) & (found >= 0) & (found != wanted))
@@ -214,10 +214,15 @@ def _as_read(request: Any, span: tuple[int, int], read: np.ndarray, place: int, 
     return known | ({} if shift is None or len(read) < _FEWEST_SHIFTED else {"shift": shift})
 
 
-def _own_tokens(scheduler: Any, request: Any, start: int, stop: int) -> np.ndarray:
-    """Return a request's tokens from `start` until `stop`, as far as they are known: none of one with other inputs."""
+def has_other_inputs(request: Any) -> bool:
+    """Return whether a request's tokens stand for something else, or are one of several answers'."""
     others = ("multimodal_inputs", "input_embeds", "positional_embed_overrides", "beam_group")
-    if any(getattr(request, name, None) is not None for name in others):
+    return any(getattr(request, name, None) is not None for name in others)
+
+
+def own_tokens(scheduler: Any, request: Any, start: int, stop: int) -> np.ndarray:
+    """Return a request's tokens from `start` until `stop`, as far as they are known: none of one with other inputs."""
+    if has_other_inputs(request):
         return np.zeros(0, dtype=np.int64)
     prompt, answer = request.origin_input_ids, request.output_ids
     own = [*prompt[start:stop], *answer[max(start - len(prompt), 0) : max(stop - len(prompt), 0)]]

@@ -9,6 +9,7 @@ from gemma4_triage.diagnose.rules import (
     batch_length_wrong,
     cache_insert_wrong,
     cached_pages_moved,
+    cached_text_differs,
     counters_contradict,
     counters_overlap,
     crash_without_dump,
@@ -125,6 +126,7 @@ RULES: tuple[Rule, ...] = (
     request_state_differs.RULE,
     cache_insert_wrong.RULE,
     token_differs.RULE,
+    cached_text_differs.RULE,
     window_not_evicted.RULE,
     # How the server was put together.
     parts_disagree.RULE,

@@ -10,7 +10,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
-INSERT_WRONG = "cache-insert-wrong"
+INSERT_WRONG, FREE = "cache-insert-wrong", "free"
 _OTHER = "A node of the prefix cache has other slots of the sliding window than the map has for its full ones:"
 
 
@@ -71,6 +71,46 @@ def of_window(incident: Incident, dump: Dump) -> Finding:
             where_to_look(structure)
             if structure is Structure.SWA_MAPPING
             else "Look at what gives a node its value of SWA as it is put in: SWARebuild, _translate_full_to_swa.",
+        ),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
+    )
+
+
+def of_free_pages(incident: Incident, dump: Dump) -> Finding:
+    """Return what is said where pages are put into the cache that had been given back."""
+    scalars = dump.manifest.scalars
+    site, step, own = (scalars.get(name) for name in ("page_free_site", "page_free_step", "page_was_own"))
+    by = "" if site is None else f" by {site}, in step {step}"
+    pages, slot = scalars.get("pages_free"), scalars.get("request_slot")
+    which = "a page" if pages == 1 else f"{pages} pages"
+    why = {
+        True: "They were its own: its pages were freed ahead of the insert that takes them over, and not behind it.",
+        False: "They were not its own last: its row has pages of others.",
+    }.get(own if isinstance(own, bool) else None, "Whose they were is not known: the leak ledger was not asked.")
+    return Finding(
+        rule=INSERT_WRONG,
+        structure=Structure.REQUEST_ROW if own is False else Structure.FREE_CALL,
+        defect=Defect.STALE if own is False else Defect.EARLY,
+        cause=(
+            f"The prefix cache is given {which} of the request in slot {slot} that had been given back before{by}: the "
+            f"pool hands them out again, while the cache has them for its own. {why}"
+        ),
+        confidence=Confidence.CERTAIN if own is True else Confidence.LIKELY,
+        evidence=(
+            said(dump, "scalars.value", "the first such slot"),
+            said(dump, "scalars.token", "at which token"),
+            said(dump, "scalars.pages_free", "pages that were free"),
+            said(dump, "scalars.path_tokens", "tokens that were put in"),
+            said(dump, "scalars.page_was_own", "whether the first of them was the request's last, by the ledger"),
+            said(dump, "scalars.page_free_site", "who gave it back last, by the ledger"),
+            said(dump, "scalars.page_free_step", "when"),
+            said(dump, "scalars.request_slot", "whose tokens they are"),
+        ),
+        advice=(
+            where_to_look(Structure.REQUEST_ROW)
+            if own is False
+            else "Look at the order of the two as a request is released or cached: checkpoint_into_tree, then "
+            "free_kv_row (release_kv_cache); cache_finished_req, cache_unfinished_req.",
         ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
     )

@@ -6,10 +6,11 @@ from typing import Any
 from gemma4_dumps.audit_findings import Suspect, lives, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose.census import GIVEN, TREE, lost_pages
 from gemma4_triage.diagnose.evidence import readable_events, tensor_or_none
 from gemma4_triage.diagnose.rule import Seen
-from gemma4_triage.diagnose.unmapped_pages import places_in_row
+from gemma4_triage.diagnose.unmapped_pages import OF_A_WINDOW, places_in_row
 
 LOST = (
     "the prefix cache was given all of them, nobody has asked for them back, and none of its nodes has them, so it is "
@@ -44,9 +45,26 @@ RECOVERED = (
     "(tombstones), and nobody gave these back: a node lost its window where it was split (_split_node, "
     "redistribute_on_node_split), or an eviction took it and left out the free"
 )
-OF_THE_CACHE = (
+_OF_THE_CACHE = (
     " They were the cache's before: the eviction of a request's window gave back what lies ahead of its own pages "
     "(cache_protected_len)."
+)
+
+
+_WHY: dict[Structure | None, str] = {
+    Structure.TREE_NODE: " The request counts them so: the cache is wrong.",
+    Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens so.",
+    Structure.WINDOW_EVICTION: " The call that freed what the request counts as gone freed more than that.",
+    None: "",
+}
+_WERE_EVICTED = (
+    "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them back, "
+    "so the parts of the SWA pool exceed it."
+)
+_BY_ANOTHER = " The request in slot {}, which reads them as its prefix, gave them back."
+_WERE_FREED = (
+    "The prefix cache counts SWA pages as present that the pool has back, so the parts of the SWA pool exceed it: they "
+    "were evicted while their request ran, or somebody gave them back beside the cache. No eviction of them was seen."
 )
 
 
@@ -186,6 +204,49 @@ def were_the_caches_before(dump: Dump) -> bool:
     given = (past["full", page][-1].given_step if ("full", page) in past else None for page in found)
     freed = (places[0].get(page, (0, -1))[1] for page in found)
     return all(step is not None and at > step for at, step in zip(freed, given, strict=True))
+
+
+def window_given_back_by(dump: Dump) -> int | None:
+    """Return the request slot whose window gave back the SWA pages of pages that the cache has, and it reads as well.
+
+    None where a page was the cache's only after that free, where anybody else may have given one back, and where the
+    request is not known to have had all of them from the cache.
+    """
+    try:
+        past, found = lives(dump), [one for one in suspects(dump) if one.fault == "unmapped"]
+    except DumpError:
+        return None
+    events, slots = readable_events(dump), set[Any]()
+    for page in found:
+        given = past["full", page.page][-1].given_step if ("full", page.page) in past else None
+        asked = [
+            one
+            for one in events
+            if one.get("kind") == "free_asked" and _is_of(one, "swa", page.peer) and one.get("site") in OF_A_WINDOW
+        ]
+        if page.last_event != GIVEN or given is None or not asked or int(asked[-1].get("step") or 0) <= given:
+            return None
+        slot = asked[-1].get("by_request_slot")
+        shared = any(
+            one.get("kind") == "shared" and one.get("by_request_slot") == slot and _is_of(one, "full", page.page)
+            for one in events
+        )
+        slots.add(slot if shared else None)
+    return slots.pop() if len(slots) == 1 and isinstance(next(iter(slots)), int) else None
+
+
+def said_of_windows(structure: Structure | None, evicted: bool, of_cache: bool, by: int | None) -> str:
+    """Return what is said of SWA pages that the cache counts on and the pool has back.
+
+    Args:
+        structure: What is wrong; None where that is not known.
+        evicted: Whether an eviction is known to have given them back.
+        of_cache: Whether they were the cache's before.
+        by: The request slot that gave them back, where it is another's than their owner's.
+    """
+    said = _WERE_EVICTED if evicted else _WERE_FREED
+    said += "" if by is None else _BY_ANOTHER.format(by)
+    return said + (_OF_THE_CACHE if of_cache else _WHY[structure])
 
 
 def why_lost(known: bool, ended: bool | None) -> str:

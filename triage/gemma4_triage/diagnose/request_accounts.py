@@ -9,7 +9,9 @@ from gemma4_triage.diagnose.freed_pages import lost_by_a_count
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Evidence
 
-BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host")
+BOUNDS = {"cu_seqlens_q": "queries", "cu_seqlens_k": "keys"}
+"""Why an entry is wrong that says where a request's part of a forward ends, and what that is a part of."""
+BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", *BOUNDS)
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
@@ -39,6 +41,17 @@ def sentence_of(dump: Dump) -> str | None:
             f"The host's copy of a batch's lengths (seq_lens_cpu) has {value} for the request in slot {slot}, and the "
             f"device's, its own count and its tokens {expected}: what goes by the host's, as new slots do, is given a "
             "wrong length."
+        )
+    if why == "begin":
+        return (
+            f"A prefill's list of prefixes (prefix_lens) has {value} for the request in slot {slot}, of which "
+            f"{scalars.get('length')} tokens are to be there behind it and {scalars.get('new_tokens')} are new: they "
+            f"begin at {expected}. Positions are counted from there."
+        )
+    if why in BOUNDS:
+        return (
+            f"By what a kernel is given ({why}), the {BOUNDS[str(why)]} of the request in slot {slot} end at {value}, "
+            f"and by the forward's lengths at {expected}: others are read as its own, or its own as another's."
         )
     if why == RELEASED and scalars.get("row_is_free") is False:
         return (
@@ -210,6 +223,23 @@ def own_slot_changed(dump: Dump) -> bool:
     return before is not None and before != dump.manifest.scalars.get("expected")
 
 
+def moved_alone(dump: Dump) -> bool:
+    """Return whether the batch has the slot where the request was when its row was looked at, whatever its order is."""
+    scalars = dump.manifest.scalars
+    return own_slot_changed(dump) and scalars.get("slot_before") == scalars.get("value")
+
+
+def of_its_slot(dump: Dump) -> tuple[Structure | None, str] | None:
+    """Return what is wrong, and how, where a request's record has another slot than it had; None where it has not."""
+    if not own_slot_changed(dump):
+        return None
+    slot, now = (dump.manifest.scalars.get(name) for name in ("request_slot", "expected"))
+    said = f"The request that was in slot {slot}, as its batch still has it, is in {now} by its own record"
+    if not moved_alone(dump):
+        return None, f"{said}."
+    return Structure.REQUEST_COUNTERS, f"{said} (req_pool_idx), which never changes while it runs."
+
+
 def may_be_the_request(dump: Dump) -> bool | None:
     """Return None where a batch and its request have two slots, and it is not known which of them has changed.
 
@@ -220,7 +250,7 @@ def may_be_the_request(dump: Dump) -> bool | None:
         return False
     told = scalars.get("defect") != Defect.SWAPPED or scalars.get("lengths_of") == "rows"
     is_told = scalars.get("slot_before") is not None and told
-    return False if is_told else None
+    return False if is_told or moved_alone(dump) else None
 
 
 def is_as_it_should(dump: Dump) -> bool | None:

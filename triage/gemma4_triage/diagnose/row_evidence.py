@@ -10,6 +10,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.tree_kinds import KINDS, MISLEADS, counts_of
 from gemma4_triage.finding import Evidence
 
 _FEWEST = 2
@@ -37,8 +38,33 @@ class Told:
 
 def told_by(dump: Dump) -> Told | None:
     """Return what a dump of `request-rows` tells by more than its first entry; None where it does not."""
-    kinds = (_misplaced_slots, _evicted_nodes, _counts_of_others, _rows_of_others, _released_another, _not_counted)
+    kinds = (
+        _broken_path,
+        _misplaced_slots,
+        _evicted_nodes,
+        _counts_of_others,
+        _rows_of_others,
+        _released_another,
+        _not_counted,
+    )
     return next((told for kind in kinds if (told := kind(dump)) is not None), None)
+
+
+def _broken_path(dump: Dump) -> Told | None:
+    """Return what is wrong with the links of the cache's nodes, where a request's row or count and its nodes differ."""
+    scalars = dump.manifest.scalars
+    kind = next((one for one in KINDS if one in MISLEADS and one in counts_of(dump)), None)
+    of_count = scalars.get("counter") == "cache_protected_len"
+    if not (scalars.get("why") == "prefix" or of_count) or kind is None:
+        return None
+    structure, defect, words, _ = KINDS[kind]
+    differs = f"{scalars.get('expected')} tokens, and it counts {scalars.get('value')} as the cache's"
+    cause = (
+        f"A node of the prefix cache {words}. So the path up from the last node of the request in slot "
+        f"{scalars.get('request_slot')} has {differs if of_count else 'other slots than its row'}."
+    )
+    shown = (said(dump, "scalars.tree_broken", "what is wrong with how many nodes"),)
+    return Told(cause, defect, shown, True, structure)
 
 
 def _rows_of_others(dump: Dump) -> Told | None:

@@ -1,11 +1,15 @@
 """What is said of a prefix cache's node, by the word that a dump has for what is wrong with it."""
 
+import re
+
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.incident import PROCESS_END
 
 SPLIT = " Another has more than its tokens: as where a split cuts slots at another length than the key (_split_node)."
 _AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
 STAMP, GONE = "stamp gone", "gone and still a child"
+OTHER_WINDOW = "another window"
 WINDOW, PROTECTED = "window locked alone", ("full_protected", "swa_protected")
 LEFT_OVER = (
     "has more locks on its sliding window than on itself: with no request left windows are locked still, and no node "
@@ -14,6 +18,8 @@ LEFT_OVER = (
     "Compare where a lock of the window and its release end (acquire_component_lock, release_component_lock): both "
     "count the node whose stamp (uuid) ends them. A release that leaves the window out leaves all of them.",
 )
+MISLEADS = ("another parent", GONE, "fewer slots than tokens", "more slots than tokens")
+"""Kinds that give a walk up from a node other slots than its request has."""
 KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "another parent": (
         *(Structure.TREE_NODE, Defect.STALE),
@@ -37,6 +43,19 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         *(Structure.TREE_NODE, None),
         "has more slots than its key has tokens, so that what hits it gets those of other tokens",
         _AT_SLOTS,
+    ),
+    "another text": (
+        *(Structure.TREE_NODE, None),
+        "has other tokens in its key than those whose keys and values were stored in its slots: whoever has the text "
+        "of that key is given the prefix of another",
+        "Look at what makes a node's key (insert, fill ids, _split_node), and at what changes one that the tree has.",
+    ),
+    OTHER_WINDOW: (
+        *(Structure.TREE_NODE, None),
+        "has other slots of the sliding window than the map has for its slots of the full pool: what is read of it and "
+        "what is evicted are not the same",
+        "Look at what gives a node its window (insert, _split_node), which takes what the map has for its slots then, "
+        "and at what writes the map of slots that a node holds.",
     ),
     "not a child": (
         *(Structure.TREE_NODE, Defect.LOST),
@@ -98,8 +117,38 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     ),
 }
 """In the order in which one is what the others follow from."""
+_INNERMOST = 4
+_CHANGES = (
+    *("_split_node", "_add_new_node", "insert", "_insert_helper", "evict", "redistribute_on_node_split"),
+    *("acquire_component_lock", "release_component_lock", "inc_lock_ref", "dec_lock_ref"),
+)
+"""Functions of SGLang's that leave a tree as it must not be until they return."""
+_OF_THE_DEVICE = re.compile(r"(?i)cuda|out of memory|\bhip\b|device-side|illegal memory")
+"""What an exception says that came of the device, whatever ran then."""
 
 
 def of_a_gone_node(dump: Dump) -> bool:
     """Return whether the cache has a node among its nodes that it gave up: then its pages' free was right."""
     return GONE in str(dump.manifest.scalars.get("tree_broken"))
+
+
+def counts_of(dump: Dump) -> dict[str, int]:
+    """Return what is wrong with nodes by a dump, and with how many; empty where it says nothing of them."""
+    text = dump.manifest.scalars.get("tree_broken")
+    pairs = (one.rpartition(":") for one in str(text or "").split(","))
+    return {kind: int(count) for kind, _, count in pairs if kind in KINDS and count.isdecimal()}
+
+
+def half_done(dump: Dump) -> bool | None:
+    """Return whether an exception came out of the middle of a change, or of the device; None where it may have.
+
+    A change that is half done leaves the very same. An audit runs between steps.
+    """
+    if dump.manifest.rule != PROCESS_END:
+        return False
+    scalars = dump.manifest.scalars
+    frames = [one for one in str(scalars.get("traceback")).split(" > ") if one.startswith("sglang.")][-_INNERMOST:]
+    changing = any(one.rpartition(":")[0].rpartition(".")[2] in _CHANGES for one in frames)
+    # A release that goes past its stamp asserts in the middle of one, and the stamp was gone before.
+    changing &= STAMP not in counts_of(dump)
+    return True if changing or _OF_THE_DEVICE.search(str(scalars.get("message"))) else None

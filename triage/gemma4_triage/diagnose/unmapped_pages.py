@@ -60,7 +60,7 @@ def of_events(incident: Incident, rule: str) -> Finding | None:
     return None
 
 
-_OF_A_WINDOW = (
+OF_A_WINDOW = (
     "unknown",
     "evict_swa",
     "alloc_for_extend",
@@ -87,13 +87,13 @@ def _by_its_window(page: Suspect, events: Sequence[Mapping[str, Any]]) -> bool:
     frees = [one for one in events if one.get("kind") in kinds and (one.get("step") or 0) >= since]
     of_page = [one for one in frees if page.peer in (one.get("first_pages") or ())]
     steps = {one.get("step") for one in of_page if one.get("kind") == "freed"}
-    others = [one for one in frees if one.get("step") in steps and one.get("site") not in _OF_A_WINDOW]
+    others = [one for one in frees if one.get("step") in steps and one.get("site") not in OF_A_WINDOW]
     whole = all(len(one.get("first_pages") or ()) == one.get("pages") for one in others)
     owner = None if page.owner is None else page.owner[0]
     return (
         bool(steps)
         and whole
-        and all(one.get("site") in _OF_A_WINDOW for one in of_page)
+        and all(one.get("site") in OF_A_WINDOW for one in of_page)
         and all(one.get("by_request_slot") in (None, owner) for one in of_page)
     )
 

@@ -66,6 +66,25 @@ def where_wrong(dump: Dump, bad: Offence | None = None) -> Wrong:
     return _Source(dump, bad or dump.manifest.offences[0]).find()
 
 
+def drafts_page(dump: Dump) -> int | None:
+    """Return where the page begins that all bad entries of a target's verification are of, behind the batch's lengths.
+
+    None where an entry is of another page, or there are no drafts.
+    """
+    manifest, page = dump.manifest, dump.manifest.page_size or 0
+    lengths, writes = tensor_or_none(dump, LENGTHS), tensor_or_none(dump, WRITES)
+    listed = [bad for bad in manifest.offences if bad.table in ("page_table", "swa_page_table")]
+    if manifest.forward_mode != "TARGET_VERIFY" or manifest.role != "target" or page < 1 or lengths is None:
+        return None
+    if writes is None or writes.ndim != 2 or not listed or len(listed) != manifest.offence_count:
+        return None
+    drafts, begins = writes.shape[1], [bad.column * page for bad in listed]
+    if any(not 0 <= bad.row < lengths.shape[0] for bad in listed):
+        return None
+    own = [int(lengths[bad.row]) - drafts for bad in listed]
+    return begins[0] if all(begin >= length for begin, length in zip(begins, own, strict=True)) else None
+
+
 def row_has_another(dump: Dump) -> bool:
     """Return whether the request's own row has another slot, of a page, for the token of a target's first bad entry."""
     if not dump.manifest.offences or dump.manifest.role == "draft":

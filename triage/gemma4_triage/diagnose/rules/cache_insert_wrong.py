@@ -5,7 +5,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
-from gemma4_triage.diagnose.inserted_slots import INSERT_WRONG, of_torn_page, of_window
+from gemma4_triage.diagnose.inserted_slots import FREE, INSERT_WRONG, of_free_pages, of_torn_page, of_window
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
@@ -31,6 +31,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     if dump.manifest.scalars.get("why") == _WINDOW:
         return of_window(incident, dump)
+    if dump.manifest.scalars.get("why") == FREE:
+        return of_free_pages(incident, dump)
     if dump.manifest.scalars.get("why") == _TORN:
         return of_torn_page(incident, dump)
     scalars, instead = dump.manifest.scalars, _others_are_missing(dump)

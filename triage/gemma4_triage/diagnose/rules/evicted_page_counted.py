@@ -6,26 +6,12 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted_as_gone, said, were_evicted
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.lost_by_the_cache import OF_THE_CACHE, were_the_caches_before
+from gemma4_triage.diagnose.lost_by_the_cache import said_of_windows, were_the_caches_before, window_given_back_by
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
 from gemma4_triage.diagnose.unmapped_pages import given_back_by_the_window, of_events, places_in_row
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "evicted-page-counted"
-_WHY: dict[Structure | None, str] = {
-    Structure.TREE_NODE: " The request counts them so: the cache is wrong.",
-    Structure.REQUEST_COUNTERS: " The request itself counts fewer tokens so.",
-    Structure.WINDOW_EVICTION: " The call that freed what the request counts as gone freed more than that.",
-    None: "",
-}
-_EVICTED = (
-    "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them back, "
-    "so the parts of the SWA pool exceed it."
-)
-_FREED = (
-    "The prefix cache counts SWA pages as present that the pool has back, so the parts of the SWA pool exceed it: they "
-    "were evicted while their request ran, or somebody gave them back beside the cache. No eviction of them was seen."
-)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -49,15 +35,20 @@ def _of_sums(incident: Incident) -> Finding | None:
     structure = None if gone is None or not given_back_by_the_window(dump) else _accused(dump, gone)
     of_cache = structure is Structure.TREE_NODE and were_the_caches_before(dump)
     structure = Structure.WINDOW_EVICTION if of_cache else structure
+    by = window_given_back_by(dump) if structure is None else None
+    if by is not None:
+        of_cache, structure = True, Structure.WINDOW_EVICTION
     of_call, was_evicted = structure is Structure.WINDOW_EVICTION, structure is not None or were_evicted(dump)
     return Finding(
         rule=ID,
         structure=structure,
         defect=Defect.STALE if structure is Structure.TREE_NODE else Defect.EARLY if of_call else None,
-        cause=(_EVICTED if was_evicted else _FREED) + (OF_THE_CACHE if of_cache else _WHY[structure]),
+        cause=said_of_windows(structure, was_evicted, of_cache, by),
         # Where neither the cache nor the count can be accused, the page may have been freed by somebody else; of a
         # request that has ended nobody knows what it counted as it gave the cache its pages.
-        confidence=Confidence.POSSIBLE if structure is None else Confidence.CERTAIN,
+        confidence=(
+            Confidence.POSSIBLE if structure is None else Confidence.CERTAIN if by is None else Confidence.LIKELY
+        ),
         evidence=(
             said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
             said(dump, "scalars.swa_available", "SWA tokens that are free"),

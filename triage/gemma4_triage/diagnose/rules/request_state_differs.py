@@ -21,8 +21,8 @@ from gemma4_triage.diagnose.request_accounts import (
     may_be_the_request,
     may_be_the_reserved_count,
     missed_pages,
+    of_its_slot,
     of_tokens,
-    own_slot_changed,
     sentence_of,
     slots_given_again,
 )
@@ -84,9 +84,9 @@ def find(incident: Incident) -> Finding | None:
             "whose it is was not looked at."
         )
     cause = sentence_of(dump) or cause
-    if own_slot_changed(dump):
-        unsure, structure, defect = True, None, None
-        cause = f"The request that was in slot {slot}, as its batch still has it, is in {expected} by its own record."
+    if (moved := of_its_slot(dump)) is not None:
+        structure, cause = moved
+        unsure, defect = structure is None, defect if structure and defect is Defect.SWAPPED else None
     cause = of_tokens(dump) or cause
     if scalars.get("account") == NONE:
         unsure, structure, defect = True, None, None
@@ -109,7 +109,7 @@ def find(incident: Incident) -> Finding | None:
     if (more := told_by(dump)) is not None:
         unsure, of_tree, structure = False, False, more.structure
         cause, defect = more.cause, more.defect
-    told = is_new or is_left_behind(dump) or is_reordered(dump) if more is None else not more.sure
+    told = moved is not None or is_new or is_left_behind(dump) or is_reordered(dump) if more is None else not more.sure
     sure = Confidence.LIKELY if told or "or another request's slots" in cause else Confidence.CERTAIN
     blamed = Structure.TREE_NODE if of_tree else None if unsure else structure
     return Finding(

@@ -20,6 +20,23 @@ _ADVICE = (
 )
 
 
+_UNKNOWN = "What led there is not known: no check found anything before."
+_ADMITS = "_get_new_batch_prefill_raw"
+_CUT_TWICE = (
+    "The scheduler asserts there that one prompt alone is read in chunks: admission (PrefillAdder.add_one_req, "
+    "add_chunked_req, and what it counts as room in each pool) let another in and cut it, while one was not read yet."
+)
+_DECODE_FITTED = (
+    " Before each decode SGLang counts what it takes, and retracts requests until that fits (check_decode_mem, "
+    "new_tokens_required_next_decode): by that count this step fitted, so it counts less than is taken, or leaves a "
+    "pool out."
+)
+_PREFILL_FITTED = (
+    " Admission counts beforehand what fits (PrefillAdder, the budget of each pool): by that count these requests "
+    "fitted, so it counts less than is taken, or leaves a pool out."
+)
+
+
 def find(incident: Incident) -> Finding | None:
     """Return what the dump of an exception says, where it showed, and what rules over logs make of it."""
     dump = incident.first(rule=PROCESS_END, verdict="exception")
@@ -32,9 +49,9 @@ def find(incident: Incident) -> Finding | None:
     died = f"The scheduler died of {scalars.get('exception')} in {dump.manifest.site}."
     return Finding(
         rule=ID,
-        cause=f"{died} What led there is not known: no check found anything before."
+        cause=f"{died} {_CUT_TWICE if _cut_twice(dump) else _UNKNOWN}"
         if told is None
-        else f"{died} {told.cause}",
+        else f"{died} {told.cause}{_by_the_count_before(dump)}",
         confidence=Confidence.POSSIBLE if told is None else at_most(told.confidence, Confidence.LIKELY),
         evidence=(
             said(dump, "scalars.message", "what it said"),
@@ -47,6 +64,25 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
         upstream=() if told is None else told.upstream,
     )
+
+
+def _cut_twice(dump: Dump) -> bool:
+    """Return whether it is the scheduler's own assertion that one prompt alone is read in chunks."""
+    scalars = dump.manifest.scalars
+    return (
+        scalars.get("exception") == "AssertionError" and dump.manifest.site.endswith(_ADMITS) and not scalars["message"]
+    )
+
+
+def _by_the_count_before(dump: Dump) -> str:
+    """Return what SGLang counts before a step asks for slots, where one found none; "" for another exception."""
+    scalars = dump.manifest.scalars
+    said, frames = str(scalars.get("message")), str(scalars.get("traceback"))
+    if "out of memory. Try to lower your batch size" not in said or not isinstance(scalars.get("requests"), int):
+        return ""
+    if "prepare_for_decode" in frames and scalars["requests"] > 1:
+        return _DECODE_FITTED
+    return _PREFILL_FITTED if "prepare_for_extend" in frames else ""
 
 
 def _path_and_prefix(dump: Dump) -> tuple[int, int] | None:

@@ -1,6 +1,5 @@
 """Nodes of the prefix cache do not hang together: a link, a lock or a list of them is wrong."""
 
-import re
 from collections.abc import Iterator
 
 from gemma4_dumps.reader import Dump
@@ -8,19 +7,23 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.tree_kinds import GONE, KINDS, LEFT_OVER, PROTECTED, SPLIT, STAMP, WINDOW
+from gemma4_triage.diagnose.tree_kinds import (
+    GONE,
+    KINDS,
+    LEFT_OVER,
+    OTHER_WINDOW,
+    PROTECTED,
+    SPLIT,
+    STAMP,
+    WINDOW,
+    counts_of,
+    half_done,
+)
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "tree-broken"
 _FIELD, _BESIDE = "tree_broken", "the same, beside what else is wrong"
 _FOLLOW = ("scheduler-exception", "pool-count-wrong", "lock-left-over", "lock-released-twice")
-_INNERMOST = 4
-_CHANGES = (
-    *("_split_node", "_add_new_node", "insert", "_insert_helper", "evict", "redistribute_on_node_split"),
-    *("acquire_component_lock", "release_component_lock", "inc_lock_ref", "dec_lock_ref"),
-)
-"""Functions of SGLang's that leave a tree as it must not be until they return."""
-_OF_THE_DEVICE = re.compile(r"(?i)cuda|out of memory|\bhip\b|device-side|illegal memory")
 _SLOTS = ("fewer slots than tokens", "more slots than tokens")
 _BEFORE_PAGES = ("another parent", GONE, *_SLOTS, "not a child", "cut off")
 
@@ -28,18 +31,12 @@ _BEFORE_PAGES = ("another parent", GONE, *_SLOTS, "not a child", "cut off")
 def find(incident: Incident) -> Finding | None:
     """Return a finding where an audit, or the dump of an exception, found a node wrong that way."""
     for dump in (*incident.of(rule=LEAK), *incident.of(rule=PROCESS_END)):
-        counts = _counts(dump)
+        counts = counts_of(dump)
         kind = next((one for one in KINDS if one in counts), None)
         # Beside pages that are lost, shared or freed, what else is wrong in the tree may follow from that.
         if kind is not None and (dump.manifest.verdict in ("tree_broken", "exception") or kind in _BEFORE_PAGES):
             return _finding(incident, dump, kind, counts)
     return None
-
-
-def _counts(dump: Dump) -> dict[str, int]:
-    text = dump.manifest.scalars.get(_FIELD)
-    pairs = (one.rpartition(":") for one in str(text or "").split(","))
-    return {kind: int(count) for kind, _, count in pairs if kind in KINDS and count.isdecimal()}
 
 
 def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) -> Finding:
@@ -62,7 +59,7 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
         structure=structure,
         defect=defect,
         cause=f"{when} of the prefix cache {words}.{beside}",
-        confidence=Confidence.CERTAIN,
+        confidence=Confidence.LIKELY if kind == OTHER_WINDOW else Confidence.CERTAIN,
         evidence=(
             said(dump, f"scalars.{_FIELD}", "what is wrong with how many nodes"),
             said(dump, "step", "when it was seen first"),
@@ -83,7 +80,7 @@ def _idle_with_windows_locked(incident: Incident, first: Dump) -> Dump | None:
     began = first.manifest
     for dump in incident.of(rule=LEAK):
         scalars, host, step = dump.manifest.scalars, dump.manifest.host, dump.manifest.step
-        same = (host.pid, host.hostname) == (began.host.pid, began.host.hostname) and WINDOW in _counts(dump)
+        same = (host.pid, host.hostname) == (began.host.pid, began.host.hostname) and WINDOW in counts_of(dump)
         same &= step is not None and began.step is not None and step >= began.step
         held = [scalars.get(name) for name in (*PROTECTED, "full_session_held")]
         if (
@@ -101,29 +98,19 @@ def _beside(incident: Incident, dump: Dump, kind: str) -> Iterator[Dump]:
     """Yield, of each other verdict of an audit, the first dump that has such a node as well."""
     known = {dump.manifest.verdict}
     for one in incident.of(rule=LEAK):
-        if kind in _BEFORE_PAGES and kind in _counts(one) and one.manifest.verdict not in known:
+        if kind in _BEFORE_PAGES and kind in counts_of(one) and one.manifest.verdict not in known:
             known.add(one.manifest.verdict)
             yield one
 
 
-def _half_done(dump: Dump) -> bool | None:
-    """Return whether an exception came out of the middle of a change, or of the device; None where it may have.
-
-    A change that is half done leaves the very same. An audit runs between steps.
-    """
-    if dump.manifest.rule != PROCESS_END:
-        return False
-    scalars = dump.manifest.scalars
-    frames = [one for one in str(scalars.get("traceback")).split(" > ") if one.startswith("sglang.")][-_INNERMOST:]
-    changing = any(one.rpartition(":")[0].rpartition(".")[2] in _CHANGES for one in frames)
-    # A release that goes past its stamp asserts in the middle of one, and the stamp was gone before.
-    changing &= STAMP not in _counts(dump)
-    return True if changing or _OF_THE_DEVICE.search(str(scalars.get("message"))) else None
+def _may_be_the_map(dump: Dump) -> bool | None:
+    """Return None where a node and the map differ, and nothing says which of them was changed."""
+    return None if next((one for one in KINDS if one in counts_of(dump)), None) == OTHER_WINDOW else False
 
 
 def _may_be_the_count(dump: Dump) -> bool | None:
     """Return None where either the link or what the cache counts as its nodes is wrong."""
-    counts = _counts(dump)
+    counts = counts_of(dump)
     kind = next((one for one in KINDS if one in counts), None)
     return None if kind in (GONE, "not a child") else False
 
@@ -132,9 +119,10 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
+        Exclusion("the node has the window that it was given, and the map was changed", in_dump(_may_be_the_map)),
         Exclusion("the link is right, and the cache lost count of the node or kept it", in_dump(_may_be_the_count)),
         Exclusion(
-            "the exception came out of the middle of a change to the tree, which was half done", in_dump(_half_done)
+            "the exception came out of the middle of a change to the tree, which was half done", in_dump(half_done)
         ),
     ),
     explains=(*FOLLOWS_FROM_AN_ENTRY, *_FOLLOW),
