@@ -8,8 +8,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime.leak.ledger import generations_of
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows import inserts
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
@@ -118,10 +120,29 @@ class TestFloors:
         assert named(server).structure is Structure.REQUEST_COUNTERS
 
 
+class OfTheLatest:
+    """Who inserts, as the ledger's hooks around SGLang's cache have it: whoever has the row that was given out last."""
+
+    def __init__(self, server):
+        self.rows = server.world.rows
+        self.before = set(self.rows.free_slots)
+
+    def get(self):
+        (slot,) = self.before - set(self.rows.free_slots)
+        return slot, int(generations_of(self.rows)[slot])
+
+
 # Before, SGLang gives back outside of the insert, which has no hook.
 @pytest.mark.releases("0.5.23")
 class TestPagesThatAreFree:
     LONGER = (*PROMPT, *range(300, 340))
+
+    @pytest.fixture
+    def asked(self, attach, monkeypatch):
+        """A server whose leak ledger is on."""
+        server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
+        monkeypatch.setattr(inserts, "BY", OfTheLatest(server))
+        return server
 
     def free_first(self, server, monkeypatch):
         """Let a request's own pages be given back ahead of the insert that takes them over."""
@@ -140,11 +161,37 @@ class TestPagesThatAreFree:
         server.forward()
         self.free_first(server, monkeypatch)
         said = trapped_by(server, lambda: server.world.start(list(self.LONGER)))
-        assert (said.verdict, said.scalars["why"], said.scalars["page_was_own"]) == ("insert_wrong", "free", None)
+        assert (said.verdict, said.scalars["why"]) == ("insert_wrong", "free")
         # The first two pages are the cache's own.
         assert (said.scalars["token"], said.scalars["pages_free"]) == (2 * server.world.page, 3)
         finding = named(server)
-        assert (finding.structure, finding.confidence) == (Structure.FREE_CALL, Confidence.LIKELY)
+        assert (finding.structure, finding.confidence) == (None, Confidence.POSSIBLE)
+
+    def test_the_ledger_says_that_they_were_its_own(self, asked, monkeypatch):
+        asked.forward()
+        self.free_first(asked, monkeypatch)
+        said = trapped_by(asked, lambda: asked.world.start(list(self.LONGER)))
+        assert (said.scalars["page_was_own"], said.scalars["page_event"] in ("freed", "free_asked")) == (True, True)
+        finding = named(asked)
+        assert (finding.structure, finding.defect) == (Structure.FREE_CALL, Defect.EARLY)
+        assert finding.confidence is Confidence.CERTAIN
+
+    def test_the_ledger_says_that_the_list_is_wrong(self, asked, monkeypatch):
+        import pool_world
+
+        asked.forward()
+        prefilled, world = pool_world.scheduler.prefilled, asked.world
+
+        def listed(request, tree, tokens):
+            inner = world.allocator.full_attn_allocator
+            page = world.rows.req_to_token[held(request).req_pool_idx, tokens - 1] // world.page
+            inner.free_pages = torch.cat([inner.free_pages, page[None].to(inner.free_pages.dtype)])
+            return prefilled(request, tree, tokens)
+
+        monkeypatch.setattr(pool_world.scheduler, "prefilled", listed)
+        trapped_by(asked, lambda: world.start(list(self.LONGER)))
+        finding = named(asked)
+        assert (finding.structure, finding.confidence) == (Structure.FULL_FREE_LIST, Confidence.LIKELY)
 
     def test_silent_where_they_are_not(self, server):
         server.forward()

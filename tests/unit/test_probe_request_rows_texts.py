@@ -126,7 +126,16 @@ class TestPrefixes:
         assert trapped(readable, mode=ForwardMode.EXTEND).scalars["by_key"] == "stored"
         finding = named(readable)
         assert "the match went further than the two texts agree" in finding.cause
-        assert finding.confidence is Confidence.CERTAIN
+        # Nobody knows here by which list it was matched.
+        assert finding.confidence is Confidence.LIKELY
+
+    def test_the_list_by_which_it_was_matched_says_that_its_own_text_is_as_it_was(self, readable):
+        request = self.other_text(readable, 20)
+        name = "full_untruncated_fill_ids" if hasattr(request, "full_untruncated_fill_ids") else "fill_ids"
+        for one in readable.world.requests:
+            setattr(one, name, list(range(200)))
+        trapped(readable, mode=ForwardMode.EXTEND)
+        assert named(readable).confidence is Confidence.CERTAIN
 
     def test_a_key_that_has_neither(self, readable):
         self.other_text(readable, 20, by=50)

@@ -19,7 +19,7 @@ from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.release.allocators import free_page_parts, pending_slots
 from gemma4_runtime.release.prefix_caches import inserted_path, inserted_swa, unreadable_cache
 from gemma4_runtime.release.requests import held
-from gemma4_runtime.rows.owner import given_up, served_by, was_own
+from gemma4_runtime.rows.owner import freed_before, served_by
 from gemma4_runtime.rows.report import INSERT, INSERTED, report_wrong
 from gemma4_runtime.rows.texts import check_inserted_text
 
@@ -94,7 +94,7 @@ def _check_not_free(scheduler: Any, params: Any, free: torch.Tensor, page: int) 
     by, first = BY.get(), int(pages[columns[0], 0])
     wrong = [WrongEntry("free", 0, int(at) * page, int(value[at * page])) for at in columns]
     had = {"as_before": None, "path_tokens": int(value.numel()), "pages_free": len(wrong)}
-    had |= given_up(scheduler, first, nodes_are_gone=False) | {"page_was_own": was_own(scheduler, first, by)}
+    had |= freed_before(scheduler, first, by)
     kinds: list[Defect | None] = [Defect.EARLY] * len(wrong)
     whose = [None if by is None else by[0]]
     report_wrong(scheduler, wrong, INSERTED, INSERT, Structure.FREE_CALL, kinds, None, whose, had=had)

@@ -37,20 +37,28 @@ def owner_of(scheduler: Any, page: int, pool: str = "full") -> dict[str, Any]:
     return {"page_owner": owner, "page_owner_generation": int(pages.generation[page]), **cached}
 
 
-def was_own(scheduler: Any, page: int, by: tuple[int, int] | None) -> bool | None:
-    """Return, for a dump, whether a full page that is free was the request's last; None where the ledger is off.
+def freed_before(scheduler: Any, page: int, by: tuple[int, int] | None) -> dict[str, Any]:
+    """Return, for a dump, what the ledger knows of a full page that is on the free list; nothing where it is off.
+
+    `page_event`: what became of it last. `page_was_own`: whether the request was its last owner. Who gave it back last,
+    and when, only where that is what became of it last.
 
     Args:
         scheduler: Whose pools they are.
         page: The page.
         by: Request slot and generation of the request; None where it is not known.
     """
-    if by is None or not current.switched_on("leak-ledger"):
-        return None
+    if not current.switched_on("leak-ledger"):
+        return {}
     ledger = ledger_of(scheduler.token_to_kv_pool_allocator)
     ledger.log.drain()
     pages = ledger.pools["full"]
-    return (int(pages.owner[page]), int(pages.generation[page])) == by
+    last = LastEvent(pages.last_event[page])
+    own = None if by is None else (int(pages.owner[page]), int(pages.generation[page])) == by
+    known = {"page_event": last.name.lower(), "page_was_own": own}
+    if last not in (LastEvent.FREED, LastEvent.FREE_ASKED):
+        return known
+    return known | given_up(scheduler, page, nodes_are_gone=False)
 
 
 def given_up(scheduler: Any, page: int, *, nodes_are_gone: bool) -> dict[str, Any]:

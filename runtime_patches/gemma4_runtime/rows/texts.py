@@ -20,7 +20,7 @@ from gemma4_runtime.release.prefix_caches import key_of_path, unreadable_cache
 from gemma4_runtime.release.requests import held, write_slots
 from gemma4_runtime.rows.places import spans_of
 from gemma4_runtime.rows.report import INIT, INSERT, TEXT, report_wrong
-from gemma4_runtime.rows.tokens import has_other_inputs, own_tokens
+from gemma4_runtime.rows.tokens import has_other_inputs, own_tokens, side_of_fill
 
 _KEY, _PREFIX, _LONGER = "key", "prefix", "longer"
 _FEWEST_SHIFTED = 3
@@ -41,7 +41,7 @@ def note_texts(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     inside = (at >= 0) & (at < texts.tokens.size)
     spans, count = spans_of(made) or [], 0 if made.input_ids is None else made.input_ids.numel()
     sizes = [max(stop - start, 0) for start, stop in spans]
-    if len(spans) != len(requests) or not at.size == count == sum(sizes):
+    if made.input_ids is None or len(spans) != len(requests) or not at.size == count == sum(sizes):
         texts.tokens[at[inside]] = UNKNOWN
         return
     tokens = made.input_ids.flatten().cpu().numpy().astype(np.int64)
@@ -103,6 +103,7 @@ def _report_prefix(
         "tokens_wrong": int(at.size),
         "cached_tokens": int(held(request).cache_protected_len),
         "by_key": known,
+        "by_fill": side_of_fill(request, first, int(own[first]), int(stored[first])),
     }
     summary = (
         f"the cache gave the request in slot {slot} a prefix that was computed of another text from token {first} on"

@@ -202,16 +202,29 @@ def _as_read(request: Any, span: tuple[int, int], read: np.ndarray, place: int, 
     behind its own, where all of it does.
     """
     start, stop = span
-    fill = getattr(request, "full_untruncated_fill_ids", None)
-    fill = getattr(request, "fill_ids", None) if fill is None else fill
     own = [*request.origin_input_ids, *request.output_ids]
     known: dict[str, Any] = {}
-    if fill is not None and place < min(len(fill), len(own)):
-        sides = {own[place]: "own", int(read[place - start]): "read"}
-        known["by_fill"] = sides.get(fill[place], "neither")
+    if place < len(own) and (side := side_of_fill(request, place, own[place], int(read[place - start]))) is not None:
+        known["by_fill"] = side
     shifts = (by for by in range(-page, page + 1) if by and start + by >= 0)
     shift = next((by for by in shifts if own[start + by : stop + by] == read.tolist()), None)
     return known | ({} if shift is None or len(read) < _FEWEST_SHIFTED else {"shift": shift})
+
+
+def side_of_fill(request: Any, place: int, own: int, read: int) -> str | None:
+    """Return which token the list has by which a prompt is matched and read: "own", "read" or "neither"; None: no such.
+
+    Args:
+        request: A `Req`.
+        place: Which of its tokens.
+        own: The one that its prompt or answer has there.
+        read: The other one.
+    """
+    fill = getattr(request, "full_untruncated_fill_ids", None)
+    fill = getattr(request, "fill_ids", None) if fill is None else fill
+    if fill is None or place >= len(fill):
+        return None
+    return {own: "own", read: "read"}.get(fill[place], "neither")
 
 
 def has_other_inputs(request: Any) -> bool:

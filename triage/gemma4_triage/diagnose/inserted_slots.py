@@ -77,38 +77,53 @@ def of_window(incident: Incident, dump: Dump) -> Finding:
 
 
 def of_free_pages(incident: Incident, dump: Dump) -> Finding:
-    """Return what is said where pages are put into the cache that had been given back."""
+    """Return what is said where pages are put into the cache that are on the free list."""
     scalars = dump.manifest.scalars
     site, step, own = (scalars.get(name) for name in ("page_free_site", "page_free_step", "page_was_own"))
+    happened = scalars.get("page_event")
+    given_back, known = happened in ("freed", "free_asked"), isinstance(happened, str)
     by = "" if site is None else f" by {site}, in step {step}"
     pages, slot = scalars.get("pages_free"), scalars.get("request_slot")
     which = "a page" if pages == 1 else f"{pages} pages"
-    why = {
-        True: "They were its own: its pages were freed ahead of the insert that takes them over, and not behind it.",
-        False: "They were not its own last: its row has pages of others.",
-    }.get(own if isinstance(own, bool) else None, "Whose they were is not known: the leak ledger was not asked.")
+    structure, defect = None, None
+    why = "whether they had been given back is not known: the leak ledger was not asked."
+    if known and not given_back:
+        structure, why = Structure.FULL_FREE_LIST, "by the ledger nobody had given them back: the list is wrong."
+    elif given_back and own is True:
+        structure, defect = Structure.FREE_CALL, Defect.EARLY
+        why = f"they were its own and had been given back before{by}: ahead of the insert that takes them over."
+    elif given_back:
+        structure, defect = Structure.REQUEST_ROW, Defect.STALE
+        why = f"they had been given back before{by}, and were not its own last: its row has pages of others."
     return Finding(
         rule=INSERT_WRONG,
-        structure=Structure.REQUEST_ROW if own is False else Structure.FREE_CALL,
-        defect=Defect.STALE if own is False else Defect.EARLY,
+        structure=structure,
+        defect=defect,
         cause=(
-            f"The prefix cache is given {which} of the request in slot {slot} that had been given back before{by}: the "
-            f"pool hands them out again, while the cache has them for its own. {why}"
+            f"The prefix cache is given {which} of the request in slot {slot} that the free list has, so that the pool "
+            f"hands them out again while the cache has them for its own: {why}"
         ),
-        confidence=Confidence.CERTAIN if own is True else Confidence.LIKELY,
+        confidence=(
+            Confidence.CERTAIN
+            if defect is Defect.EARLY
+            else Confidence.POSSIBLE
+            if structure is None
+            else Confidence.LIKELY
+        ),
         evidence=(
             said(dump, "scalars.value", "the first such slot"),
             said(dump, "scalars.token", "at which token"),
             said(dump, "scalars.pages_free", "pages that were free"),
             said(dump, "scalars.path_tokens", "tokens that were put in"),
+            said(dump, "scalars.page_event", "what became of the first of them last, by the ledger"),
             said(dump, "scalars.page_was_own", "whether the first of them was the request's last, by the ledger"),
             said(dump, "scalars.page_free_site", "who gave it back last, by the ledger"),
             said(dump, "scalars.page_free_step", "when"),
             said(dump, "scalars.request_slot", "whose tokens they are"),
         ),
         advice=(
-            where_to_look(Structure.REQUEST_ROW)
-            if own is False
+            where_to_look(structure)
+            if structure in (Structure.REQUEST_ROW, Structure.FULL_FREE_LIST)
             else "Look at the order of the two as a request is released or cached: checkpoint_into_tree, then "
             "free_kv_row (release_kv_cache); cache_finished_req, cache_unfinished_req.",
         ),

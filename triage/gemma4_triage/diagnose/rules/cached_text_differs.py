@@ -19,6 +19,7 @@ _MORE = {
     "stored_by_another": "whether the first slot behind them has what another request stored",
     "cached_tokens": "tokens that the request has from the cache",
     "by_key": "whose token the node's key has there",
+    "by_fill": "whose token the list has there by which the request was matched",
     "by_own": "whose token the request's own prompt and answer have there",
     "shift": "by how many places the key stands behind what was stored",
 }
@@ -96,7 +97,8 @@ def _of_prefix(dump: Dump) -> str:
     scalars = dump.manifest.scalars
     way = {
         "own": "The node's key has the request's token there: what was stored under it is another text's.",
-        "stored": "The node's key has that other token as well: the match went further than the two texts agree.",
+        "stored": "The node's key has that other token as well: the match went further than the two texts agree"
+        + (", or the request's own text was changed behind it." if scalars.get("by_fill") != "own" else "."),
         "neither": "The node's key has neither token there.",
     }.get(
         str(scalars.get("by_key")),
@@ -113,7 +115,8 @@ def _is_sure(dump: Dump) -> bool:
     scalars = dump.manifest.scalars
     if scalars.get("why") == _LONGER:
         return scalars.get("stored_elsewhere") is False
-    return scalars.get("by_own") == "stored" or scalars.get("by_key") == "stored"
+    # Of a prompt that was changed behind its match the list by which it was matched has the other token.
+    return scalars.get("by_own") == "stored" or (scalars.get("by_key"), scalars.get("by_fill")) == ("stored", "own")
 
 
 def _the_other_may_be_wrong(dump: Dump) -> bool | None:

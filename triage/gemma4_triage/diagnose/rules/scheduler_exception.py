@@ -78,9 +78,11 @@ def _by_the_count_before(dump: Dump) -> str:
     """Return what SGLang counts before a step asks for slots, where one found none; "" for another exception."""
     scalars = dump.manifest.scalars
     said, frames = str(scalars.get("message")), str(scalars.get("traceback"))
-    if "out of memory. Try to lower your batch size" not in said or not isinstance(scalars.get("requests"), int):
+    requests = scalars.get("requests")
+    if "out of memory. Try to lower your batch size" not in said or not isinstance(requests, int):
         return ""
-    if "prepare_for_decode" in frames and scalars["requests"] > 1:
+    # One that is alone is ended in another way.
+    if "prepare_for_decode" in frames and requests > 1:
         return _DECODE_FITTED
     return _PREFILL_FITTED if "prepare_for_extend" in frames else ""
 
