@@ -5,6 +5,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows import tokens
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
@@ -98,3 +99,22 @@ class TestPromptTokens:
 
     def test_tokens_that_nobody_has_sampled_yet_are_left_out(self, server):
         server.forward(lambda made: made.input_ids[-1:].fill_(-3), ForwardMode.EXTEND)
+
+
+@pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY], ids=lambda mode: mode.name)
+def test_a_request_whose_prompt_is_read_in_chunks_is_in_no_decode(server, mode, monkeypatch):
+    request = server.world.requests[1]
+    server.scheduler.chunked_req = request
+    monkeypatch.setattr(tokens, "prefilled_until", lambda one: 32)
+    said = trapped(server, mode=mode)
+    assert (said.verdict, said.scalars["why"], said.scalars["read"]) == ("row_index", "chunked", 32)
+    finding = named(server)
+    assert finding.structure is not None
+    assert "prompt is still read in chunks: 32 of" in finding.cause
+
+
+def test_a_prompt_that_has_been_read_is(server, monkeypatch):
+    request = server.scheduler.chunked_req = server.world.requests[1]
+    monkeypatch.setattr(tokens, "prefilled_until", lambda one: 10_000)
+    server.forward()
+    assert request in server.world.requests

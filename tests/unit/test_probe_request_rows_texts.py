@@ -177,8 +177,9 @@ class TestInserts:
         assert (said.verdict, said.scalars["why"], said.scalars["token"]) == ("text_differs", "key", 7)
         assert (said.scalars["tokens_wrong"], said.scalars["by_own"], said.scalars["shift"]) == (1, "key", None)
         finding = named(server)
-        # Of a text that the request has itself, something else was computed.
-        assert (finding.structure, finding.confidence) == (Structure.TREE_NODE, Confidence.LIKELY)
+        # What the forward read was the request's own then.
+        assert (finding.structure, finding.confidence) == (None, Confidence.LIKELY)
+        assert "they were changed since" in finding.cause
 
     @pytest.mark.parametrize(("by", "defect"), [(1, "off by one"), (-1, "off by one"), (2, None)])
     def test_a_key_that_is_shifted(self, server, monkeypatch, by, defect):

@@ -14,7 +14,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.tree_links import Broken, Link, Links, broken_links
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.report import report
-from gemma4_runtime.release.tree_links import broken_of, links_of, stamps_gone
+from gemma4_runtime.release.tree_links import broken_holds, broken_of, links_of, stamps_gone
 from gemma4_runtime.settings import Leak, Mode
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -52,6 +52,9 @@ def test_a_tree_as_it_should_be_has_nothing_wrong() -> None:
         (2, {"window": True}, [(Broken.WINDOW_UNLISTED, 2)]),
         (2, {"spare": 16}, [(Broken.MANY_SLOTS, 2)]),
         (4, {"spare": -16}, [(Broken.FEW_SLOTS, 4)]),
+        (4, {"unlike": 1}, [(Broken.OTHER_TEXT, 4)]),
+        (4, {"unmapped": 16}, [(Broken.OTHER_WINDOW, 4)]),
+        (4, {"misfiled": True}, [(Broken.OTHER_KEY, 4)]),
     ],
 )
 def test_a_node_that_is_wrong_has_its_word(node: int, change: dict, found: list) -> None:
@@ -119,7 +122,7 @@ def test_sglangs_own_trees_are_silent(world) -> None:
             elif world.requests:
                 world.finish(world.requests[which % len(world.requests)])
             assert broken_of(world.tree) == {}
-            assert stamps_gone(world.tree, world.requests) == 0
+            assert broken_holds(world.tree, world.requests) == {}
         world.flush()
 
     run()
@@ -141,6 +144,44 @@ def test_a_lock_whose_stamp_was_overwritten_is_found(monkeypatch) -> None:
         if stamped.get("uuid") == stamp:
             stamped["uuid"] += 100
     assert stamps_gone(world.tree, world.requests) == 1
+
+
+@pytest.mark.releases("0.5.23")  # Before, a request keeps no lock.
+class TestHolds:
+    @pytest.fixture
+    def held_tree(self, monkeypatch):
+        monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+        world = PoolWorld(monkeypatch, 16)
+        for seed in (1, 2):
+            world.finish(world.start(prompt(seed, 120)))
+            world.start([*prompt(seed, 100), *prompt(9, 20)])
+        assert broken_holds(world.tree, world.requests) == {}
+        return world
+
+    def test_one_node_that_lost_a_lock(self, held_tree):
+        lock = held_tree.requests[0].lock
+        held_tree.tree.tree_core._node_arena[lock.node].component_data[0].lock_ref -= 1
+        assert broken_holds(held_tree.tree, held_tree.requests) == {Broken.FEW_HOLDS: 1}
+        # Nobody that runs holds it.
+        assert broken_holds(held_tree.tree, held_tree.requests[1:]) == {}
+
+    def test_a_window_that_lost_one(self, held_tree):
+        lock = held_tree.requests[1].lock
+        held_tree.tree.tree_core._node_arena[lock.node].component_data[1].lock_ref -= 1
+        assert broken_holds(held_tree.tree, held_tree.requests) == {Broken.FEW_WINDOW_HOLDS: 1}
+
+    def test_a_window_that_was_given_back_is_not_counted(self, held_tree):
+        lock = held_tree.requests[1].lock
+        held_tree.tree.tree_core._node_arena[lock.node].component_data[1].lock_ref -= 1
+        lock.swa_released = True
+        assert broken_holds(held_tree.tree, held_tree.requests) == {}
+
+    def test_a_child_under_another_key(self, held_tree):
+        root = held_tree.tree.tree_core.root_node
+        key, child = next(iter(root.children.items()))
+        del root.children[key]
+        root.children[(*key[:-1], 7777) if isinstance(key, tuple) else ("other", key)] = child
+        assert broken_of(held_tree.tree) == {Broken.OTHER_KEY: 1}
 
 
 def _stale_parent(root, branch, leaf, tree) -> None:

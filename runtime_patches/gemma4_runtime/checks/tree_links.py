@@ -33,6 +33,12 @@ class Broken(StrEnum):
     """Its sliding window has more locks than it has."""
     STAMP_GONE = "stamp gone"
     """Not of a node: a request's lock of its sliding window ends at a stamp that no node above has any more."""
+    FEW_HOLDS = "fewer locks than holders"
+    """Requests lock it, by what each has of its lock, and it has fewer locks."""
+    FEW_WINDOW_HOLDS = "fewer window locks than holders"
+    """The same of its sliding window."""
+    OTHER_KEY = "under another key"
+    """Its parent has it among its children by another key than its own."""
     NOT_A_LEAF = "not a leaf"
     """It is on the list of leaves that may be evicted, and has a child with tokens, a lock, or no tokens."""
     UNLISTED = "unlisted leaf"
@@ -58,6 +64,7 @@ class Link:
         spare: Slots that it has beyond the tokens of its key; below 0 where some are missing.
         unlike: Tokens of its key that are not those which were stored in its slots.
         unmapped: Slots of its sliding window that the map does not have for its slots of the full pool.
+        misfiled: Its parent has it among its children by another key than its own.
     """
 
     name: int
@@ -70,6 +77,7 @@ class Link:
     spare: int = 0
     unlike: int = 0
     unmapped: int = 0
+    misfiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,8 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
             continue
         if node.parent != node.above:
             yield Broken.OTHER_PARENT, node.name
+        if node.misfiled:
+            yield Broken.OTHER_KEY, node.name
         if node.spare:
             yield (Broken.MANY_SLOTS if node.spare > 0 else Broken.FEW_SLOTS), node.name
         if node.unlike and not node.spare:

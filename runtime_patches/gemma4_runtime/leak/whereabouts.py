@@ -33,7 +33,7 @@ from gemma4_runtime.release.prefix_caches import (
     unreadable_cache,
 )
 from gemma4_runtime.release.requests import committed_freed, held, swa_evicted, swa_kept_until
-from gemma4_runtime.release.tree_links import Beside, broken_of
+from gemma4_runtime.release.tree_links import Beside, broken_holds, broken_of
 
 REQUEST_SLOTS = "requests"
 """The name of the pool of request slots, which is counted like a pool of pages."""
@@ -172,7 +172,8 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         dict(_left_window(requests, retain_window(_inner(tree_cache)))),
         int(table.shape[0]),
         cached,
-        broken_of(_inner(tree_cache), Beside(None if texts is None else texts.unlike, mapping)),
+        broken_of(_inner(tree_cache), Beside(None if texts is None else texts.unlike, mapping))
+        | broken_holds(_inner(tree_cache), requests),
         dict(_stray_entries(rows, row_slots, row_pages, page, full.pages)),
     )
 

@@ -91,6 +91,7 @@ from gemma4_runtime.rows.tokens import (
     check_accepted,
     check_chunk,
     check_input_tokens,
+    check_no_chunk,
     check_prompt_tokens,
     check_something_new,
     note_chunk,
@@ -258,7 +259,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         had = _is_free(scheduler, released[0].value)
         report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows, had=had)
         return
-    if check_begins(scheduler, requests, made):
+    if check_begins(scheduler, requests, made) or check_no_chunk(scheduler, requests, made):
         return
     note_texts(scheduler, requests, made)
     check_prefixes(scheduler, requests, made)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gemma4_runtime.checks.tree_links import Link, Links, broken_links
+from gemma4_runtime.checks.tree_links import Broken, Link, Links, broken_links
 from gemma4_runtime.release.prefix_caches import key_tokens, unreadable_cache
 
 
@@ -44,7 +44,8 @@ def links_of(cache: Any, beside: Beside | None = None) -> Links | None:
         known = {_name(node, root) for node in core._node_arena.values()}
         leaves = {_name(node, root) for node in core.evictable_device_leaves}
         parents = _parents(core._node_arena.values(), root)
-        links = [_unified(*one, root, core, beside) for one in nodes]
+        misfiled = {id(node) for node in core._node_arena.values() for node in _misfiled(node, core.page_size)}
+        links = [_unified(*one, root, core, beside, id(one[0]) in misfiled) for one in nodes]
         return Links(links, known, leaves, _windows(core, root), parents)
     listed = getattr(core, "evictable_leaves", None)
     leaves = None if listed is None else {_name(node, root) for node in listed}
@@ -78,6 +79,49 @@ def broken_nodes(cache: Any) -> dict[str, str]:
 def said_of_tree(broken: Mapping[str, int]) -> str:
     """Return what is wrong with nodes of the prefix cache, as a dump has it: words and counts, comma-separated."""
     return ",".join(f"{what}:{count}" for what, count in broken.items())
+
+
+def broken_holds(cache: Any, requests: Iterable[Any]) -> dict[str, int]:
+    """Return which nodes have fewer locks than requests hold them, in the words of `Broken`, and how many.
+
+    A lock is on each node from that of its request up to the root; that of the window up to the node with its stamp.
+    Empty where the tree is in Rust, and before 0.5.23, where requests keep no lock.
+
+    Args:
+        cache: As for `broken_of`.
+        requests: Those that may hold a lock.
+    """
+    core: Any = getattr(cache, "tree_core", None)
+    if not hasattr(core, "_node_arena"):
+        return {}
+    from gemma4_runtime.release import ComponentType
+
+    every = {id(one): one for one in requests}.values()
+    gone, holds, windows = stamps_gone(cache, every), Counter[int](), Counter[int]()
+    for lock in (getattr(request, "lock", None) for request in every):
+        path = [] if lock is None else _path(core, lock.node)
+        holds.update(id(node) for node in path)
+        if lock is None or lock.swa_released or ComponentType.SWA not in core.component_types:
+            continue
+        stamp = lock.receipt.component_lock_uuids.get(ComponentType.SWA)
+        stamps = [node.component_data[ComponentType.SWA].metadata.get("uuid") for node in path]
+        if not stamp or stamp in stamps:
+            windows.update(id(node) for node in path[: stamps.index(stamp) + 1 if stamp else None])
+    few = {Broken.FEW_HOLDS: 0, Broken.FEW_WINDOW_HOLDS: 0, Broken.STAMP_GONE: gone}
+    for node in core._node_arena.values():
+        few[Broken.FEW_HOLDS] += node.component_data[ComponentType.FULL].lock_ref < holds[id(node)]
+        if windows[id(node)]:
+            few[Broken.FEW_WINDOW_HOLDS] += node.component_data[ComponentType.SWA].lock_ref < windows[id(node)]
+    return {kind.value: count for kind, count in few.items() if count}
+
+
+def _path(core: Any, number: int) -> list[Any]:
+    """Return the nodes from one up to below the root; a loop of parents ends it."""
+    node, path = core._node_arena.get(number), []
+    while node is not None and node is not core.root_node and len(path) < len(core._node_arena):
+        path.append(node)
+        node = node.parent
+    return path
 
 
 def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
@@ -163,7 +207,14 @@ def _host(slots: Any) -> np.ndarray:
     return slots.flatten().cpu().numpy().astype(np.int64)
 
 
-def _unified(node: Any, above: Any, begins: int, root: Any, core: Any, beside: Beside | None) -> Link:
+def _misfiled(parent: Any, page: int) -> Iterator[Any]:
+    """Yield the children that a node has by another key than their own."""
+    for key, child in parent.children.items():
+        if child.key is not None and len(child.key) and child.key.child_key(page) != key:
+            yield child
+
+
+def _unified(node: Any, above: Any, begins: int, root: Any, core: Any, beside: Beside | None, misfiled: bool) -> Link:
     from gemma4_runtime.release import ComponentType
 
     full = node.component_data[ComponentType.FULL]
@@ -177,6 +228,7 @@ def _unified(node: Any, above: Any, begins: int, root: Any, core: Any, beside: B
         spare=_spare(node, full.value, None if swa is None else swa.value),
         unlike=_unlike(node, full.value, begins, beside),
         unmapped=0 if swa is None else _unmapped(full.value, swa.value, beside),
+        misfiled=misfiled,
     )
 
 

@@ -42,6 +42,12 @@ def sentence_of(dump: Dump) -> str | None:
             f"device's, its own count and its tokens {expected}: what goes by the host's, as new slots do, is given a "
             "wrong length."
         )
+    if why == "chunked":
+        return (
+            f"A decode has the request in slot {slot}, whose prompt is still read in chunks: {scalars.get('read')} of "
+            f"{scalars.get('prompt')} tokens so far. Who takes requests into the running batch (filter_batch, "
+            "chunked_req_to_exclude, merge_batch) did not leave it out."
+        )
     if why == "begin":
         return (
             f"A prefill's list of prefixes (prefix_lens) has {value} for the request in slot {slot}, of which "

@@ -76,6 +76,12 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "Look at what writes a node's stamp: a lock stamps a node that has none (acquire_component_lock), and a split "
         "hands it on to the upper part.",
     ),
+    "under another key": (
+        *(Structure.TREE_NODE, None),
+        "stands among its parent's children by another key than its own: whoever has that key's tokens is led to it, "
+        "and whoever has its own is not",
+        "Look at what puts a node among its parent's children (insert, _add_new_node, _split_node), and by which key.",
+    ),
     "locks below zero": (
         *(Structure.TREE_LOCK, Defect.NEGATIVE),
         "has fewer than no locks: it was unlocked once more than it was locked, or the count was changed beside it",
@@ -87,6 +93,18 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "out on the way to the root, taken off twice, or taken off from a node above the one that it began on; or a "
         "child has one too many",
         "Compare inc_lock_ref and dec_lock_ref, and what _split_node copies: both walk from a node to the root.",
+    ),
+    "fewer locks than holders": (
+        *(Structure.TREE_LOCK, Defect.EARLY),
+        "has fewer locks than requests hold it, by the lock that each of them has: one was taken off too early or "
+        "twice, or the count was changed beside them",
+        "Compare inc_lock_ref and dec_lock_ref: each hold has to end once, on the node it began on.",
+    ),
+    "fewer window locks than holders": (
+        *(Structure.TREE_LOCK, Defect.EARLY),
+        "has fewer locks on its sliding window than requests hold it, by the lock that each of them has: one was taken "
+        "off too early or twice, or the count was changed beside them",
+        "Compare where a lock of the window and its release end (acquire_component_lock, release_component_lock).",
     ),
     WINDOW: (
         *(Structure.TREE_LOCK, None),

@@ -24,6 +24,7 @@ _MORE = {
     "shift": "by how many places the key stands behind what was stored",
 }
 _ADVICE = {
+    "changed": "Look at what writes a request's output_ids and origin_input_ids behind the forward that read them.",
     _KEY: "Look at what makes the key of the request's tokens: fill ids, kv_committed_len, cache_finished_req, "
     "cache_unfinished_req, checkpoint_into_tree.",
     _LONGER: "Look at up to which token a request is put in: kv_committed_len, owned_kv_len, cache_finished_req, "
@@ -43,9 +44,10 @@ def find(incident: Incident) -> Finding | None:
     scalars = dump.manifest.scalars
     why, by_key = scalars.get("why"), scalars.get("by_key")
     cause = _of_key(dump) if why == _KEY else _of_length(dump) if why == _LONGER else _of_prefix(dump)
+    changed = scalars.get("by_own") == "key"
     return Finding(
         rule=ID,
-        structure=Structure.TREE_NODE,
+        structure=None if changed else Structure.TREE_NODE,
         defect=next((word for word in Defect if word == scalars.get("defect")), None),
         cause=cause,
         confidence=Confidence.CERTAIN if _is_sure(dump) else Confidence.LIKELY,
@@ -56,7 +58,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "site", "where it was looked at"),
         ),
         advice=(
-            _ADVICE.get(str(why), _OF_NODE if by_key == "own" else _OF_MATCH),
+            _ADVICE.get("changed" if changed else str(why), _OF_NODE if by_key == "own" else _OF_MATCH),
             "Pages, rows and lengths may all be right: what is wrong is the answer of whoever is given that prefix.",
         ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
@@ -68,7 +70,8 @@ def _of_key(dump: Dump) -> str:
     token, count, shift = (scalars.get(name) for name in ("token", "tokens_wrong", "shift"))
     way = {
         "stored": " The request's own prompt and answer have the tokens that were stored: the key is wrong.",
-        "key": " The request's own prompt and answer have the key's tokens: others were stored.",
+        "key": " The request's own prompt and answer have the key's tokens, and what a forward reads is held against "
+        "them: they were changed since (output_ids, origin_input_ids).",
     }.get(str(scalars.get("by_own")), "")
     if isinstance(shift, int):
         side = "ahead of" if shift < 0 else "behind"
