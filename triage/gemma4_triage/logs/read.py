@@ -499,7 +499,7 @@ class LogReading:
 
     def _traceback_line(self, number: int, line: bytes) -> bool:
         """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
-        if self._tracebacks.inside and b"total=" in line and b"] total=" in line:
+        if self._tracebacks.is_bare and b"] total=" in line:
             # The pools' equation, which a traceback that is shortened to nothing ends in.
             return False
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):

@@ -107,6 +107,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
                 *noted_end.chosen_by_hand(facts, death),
+                *_after_a_flush(facts, death),
                 *by_its_words(facts, death),
                 *ended_threads.look(facts, death),
                 *_not_given(facts, death),
@@ -197,6 +198,22 @@ def _of_a_patch(facts: LogFacts, death: Death) -> Iterator[str]:
             "of one, and it does not know this release. A later release of that package (of kvcached: pip show "
             f"kvcached), the SGLang that it names, or once without it{f' (unset {names})' if names else ''}: model "
             "and arguments are not at fault"
+        )
+
+
+_OF_A_TREE = pattern(r"\w*radix_cache\w*\.py:|.* cache_(?:un)?finished_req$")
+_SOON = 20  # lines
+
+
+def _after_a_flush(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what to do where the prefix cache was flushed right before its code died."""
+    flushed = facts.remarks.get("flushed")
+    if flushed is None or not 0 < death.place.line - flushed.place.line <= _SOON:
+        return
+    if any(map(_OF_A_TREE.match, death.frames[-_INNER:])):
+        yield (
+            f"flush the cache only while nothing runs (/flush_cache, line {flushed.place.line}): requests that were in "
+            "flight, on their way to a decode server too, hold nodes of a tree that is gone; then a later release"
         )
 
 
