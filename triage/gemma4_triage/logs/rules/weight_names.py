@@ -306,7 +306,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     shared = _shared_expert(facts, death) if not name and not conflict else False
     split = _split(facts, death) if not name and not conflict and not shared else ""
     cause += f" {_OF_A_SHARED_EXPERT}" if shared else f" {split}" if split else ""
-    plain = unnamed or not facts.settings.get("quantization")
+    plain = (unnamed or not facts.settings.get("quantization")) and not (name and "lm_head" in name[0])
     of_name: tuple[str, ...] = (_LATER,) if why else (_LATER_CLASS,) if name and plain and not conflict else ()
     path = facts.settings.get("model_path", "").lower()
     method = (
