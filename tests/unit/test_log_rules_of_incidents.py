@@ -107,7 +107,7 @@ LEADS = {
     "a list of a request that is not there": (
         [
             decode(1),
-            died_in("managers/scheduler.py move_ready_grammar_requests", last="IndexError: list index out of range"),
+            died_in("managers/scheduler.py take_ready_grammars", last="IndexError: list index out of range"),
         ],
         ("other-crash", "requests with structured output"),
     ),

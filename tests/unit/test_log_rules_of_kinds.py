@@ -42,6 +42,8 @@ class TestKindsOfFaults:
         ("ValueError: odd", "numpy/core.py", "array", "numpy of SGLang"),
     )
     BY_WORDS = (
+        ("ValueError: Either a revision or a version must be specified.", "layers/a.py", "x", "kernels>=0.14.1,<0.15"),
+        ("RuntimeError: KV cache K offset overflow: exceed int32 max", "layers/a.py", "step", "--page-size 128"),
         ("struct.error: unpack requires a buffer of 4 bytes", "disaggregation/conn.py", "read", "into one socket"),
         ("struct.error: unpack requires a buffer of 4 bytes", "lora/a.py", "read", "the file anew"),
         ("RuntimeError: Tried to instantiate dummy base class Event", "managers/a.py", "step", "has no CUDA"),

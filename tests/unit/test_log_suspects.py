@@ -41,8 +41,8 @@ def found(arguments: str, *lines: str, of_records: bool = False) -> list[str]:
 
 
 def test_shared_experts_that_are_fused_are_suspected():
-    assert "shared-experts-fused" in found(f"{GEMMA}, enforce_shared_experts_fusion=True", of_records=True)
-    assert "shared-experts-fused" not in found(f"{GEMMA}, enforce_shared_experts_fusion=False", of_records=True)
+    assert "shared-experts-enforced" in found(f"{GEMMA}, enforce_shared_experts_fusion=True", of_records=True)
+    assert "shared-experts-enforced" not in found(f"{GEMMA}, enforce_shared_experts_fusion=False", of_records=True)
 
 
 def test_a_plain_server_of_gemma_4_has_none():
@@ -170,7 +170,7 @@ def test_records_of_suspects_have_their_form():
     """Every name that a text stands for is one that its own conditions ask for, so that it is known."""
     seen = {name for _, name in remarks.MARKS}.union(pasted.SHOWN, values_asked.SHOWN, said_in_notes.SHOWN)
     seen |= other_platform.SHOWN
-    known = {"id", "of", "on", "model", "seen", "unless", "sign", "both", "engine", "change", "why", "threads"}
+    known = {"id", "of", "on", "model", "seen", "unless", "sign", "both", "broad", "engine", "change", "why", "threads"}
     for said in (*quiet_suspects(), *quiet_suspects("vllm.toml"), *quiet_suspects("shown.toml")):
         assert said.keys() <= known, said["id"]
         assert said.get("engine", "vllm") in ("sglang", "vllm")

@@ -36,6 +36,7 @@ _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
 _GROUP = re.compile(rb" {2,}\| ?")  # of a traceback within a group of exceptions
 _LAST_LINE = re.compile(r"(?:- )?(?:\w+\.)*(\w+)(?:\(\))?(?:: (.*)|:)?")
 _TRIED = re.compile(r"^\w[\w-]{0,30}=\S{1,60} +(?=(?:\w+\.)+\w)")  # of a list of what was tried
+_LISTS = re.compile(r"\[[\w.]+\] CRITICAL: ")
 _RAISED = re.compile(rb"(?:[\w.]+\.)?\w*(?:Error|Exception): ")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 500  # characters: of transfers the state in which they ended stands last
@@ -85,6 +86,8 @@ class AlarmReader:
         self._hard: dict[str, Alarm] = {}
         self._soft: Alarm | None = None
         self._errors: list[Death] = []
+        self._frames_below: list[bytes] = []
+        self._below = 0
         self.caught: list[Death] = []
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self.last_work = 0
@@ -233,6 +236,7 @@ class AlarmReader:
         if self._errors and line.lstrip().startswith(_REASON):
             self._add_reason(number, line)
             return ""
+        self._add_below(number, line)
         if b"hread 0x" in line:
             self._shapes.clear()
             # faulthandler prints every thread; the one that crashed is the current one, or the first where none is.
@@ -304,6 +308,31 @@ class AlarmReader:
         if 0 < number - last.place.line <= _RIGHT_BELOW and "validation error" in last.message:
             reason = line[:_LONGEST_LINE].decode(errors="replace").strip()
             whole = replace(last, message=f"{last.message} {reason}"[:_LONGEST_TEXT])
+            self._errors[-1] = whole
+            self.caught = [whole if one is last else one for one in self.caught]
+
+    def _add_below(self, number: int, line: bytes) -> None:
+        """Take what stands right below an exception: the message that its own line lacks, or frames that it lacks."""
+        last = self._errors[-1] if self._errors else None
+        if last is None or not 0 < number - last.place.line <= _NEAR:
+            return
+        text = line[:_LONGEST_LINE].decode(errors="replace").strip()
+        whole = last
+        if _LISTS.match(last.message):
+            # What was tried is listed further down, each with an exception of its own.
+            whole = replace(last, message=f"{last.message} {text}"[:_LONGEST_TEXT]) if line[:2] == b"- " else last
+        elif number != max(last.place.line, self._below) + 1:
+            return
+        elif line.startswith(b"  File ") and (not last.frames or self._below):
+            self._below = number
+            self._frames_below.append(line)
+            named = death_of(last.place, last.rank, last.type_name, last.message, tuple(self._frames_below))
+            whole = replace(named, chain=last.chain)
+        elif self._below == number - 1 and line.startswith(b"    "):
+            self._below = number
+        elif not last.message and _LISTS.match(text) and number == last.place.line + 1:
+            whole = replace(last, message=text[:_LONGEST_TEXT])
+        if whole is not last:
             self._errors[-1] = whole
             self.caught = [whole if one is last else one for one in self.caught]
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding, ranked
-from gemma4_triage.logs import failed_requests, given_already, images, just_installed, notes_in_prose
+from gemma4_triage.logs import failed_requests, given_already, images, just_installed, not_registered, notes_in_prose
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.not_registered import says_so
 from gemma4_triage.logs.rule import Rule
 from gemma4_triage.logs.rules import (
     accept_length_drop,
@@ -269,7 +268,8 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     floor = list(unexplained_line.find(facts, accounted))
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
-    ended = images.beside(facts, list(ranked([*endings, *floor], leads=known_issue.ID)))
+    leads = kv_transfer.RULE.id if not_registered.told_before(facts) else known_issue.ID
+    ended = images.beside(facts, list(ranked([*endings, *floor], leads=leads)))
     ended = given_already.told(facts, just_installed.before(facts, ended))
     # What only a note says is told where the log itself says nothing.
     loads = loads if ended or behind or loads else list(noted_trouble.RULE.find(facts))
@@ -321,8 +321,7 @@ def _what_ended_nothing(found: list[Finding], facts: LogFacts) -> tuple[list[Fin
     failed = [alarm.place.line for alarm in facts.alarms if alarm.kind == "transfer"]
     if failed and all(one.message == TORN and 0 < one.place.line - failed[0] <= _RIGHT_BELOW for one in facts.deaths):
         return [*of_requests, *(finding for finding in found if finding not in of_requests)], []
-    begun = min((death.place.line for death in facts.deaths), default=0)
-    if any(alarm.kind == "transfer" and alarm.place.line < begun and says_so(alarm.text) for alarm in facts.alarms):
+    if not_registered.told_before(facts):
         # Nobody knows of a rank that could not register, and what asks for it dies of that.
         return found, []
     apart = [finding.model_copy(update={"confidence": Confidence.POSSIBLE}) for finding in of_requests]

@@ -16,6 +16,13 @@ def says_so(text: str) -> bool:
     return _WORDS.search(text) is not None
 
 
+def told_before(facts: LogFacts) -> bool:
+    """Return whether a line ahead of all ends says that a rank could not register."""
+    begun = min((death.place.line for death in facts.deaths), default=0)
+    of_transfers = (alarm for alarm in facts.alarms if alarm.kind == "transfer" and alarm.place.line < begun)
+    return any(says_so(alarm.text) for alarm in of_transfers)
+
+
 def not_registered(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ...]] | None:
     """Return why a rank is not known to decode servers, and what to do; None where none says so."""
     if not says_so(death.message):

@@ -27,7 +27,8 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
     (
         "answers",
         r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition|far lower|"
-        r"accuracy (?:is |of )?0\.[0-6])|answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?wrong|wrong answers?|text is broken|"
+        r"accuracy (?:is |of )?0\.[0-6]|replacement characters|mojibake|(?:gsm8k|mmlu)\b.{0,60}?[:=] ?0\.[0-4])|"
+        r"answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?wrong|wrong answers?|text is broken|"
         r'"(\S)\1{7}',
     ),
     (
@@ -100,21 +101,36 @@ class Difference(NamedTuple):
 def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     """Keep what a note says, and say whether it is of another start, whose options are not this server's."""
     if not line.startswith(b"#"):
+        if _SCORED_NOTHING.match(line):
+            kept.setdefault(NOTED.format("answers"), Remark(place, "", line[:400].decode(errors="replace").strip()))
         return False
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
+    worse = kept.get(NOTED.format("answers"))
     for kind, words in _OF_KINDS:
         if (found := words.search(line[:400])) and not _DENIED.search(line[: found.start()]):
             kept.setdefault(NOTED.format(kind), said)
             break
-    if change := difference_in(said.text.lstrip("# ")):
+    if change := difference_in(said.text.lstrip("# "), worse.text if worse is not None else ""):
         kept[DIFFERENCE] = said
         kept[WELL] = Remark(place, "", change)
     return bool(change) and "--" in change
 
 
-def difference_in(text: str) -> str:
-    """Return with what, or without what, a note says that all is well, as a change to try; "" if it says nothing."""
+_SCORED_NOTHING = re.compile(rb"Accuracy: 0\.0\d*\s*$")
+"""What SGLang's own evaluation prints where hardly an answer is right."""
+
+
+def difference_in(text: str, worse: str = "") -> str:
+    """Return with what, or without what, a note says that all is well, as a change to try; "" if it says nothing.
+
+    Args:
+        text: of the note.
+        worse: of a note above it, by which answers are wrong.
+    """
     clauses = _CLAUSES.split(text)
+    scores, before = _SHARE.findall(text), _SHARE.findall(worse)
+    if len(scores) == 1 and before and float(scores[0]) - float(before[0]) >= _APART:
+        return next(filter(None, map(_change_in, clauses)), "")
     if best := _best_of(text):
         well = [clause for clause in clauses if best in _SHARE.findall(clause)]
     else:

@@ -83,7 +83,7 @@ _CONCERNS = (
         "the release then sizes both pools itself, or has one pool for all layers (--disable-hybrid-swa-memory)",
     ),
 )
-_LEFT_TO_THE_RELEASE = frozenset({"None", "auto", "default", ""})
+LEFT_TO_THE_RELEASE = frozenset({"None", "auto", "default", ""})
 _INNER = 3  # frames
 _QUOTED = 6  # characters of a value that no other word has by chance
 
@@ -97,7 +97,7 @@ def named_by(facts: LogFacts, death: Death) -> tuple[str, ...]:
         asked = {
             name: given[name]
             for name in concern.options
-            if given.get(name, "") not in _LEFT_TO_THE_RELEASE and not concern.instead.startswith(given[name])
+            if given.get(name, "") not in LEFT_TO_THE_RELEASE and not concern.instead.startswith(given[name])
         }
         if not asked:
             continue
@@ -106,7 +106,7 @@ def named_by(facts: LogFacts, death: Death) -> tuple[str, ...]:
             continue
         flags = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in asked.items())
         instead = _without(concern.instead, asked.values())
-        if concern.options is _SPARSE and given.get("kv_cache_dtype", "") not in _LEFT_TO_THE_RELEASE:
+        if concern.options is _SPARSE and given.get("kv_cache_dtype", "") not in LEFT_TO_THE_RELEASE:
             instead += f"; once with --kv-cache-dtype auto in place of {given['kv_cache_dtype']}"
         found.append((not quoted, f"once without {flags}, which the start has chosen for this part: {instead}"))
     return tuple(text for _, text in sorted(found, key=lambda one: one[0]))

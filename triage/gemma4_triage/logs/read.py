@@ -23,6 +23,7 @@ from gemma4_triage.logs import (
     start_line,
     values_asked,
 )
+from gemma4_triage.logs.alarm_words import FATAL
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -498,6 +499,9 @@ class LogReading:
 
     def _traceback_line(self, number: int, line: bytes) -> bool:
         """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
+        if self._tracebacks.is_bare and b"] total=" in line:
+            # The pools' equation, which a traceback that is shortened to nothing ends in.
+            return False
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
             return False
         if self._tracebacks.inside and line.startswith(b"# "):
@@ -585,6 +589,9 @@ class LogReading:
         for death in sorted((*torn, *self._alarms.errors()), key=lambda one: one.place.line):
             deaths.add(self._with_usage(death))
         alarms = self._alarms.alarms()
+        if not deaths.items and not any(alarm.kind in FATAL for alarm in alarms):
+            noted = said_in_notes.noted_death(self._remarks, self._alarms.last_work)
+            deaths.items += [self._with_usage(noted)] if noted is not None else []
         told = sum(alarm.count for alarm in alarms)
         of_a_start = 0 if self._understood else len(remarks.OF_A_START.intersection(self._remarks))
         # Of any program's answers: those of a server whose start is here, or whose command.

@@ -21,7 +21,7 @@ _OTHER_TYPE = pattern(
 _OF_SGLANG = pattern(
     r"'(?:ServerArgs|PortArgs|Engine|HttpServerEngineAdapter|TokenizerManager|\w+Req(?:Input|Output))' object has no "
     r"attribute|\b(?:ServerArgs|PortArgs|Engine|TokenizerManager|\w+Req(?:Input|Output))\.\w+\(\) "
-    r"(?:got an unexpected|missing \d+ required|takes \d+)"
+    r"(?:got an unexpected|missing \d+ required|takes (?:from \d+ to )?\d+)"
 )
 _OTHER_ONE = "that code was written for another one, or its own call is wrong"
 

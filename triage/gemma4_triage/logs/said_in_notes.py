@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from gemma4_triage.logs.facts import LogFacts, Place, Remark
+from gemma4_triage.logs.facts import Death, LogFacts, Place, Remark
 from gemma4_triage.logs.rule import pattern
 
 NAME = "noted_silence"
-SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid", "metrics_empty"})
+SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid", "metrics_empty", "calls_noted"})
 """Names under which `keep` keeps what notes say of answers."""
 _SAYS = re.compile(
     rb"(?i)\bhangs?\b(?! up\b)|\bhung\b(?! up\b)|\bhanging\b|\bstuck\b|\bfr(?:ozen|eezes)\b|\bdead-?locks?\b|"
@@ -31,12 +31,30 @@ _DENIES = re.compile(
     rb"\banswers? (?:of|are|is)\b|\b(?:rubbish|garbage|nonsense|gibberish)\b|^#+ *(?:with|without|same|if)\b"
 )
 
+DIES = "noted_death"
+"""Name under which a note is kept by which the server dies where no line shows it."""
+SAID_BY_A_NOTE = "a note says: "
+"""Where the message of such an end begins."""
+_ENDED = re.compile(
+    rb"(?i)\b(?:dies|died|crash(?:es|ed)|segfaults|segfaulted|core dumps?|aborts)\b(?! (?:on|if) (?:the )?other)|"
+    rb"\bgoes down\b|\bkills the (?:server|scheduler|process)\b"
+)
+_NOT_ENDED = re.compile(
+    rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|no longer|any ?more|instead of|before|until|used to) "
+    rb"(?:\w+ ){0,2}(?:dies|died|crash|segfault|core dump|abort)|"
+    # Of somebody else, or of another try than this log's.
+    rb"\b(?:client|router|gateway|browser|script|benchmark|notebook|other)s? (?:\w+ )?(?:dies|died|crash|abort|goes)|"
+    rb"^#+ *(?:with|without|same|if|vllm|on|in)\b|\b(?:fine|works?|ok)\b|\brequests? (?:\w+ )?(?:aborts|died)"
+)
+
 _FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:size )?(?:of )?1)\b|\b\d clients?\b)"
 _MANY = rb"(?:\b(?:concurren\w+|parallel|together|under load|many|several)\b|\b\d{2,5}\b(?![.%]))"
 _WRONG = re.compile(rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsense|differs?|mixed up|accuracy|gsm8k|mmlu)\b")
 _AMONG = re.compile(rb"(?i)" + _FEW + rb".{0,80}" + _MANY + rb"|" + _MANY + rb".{0,80}" + _FEW)
 _EMPTY = re.compile(rb"(?i)\bempty\b|\bno (?:samples|metrics)\b")
 _OWN_RID = re.compile(rb"""["']?\brid["']? ?[:=] ?["'][^"']""")
+_CALLS = re.compile(rb"(?i)\btool_?calls?\b|\bfunction calls?\b")
+_THOUGHTS = re.compile(rb"(?i)reasoning|\bthink|\bthought")
 _SAMPLED = re.compile(
     rb"(?i)temperature[ =:]+(?:of )?(?:0\.[5-9]|1|1\.\d)\b.{0,160}temperature[ =:]+(?:of )?0(?:\.[0-4])?(?![.\d])"
     rb".{0,40}\b(?:fine|right|ok|correct|good|well)\b"
@@ -54,18 +72,40 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     if not line.startswith(b"#"):
         return
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
-    if _WRONG.search(line) and _AMONG.search(line):
+    if _WRONG.search(line) and _AMONG.search(line) and not _is_worse_alone(line):
         kept.setdefault("wrong_among_others", said)
     spoken = line + kept["notes"].text.encode() if "notes" in kept else line
     if _EMPTY.search(line) and b"metrics" in spoken:
         kept.setdefault("metrics_empty", said)
     if _OWN_RID.search(line):
         kept.setdefault("own_rid", said)
+    if _CALLS.search(line) and not _THOUGHTS.search(line):
+        kept.setdefault("calls_noted", said)
     if _SAMPLED.search(line):
         kept.setdefault("wrong_as_it_samples", said)
     if _SAYS.search(line) and not _DENIES.search(line):
         # The last one, behind which the least work can stand.
         kept[NAME] = said
+    if _ENDED.search(line) and not _NOT_ENDED.search(line):
+        kept[DIES] = said
+
+
+_SCORE = re.compile(rb"(?<![\d.])0\.\d{2,3}(?![\d.])")
+_FIRST_FEW = re.compile(_FEW)
+
+
+def _is_worse_alone(line: bytes) -> bool:
+    """Return whether scores of few requests at once, which come first, are below those of many."""
+    few, scores = _FIRST_FEW.search(line), list(_SCORE.finditer(line))
+    return bool(few and scores and few.start() < scores[0].start() and float(scores[0][0]) < float(scores[-1][0]))
+
+
+def noted_death(kept: Mapping[str, Remark], last_work: int) -> Death | None:
+    """Return the end of a process that a note alone tells of, behind all work; None if none does."""
+    said = kept.get(DIES)
+    if said is None or said.place.line < last_work:
+        return None
+    return Death(said.place, "", "", f"{SAID_BY_A_NOTE}{said.text.lstrip('# ')}")
 
 
 # What notes and lines name: the words, and what to leave out by them.

@@ -38,6 +38,7 @@ class Part:
         instead: the change to try, where leaving it out is not one.
         of: what somebody sees of it.
         files: where its code stands, as a traceback names files.
+        broad: whether most starts have it, so that what few have comes first.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Part:
     instead: str = ""
     of: Kind = "answers"
     files: re.Pattern[str] | None = None
+    broad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Suspect:
         threads: public threads of it.
         of: what somebody sees of it.
         shown: whether the log itself shows a sign of it, and not its start line alone.
+        broad: whether most starts have it, so that what few have comes first.
     """
 
     id: str
@@ -69,6 +72,7 @@ class Suspect:
     threads: tuple[str, ...]
     of: Kind = "answers"
     shown: bool = False
+    broad: bool = False
 
     @property
     def text(self) -> str:
@@ -112,6 +116,33 @@ _OF_A_PLATFORM = frozenset({"ascend", "intel_amx", "intel_xpu", "wave"})
 PARTS: tuple[Part, ...] = (
     # The first that fit are shown: what is known of one kind of model, then what is known of all.
     Part(
+        "dp-attention-of-gpt-oss",
+        "--enable-dp-attention",
+        "gpt-oss has written nothing but repeated channel marks with it, and answered well on plain --tp with the "
+        "same checkpoint",
+        ("SGLang 37187",),
+        on=lambda start: start.on("enable_dp_attention") and start.of("gpt-oss", "gptoss"),
+    ),
+    Part(
+        "dp-attention-of-deepseek-v4",
+        "--enable-dp-attention",
+        "DeepSeek-V4 has written worse and worse text with it as more requests ran at once, with the same checkpoint",
+        ("SGLang 33397",),
+        on=lambda start: start.on("enable_dp_attention") and start.of("deepseek-v4", "deepseekv4"),
+    ),
+    Part(
+        "trtllm-attention-of-gemma-4",
+        "",
+        "with trtllm_mha a Gemma-4 MoE in NVFP4 has answered nonsense, and well with triton",
+        ("SGLang 26791",),
+        on=lambda start: (
+            start.value("attention_backend", "") == "trtllm_mha"
+            and start.of("gemma-4-26b", "gemma-4-moe")
+            and start.of("nvfp4")
+        ),
+        instead="with --attention-backend triton",
+    ),
+    Part(
         "fp8-kv-cache",
         "the quantised KV cache",
         "{kv_cache_dtype} keys and values{no_scales} lose range; with fa3 whole answers have become nonsense. Or "
@@ -154,33 +185,6 @@ PARTS: tuple[Part, ...] = (
         ("SGLang 36690",),
         on=lambda start: start.of("gemma-3n", "gemma3n"),
         instead="with a Gemma-4 E model, or another server",
-    ),
-    Part(
-        "dp-attention-of-gpt-oss",
-        "--enable-dp-attention",
-        "gpt-oss has written nothing but repeated channel marks with it, and answered well on plain --tp with the "
-        "same checkpoint",
-        ("SGLang 37187",),
-        on=lambda start: start.on("enable_dp_attention") and start.of("gpt-oss", "gptoss"),
-    ),
-    Part(
-        "dp-attention-of-deepseek-v4",
-        "--enable-dp-attention",
-        "DeepSeek-V4 has written worse and worse text with it as more requests ran at once, with the same checkpoint",
-        ("SGLang 33397",),
-        on=lambda start: start.on("enable_dp_attention") and start.of("deepseek-v4", "deepseekv4"),
-    ),
-    Part(
-        "trtllm-attention-of-gemma-4",
-        "",
-        "with trtllm_mha a Gemma-4 MoE in NVFP4 has answered nonsense, and well with triton",
-        ("SGLang 26791",),
-        on=lambda start: (
-            start.value("attention_backend", "") == "trtllm_mha"
-            and start.of("gemma-4-26b", "gemma-4-moe")
-            and start.of("nvfp4")
-        ),
-        instead="with --attention-backend triton",
     ),
     Part(
         "drafts-of-states",
@@ -262,6 +266,7 @@ PARTS: tuple[Part, ...] = (
         ),
         instead="with another --attention-backend than {attention_backend} (triton, fa3)",
         files=re.compile(r"(?:\w*attention\w*|flash\w*|\w+_mha\w*|triton_backend|aiter_backend|\w*attn\w*)\.py"),
+        broad=True,
     ),
     Part(
         "quantisation",
@@ -273,6 +278,7 @@ PARTS: tuple[Part, ...] = (
         files=re.compile(
             r"(?:\w*fp[48]\w*|awq\w*|gptq\w*|modelopt\w*|compressed_tensors\w*|marlin\w*|\w*quant\w*)\.py"
         ),
+        broad=True,
     ),
     Part(
         "hierarchical-cache",
@@ -299,6 +305,7 @@ PARTS: tuple[Part, ...] = (
         on=lambda start: bool(start.value("speculative_algorithm")),
         instead="without --speculative-algorithm {speculative_algorithm}",
         files=re.compile(r"(?:eagle|mtp|spec|draft|ngram)\w*\.py"),
+        broad=True,
     ),
     Part(
         "streamed-tool-calls",
@@ -361,13 +368,13 @@ PARTS: tuple[Part, ...] = (
 )
 
 
-_READY = frozenset({"ready", "http_ready", "no_workers"})
+_READY = frozenset({"ready", "http_ready", "no_workers", "router_starts", "abort"})
 
 
 def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     """Return what to try if something is wrong that the log does not show: the first few of each kind, in order."""
     answered = facts.served or "answer" in facts.understood or "vllm_serves" in facts.remarks
-    if not (answered or facts.settings or _READY & facts.remarks.keys()):
+    if not (answered or facts.settings or _READY & facts.remarks.keys() or kinds_noted(facts)):
         return ()
     start = Started(facts)
     found: dict[str, Suspect] = {}
@@ -375,16 +382,19 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     for part in () if vllm else PARTS:
         if part.on(start):
             change = (part.instead or f"without {part.without}").format_map(start.words)
-            suspect = Suspect(part.id, change, part.why.format_map(start.words), part.threads, part.of)
+            suspect = Suspect(
+                part.id, change, part.why.format_map(start.words), part.threads, part.of, broad=part.broad
+            )
             # What is known of this very model stands for the same switch of all models.
             found.setdefault(change, suspect)
     # Of a start that never came to its end nobody has seen answers.
-    if answered or _READY & facts.remarks.keys() or "bench_prefill" in facts.remarks or "note" in facts.understood:
+    shown = _READY & facts.remarks.keys() or "bench_prefill" in facts.remarks or "note" in facts.understood
+    if answered or shown or kinds_noted(facts):
         for suspect in _of_records(facts, start, vllm):
             found.setdefault(suspect.change, suspect)
     kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
-        listed.sort(key=lambda one: not one.shown)
+        listed.sort(key=lambda one: (not one.shown, one.broad))
     noted = kinds_noted(facts)
     order = sorted(MOST_SHOWN, key=lambda kind: (kind not in noted, not any(one.shown for one in kinds[kind])))
     return tuple(one for kind in order for one in kinds[kind][: MOST_SHOWN[kind]])
@@ -419,7 +429,9 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
                 and said.get("unless") not in facts.remarks
             ):
                 change, why = (said[name].format_map(known) for name in ("change", "why"))
-                yield Suspect(said["id"], change, why, tuple(said.get("threads", ())), said["of"], "sign" in said)
+                threads, shown = tuple(said.get("threads", ())), "sign" in said
+                broad = "broad" in said and not vllm
+                yield Suspect(said["id"], change, why, threads, said["of"], shown, broad)
 
     tried_out = [name for name, value in known.items() if _EXPERIMENTAL.search(name) and value.lower() in ("1", "true")]
     if tried_out and not vllm:
@@ -465,6 +477,8 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
         ),
         "log_cached": 100 * sum(rank.cached_tokens for rank in ranks) / prompts if prompts else 0,
     }
+    if adapters := facts.arguments.get("lora_paths", ""):
+        found["log_adapters"] = len(re.findall(r"=|lora_path", adapters)) or 1
     found["log_queued"] = max((value or 0 for rank in ranks for value in rank.series.get("queued_max", ())), default=0)
     usage = [one for rank in ranks for one in rank.series.get("full_usage_max", ())[-1:] if one is not None]
     found |= {"log_usage": 100 * max(usage)} if usage else {}

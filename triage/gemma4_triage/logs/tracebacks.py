@@ -153,6 +153,11 @@ class TracebackReader:
         """Say whether the next line has to be shown to `line`, whatever it holds."""
         return self.inside or self._chained or self._introduced or self._details > 0
 
+    @property
+    def is_bare(self) -> bool:
+        """Say whether one is open of which whoever shortened it has left no frame."""
+        return self.inside and not self._frames
+
     def begin(self, line: bytes, rank: str, place: Place) -> bool:
         """Read a line with TRACEBACK in it. Returns whether the traceback is known to be one that a process dies of."""
         fatal = _INTRODUCED in line or self._introduced or self._chained

@@ -63,6 +63,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("the same prompt at temperature 0 gives a call that is complete and of the model's own format",),
         advice=(
+            *((_NO_JSON,) if _OF_JSON.search(death.message) else ()),
             *(_ITS_OWN if _has_its_own(facts) else (_THE_MODELS, _NO_STREAM)),
             "send the prompt with skip_special_tokens false and no tools: it shows the marks that the model writes",
             "an answer that max_tokens cuts, or a chat template of another model, breaks the format too",
@@ -70,6 +71,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
+_OF_JSON = pattern(r"string indices must be integers|zero-length, empty document|line 1 column 1 \(char 0\)")
+_NO_JSON = (
+    "a later release, if the parser is the model's own: what the model writes in a form of its own went through the "
+    "decoder of JSON that forced calls (tool_choice required) have, as where its parser found no call"
+)
 _THE_MODELS = "the parsers have to be the model's: --tool-call-parser gemma4 and --reasoning-parser gemma4 for Gemma-4"
 _NO_STREAM = "once without streaming, or with a later release: parsers of streams meet halves of a call"
 _ITS_OWN = (
@@ -125,8 +131,9 @@ def _harmony(facts: LogFacts, death: Death) -> Finding | None:
         ),
         ruled_out_if=("every request fails, of any prompt",),
         advice=(
-            "send the request again: another sample is mostly well formed; no restart is needed",
-            "take a later release of SGLang, with its openai-harmony: the parsers have become more tolerant",
+            "take a later release of SGLang, with its openai-harmony: the parsers have become more tolerant, and each "
+            "stream has one of its own",
+            "until then send the request again: another sample is mostly well formed; no restart is needed",
         ),
     )
 

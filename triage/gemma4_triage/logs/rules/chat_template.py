@@ -103,6 +103,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
         cause += "the template expects. Only such requests fail."
         advice = (
+            *((_OF_A_PREFIX,) if "has no element 0" in death.message else ()),
             "send that request alone, once without tools: a tool message without a call before it, content as a "
             "list, or arguments as text where the template wants an object are the usual ones",
             "the template has to be this model's and this release's: take the checkpoint's newest one "
@@ -120,6 +121,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("transformers' apply_chat_template fails alike on no request at all",),
         advice=advice,
     )
+
+
+_OF_A_PREFIX = (
+    "a user message in every request: an assistant's message that stands last is taken off as the beginning of the "
+    "answer, and where it was the only one no message is left for the template; a later release looks at that first"
+)
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.suspects import of_files
-from gemma4_triage.logs.switched_on import CHOSEN, switched_on, variables
+from gemma4_triage.logs.switched_on import CHOSEN, NO_OVERLAP, switched_on, variables
 
 SWA_PRESSED_AT = 0.8
 _SENTENCES = (
@@ -237,6 +237,10 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     if any(map(_TUNES.search, death.frames)):
         found.insert(0, _NOT_TUNED)
     too_long = facts.remarks.get("refused_length")
+    if facts.arguments.get("cuda_graph_backend_prefill", "disabled") not in ("disabled", "None", "auto"):
+        found.insert(0, _PREFILL_GRAPHS)
+    if any(map(_OVERLAPS.match, death.frames)) and not drafts:
+        found.insert(0, NO_OVERLAP)
     if too_long is not None and too_long.place.line < death.place.line:
         found.append(
             f"line {too_long.place.line} tells of an input that is too long, which some releases run all the same "
@@ -369,6 +373,7 @@ _TRITON = pattern(r"(?:fused_moe\w*|extend_attention|\w*triton\w*|ep_moe\w*|jit|
 _DRAFTS = pattern(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")
 _INNER = 5  # frames
 _FAR = 400  # characters
+_OVERLAPS = pattern(r"tp_worker_overlap_thread\.py:")
 _TWO_BATCHES = pattern(r"(?:two_batch_overlap|operations\w*)\.py:|.* \w*_tbo\w*$")
 _DEEP_GEMM = pattern(r"(?i:\w*deep_?gemm\w*\.py:|.* \w*deep_?gemm\w*$)")
 

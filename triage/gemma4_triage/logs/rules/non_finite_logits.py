@@ -162,11 +162,11 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
         )
     if asked.get("kv_cache_dtype", "auto") not in ("auto", "bfloat16"):
         steps.append("once with --kv-cache-dtype auto: scales of an FP8 KV cache are the first suspect")
-    if asked.get("quantization", "None") != "None":
-        steps.append("once with the checkpoint that is not quantised, or another backend of its GEMM: scales")
     runner = asked.get("moe_runner_backend", "auto")
     if runner not in ("auto", "None", "triton"):
         steps.append(f"once with another --moe-runner-backend than {runner}")
+    if asked.get("quantization", "None") != "None":
+        steps.append("once with the checkpoint that is not quantised, or another backend of its GEMM: scales")
     if asked.get("speculative_algorithm", "None") != "None":
         steps.append(_NO_DRAFTS)
     if asked.get("enable_hierarchical_cache") == "True":

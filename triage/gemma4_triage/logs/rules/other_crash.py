@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import adapters_of_experts, ended_threads
+from gemma4_triage.logs import adapters_of_experts, ended_threads, noted_end
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.failed_requests import of_a_benchmark, of_a_cut_call, of_a_request
@@ -74,6 +74,9 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         if (of_a_client := of_a_benchmark(facts, death)) is not None:
             yield of_a_client
             continue
+        if noted_end.is_told_by_a_note_alone(death):
+            yield noted_end.told(facts, death)
+            continue
         first = death is beginning
         waited = _only_waited(death)
         if waited and ((beginning is not None and not first) or any(alarm.kind in _ENDS for alarm in facts.alarms)):
@@ -103,6 +106,8 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+                *noted_end.chosen_by_hand(facts, death),
+                *_after_a_flush(facts, death),
                 *by_its_words(facts, death),
                 *ended_threads.look(facts, death),
                 *_not_given(facts, death),
@@ -193,6 +198,22 @@ def _of_a_patch(facts: LogFacts, death: Death) -> Iterator[str]:
             "of one, and it does not know this release. A later release of that package (of kvcached: pip show "
             f"kvcached), the SGLang that it names, or once without it{f' (unset {names})' if names else ''}: model "
             "and arguments are not at fault"
+        )
+
+
+_OF_A_TREE = pattern(r"\w*radix_cache\w*\.py:|.* cache_(?:un)?finished_req$")
+_SOON = 20  # lines
+
+
+def _after_a_flush(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what to do where the prefix cache was flushed right before its code died."""
+    flushed = facts.remarks.get("flushed")
+    if flushed is None or not 0 < death.place.line - flushed.place.line <= _SOON:
+        return
+    if any(map(_OF_A_TREE.match, death.frames[-_INNER:])):
+        yield (
+            f"flush the cache only while nothing runs (/flush_cache, line {flushed.place.line}): requests that were in "
+            "flight, on their way to a decode server too, hold nodes of a tree that is gone; then a later release"
         )
 
 

@@ -56,6 +56,10 @@ _OF_THE_METHOD = (
     "the release before, if this one is new: a line that was put into the model's loader for another method fails with "
     "{0}; or another method that reads the same checkpoint (of W4AFP8 --quantization w4afp8)"
 )
+_OF_CUTLASS = (
+    "a later release of SGLang with its sgl-kernel: CUTLASS refused the product outright, as where the wheel has no "
+    "kernel for this GPU (of 12.x, RTX 50 and RTX PRO, FP8 came late); until then Triton's (--fp8-gemm-backend triton)"
+)
 _RUNNER = "another --moe-runner-backend: flashinfer_cutlass for NVFP4 on consumer Blackwell, triton for most else"
 
 
@@ -177,6 +181,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause += f"; it computes {part.what}" if part is not None else ""
         cause += f"; it says: {said[:_QUOTED]}." if said else "."
         advice = (
+            *((_OF_CUTLASS,) if "cutlass::Status" in death.message else ()),
             *((part.look,) if part is not None and backend in ("auto", "None") else ()),
             f"another --moe-runner-backend than {backend}, if it is a MoE layer; else another --fp4-gemm-backend or "
             "--fp8-gemm-backend"

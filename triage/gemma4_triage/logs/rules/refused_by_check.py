@@ -51,7 +51,7 @@ _TYPES = frozenset(
     {"ValueError", "AssertionError", "NotImplementedError", "RuntimeError", "ImportError", "TypeError", "Exception"}
     | {"KeyError", "ModuleNotFoundError", "FileNotFoundError", "OSError", "AttributeError", "MemoryError"}
 )
-CALL = pattern(r"([\w.]+\(\)) (?:got an unexpected keyword|missing \d+ required|takes \d+ positional)")
+CALL = pattern(r"([\w.]+\(\)) (?:got an unexpected keyword|missing \d+ required|takes (?:from \d+ to )?\d+ positional)")
 """Of a function that is called with other arguments than it takes."""
 _WORDS = pattern(r"[A-Za-z_]{2,}")
 _FEWEST_WORDS = 3

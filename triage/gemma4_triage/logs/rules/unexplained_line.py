@@ -196,6 +196,9 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(lead.text)) else ()), *look)
     if (lead.kind in ("no-start", "library", "device") or kind is _LAST) and (told := kind_by_words(lead.text)):
         what, look = f"{what}; by its words {told.clause(lead.text)}", (told.advice, *look)
+    beside = next(filter(None, (kind_by_words(one.text) for one in others)), None) if lead.kind == "signalled" else None
+    if beside is not None:
+        what = f"{what}; by the words beside it {beside.cause}"
     if lead.kind == "signalled" and "llegal instruction" in lead.text:
         look = (_OTHER_CPU, *look)
     if kind is _LAST and (spoken := part_spoken_of(Death(lead.place, lead.rank, "", lead.text))) is not None:
@@ -216,6 +219,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (_NO_BATCH, *look)
     elif lead.kind == "signalled" and (stands := of_files(lead.more)) is not None:
         look = (f"once without {stands.without}: its file stands in the stack of the crash", *look)
+    if beside is not None:
+        look = (beside.advice, *look)
     if own:
         look = (*_of_own_native(facts, own), *look)
     if lead.kind == "signalled" and facts.served:

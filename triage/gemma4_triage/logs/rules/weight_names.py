@@ -117,6 +117,10 @@ _PACKED = (
     "a later release of SGLang, or the last one with which it loaded: its code of this model splits or fuses such "
     "weights and scales otherwise"
 )
+_LATER_CLASS = (
+    "a later release of SGLang, whose class of this model knows such names: a checkpoint that is newer than the "
+    "release, or of a variant of the family, names its weights otherwise; else a checkpoint of a class that this has"
+)
 _LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
 
 
@@ -302,7 +306,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     shared = _shared_expert(facts, death) if not name and not conflict else False
     split = _split(facts, death) if not name and not conflict and not shared else ""
     cause += f" {_OF_A_SHARED_EXPERT}" if shared else f" {split}" if split else ""
-    of_name: tuple[str, ...] = (_LATER,) if why else ()
+    plain = (unnamed or not facts.settings.get("quantization")) and not (name and "lm_head" in name[0])
+    of_name: tuple[str, ...] = (_LATER,) if why else (_LATER_CLASS,) if name and plain and not conflict else ()
     path = facts.settings.get("model_path", "").lower()
     method = (
         next((method for word, method in _NAMED_SO if word in path), "") if unnamed and "method was not" in why else ""
@@ -316,7 +321,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ("the prefix", (_AS_AN_EMBEDDING,)),
         ("another stage's", _STAGES),
         ("stands there twice: the copy", (_SAVED_INSIDE,)),
-        ("for another form", other_form),
+        ("for another form", (*other_form, *((_APART_IF_ANY,) if any(map(_WITH_SHARED.match, death.frames)) else ()))),
         ("FP8 blocks", _OF_BLOCKS),
         ("of text alone", _AS_A_WHOLE),
         ("packed weight of one", (_OTHER_LOADER,)),
@@ -346,6 +351,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *(_unfused(facts) if name and "experts" in name[0] else ()),
             *((_APART,) if shared else ()),
             *((_NOT_READ,) if unknown else ()),
+            *_of_its_format(facts, conflict is not None),
             *((f"--quantization {method}, by the name of the checkpoint",) if method else ()),
             *of_name,
             *((_ONE_RANK,) if split else ()),
@@ -358,6 +364,17 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if death.package != "vllm" and not _NO_PLACE.search(death.message):
         return finding
     return finding.model_copy(update={"advice": tuple(one.replace("of SGLang", "of vLLM") for one in finding.advice)})
+
+
+def _of_its_format(facts: LogFacts, conflict: bool) -> Iterator[str]:
+    """Yield what to do about a form of loading that the start names by hand."""
+    form = facts.arguments.get("load_format", "auto")
+    if not conflict and form not in ("auto", "None", "safetensors", "dummy", "pt"):
+        adapters = " and without adapters (--lora-paths)" if facts.arguments.get("lora_paths", "None") != "None" else ""
+        yield (
+            f"check the load format: once with --load-format auto in place of {form}{adapters}: a loader of its own "
+            "hands layers weights in a form that not every layer of this class takes"
+        )
 
 
 _BESIDE_A_FILE = pattern(r"model config \((?!gguf)([\w-]+)\) does not match .{0,80}\(gguf\)")
@@ -392,6 +409,13 @@ _SERVED_ELSEWHERE = (
 _APART = (
     "--disable-shared-experts-fusion: shared experts then have a layer of their own, in the type that they have; or a "
     "later release, which does so where the checkpoint leaves them out of its quantisation"
+)
+_APART_IF_ANY = (
+    "once with --disable-shared-experts-fusion, where the release has it: quantised copies mostly leave the shared "
+    "expert as it was, and fused with the routed ones it has no place of that name (SGLang 33759)"
+)
+_WITH_SHARED = pattern(
+    r"(?:qwen3_next|qwen3_5\w*|qwen2_moe|deepseek\w*|glm4_moe\w*|glm_moe\w*|bailing\w*|hunyuan\w*)\.py:"
 )
 _OF_A_SHARED_EXPERT = (
     "One is twice the other, which is a packed format (FP4) against a whole one, in a layer of experts with which "

@@ -168,6 +168,9 @@ def _of_a_source(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
+_PIP = pattern(r"pip3? install (?:-U |--upgrade )?[\w.-]+(?:\[[\w,]+\])?(?:[=<>~!]=?[\w.*]+)?")
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     found = list(_OF_WORDINGS.find(facts))
     if not found and not facts.deaths:
@@ -179,6 +182,10 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         lacking = remarked(facts, "not_imported", "what could not be imported") if lacks or unknown else []
         missing = _HEADER.search(str(compiler[0].value)) if compiler else None
         update: dict[str, Any] = {"evidence": (*finding.evidence, *compiler, *lacking)}
+        if asked := _PIP.search(str(finding.evidence[0].value)) if "as the line says" in finding.advice[0] else None:
+            known = asked[0].strip() in finding.advice[0]
+            said = finding.advice[0] if known else f"{asked[0].strip()}, which the line asks for: {finding.advice[0]}"
+            update["advice"] = (said, *finding.advice[1:])
         if unknown:
             update |= _not_imported(facts, finding) or {"advice": (_NOT_IMPORTED, *finding.advice)}
         update |= _of_its_code(facts, finding) or _of_packages(facts, finding) or {}

@@ -1,0 +1,74 @@
+"""An end that a note beside a log tells of alone, or a traceback that is cut off: what the start has chosen by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.options_near import LEFT_TO_THE_RELEASE
+from gemma4_triage.logs.rule import at
+from gemma4_triage.logs.said_in_notes import SAID_BY_A_NOTE
+from gemma4_triage.logs.switched_on import switched_on
+from gemma4_triage.logs.told_for_vllm import of_vllm
+from gemma4_triage.logs.tracebacks import TORN
+
+_CAPTURES = (
+    "once with --disable-cuda-graph: the log ends as graphs were captured. If it then serves, fewer and smaller ones "
+    "(--cuda-graph-max-bs), or another backend"
+)
+_KEEP = (
+    "start it again, and keep all of stdout and stderr of every rank to its end: the first exception, signal or line "
+    "of the kernel (dmesg -T) says of what it died"
+)
+_TRITON = (
+    "with --attention-backend triton: line {0} says that this model needs it for its images, and the start names "
+    "{1}, whose kernels have refused what the model asks of them"
+)
+
+
+def is_told_by_a_note_alone(death: Death) -> bool:
+    """Return whether no line of the log itself tells of an end."""
+    return not death.type_name and death.message.startswith(SAID_BY_A_NOTE)
+
+
+def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what to leave to the release where nothing says of what a process died; nothing where something does."""
+    if death.frames or not (is_told_by_a_note_alone(death) or death.message == TORN):
+        return
+    given = {
+        name: value
+        for name, value in facts.arguments.items()
+        if name.endswith("_backend") and value not in LEFT_TO_THE_RELEASE
+    }
+    asks, backend = facts.remarks.get("needs_triton"), given.get("attention_backend")
+    if asks is not None and backend not in (None, "triton"):
+        yield _TRITON.format(asks.place.line, backend)
+        del given["attention_backend"]
+    if given:
+        named = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+        each = "one at a time" if len(given) > 1 else "as the release chooses by itself"
+        yield (
+            f"once without {named}, {each}: the start names it by hand, and no kernel is right for every model and "
+            "GPU; then with another in its place (triton serves most)"
+        )
+
+
+def told(facts: LogFacts, death: Death) -> Finding:
+    """Return the finding on an end that a note alone tells of."""
+    ready = facts.served or "ready" in facts.remarks or "http_ready" in facts.remarks
+    captures = "before_graphs" in facts.remarks and "graphs_end" not in facts.remarks and not of_vllm(facts)
+    return Finding(
+        rule="other-crash",
+        cause="Unknown cause: a note beside the log says that the server died, and no line shows of what.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(at(facts, death.place, death.message.removeprefix(SAID_BY_A_NOTE), "the note"),),
+        ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
+        advice=(
+            *chosen_by_hand(facts, death),
+            *((_CAPTURES,) if captures and not ready else ()),
+            *switched_on(facts, death),
+            _KEEP,
+        ),
+        next_commands=() if of_vllm(facts) else ("gemma4-triage doctor",),
+    )
