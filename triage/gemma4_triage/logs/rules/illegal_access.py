@@ -12,6 +12,7 @@ import re
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import adapters_of_experts, graphs_of_vllm
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.looked_at_first import hands_out_of_a_full_pool
 from gemma4_triage.logs.options_near import named_by
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
@@ -101,6 +102,7 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
             *_of_the_runner(facts, death),
             *_together(facts, death),
             *adapters_of_experts.beside_expert_parallel(facts, death),
+            *hands_out_of_a_full_pool(death),
             *_with_its_own_ratio(facts),
             *_apart(facts, death),
         ),

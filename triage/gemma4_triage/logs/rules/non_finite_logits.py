@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Place
+from gemma4_triage.logs.looked_at_first import weights_left_out
 from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.started import Started
@@ -72,6 +73,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 else ()
             ),
             *looks,
+            *(() if made_up or failed else weights_left_out(facts)),
             *of_draft,
             *(one for one in _advice(facts) if not (of_draft and one == _NO_DRAFTS)),
         ),

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
 from gemma4_triage.logs.remarks import STANDING, number_in
 from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over, pattern, remarked
+from gemma4_triage.logs.switched_on import MEET, features
 
 LONG_S = 60.0
 """Without a batch, while requests wait. The longest steps and compilations that a sound server has end before."""
@@ -147,6 +149,8 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
         ),
         ruled_out_if=("the log was cut there, or the requests that waited were aborted",),
         advice=(
+            *said_in_notes.named_in_notes(facts),
+            *(f"once {one.without}, in which ranks meet" for one in features(facts) if one.setting in MEET),
             "collect, while it stands, shows whether the scheduler computes, waits or turns in its loop",
             *(
                 ("a server that only prefills: --disable-overlap-schedule, or --max-running-requests above the peak",)

@@ -102,6 +102,9 @@ def unfinished(facts: LogFacts) -> tuple[str, str, str] | None:
     """Return where a log of a start ends (its line, its words) and what to look at if it stands; None if it got on."""
     if facts.served or "ready" in facts.remarks or facts.deaths:
         return None
+    if facts.starts <= 1 and "answer" in facts.understood:
+        # HTTP is there once every scheduler is.
+        return None
     phase = next((one for one in _STANDS if one[0] in facts.remarks), None)
     last = max((facts.remarks[one].place.line for one, _, _ in _STANDS if one in facts.remarks), default=0)
     for begins, ends, look in (_COMPILES, *((phase,) if phase else ())):
