@@ -98,6 +98,27 @@ def reserved_pages(facts: LogFacts) -> str:
     )
 
 
+_BELOW = 60  # lines
+
+
+def clients_that_left(facts: LogFacts, line: int) -> tuple[str, ...]:
+    """Return what to do where a request failed since its client had gone, and the server ended; empty elsewhere.
+
+    Args:
+        facts: the log.
+        line: of the failed request.
+    """
+    said, ended = facts.remarks.get("cancelled"), facts.remarks.get("sigterm")
+    if said is None or not 0 < said.place.line - line <= _BELOW:
+        return ()
+    then = f", and the server ended right behind it (line {ended.place.line})" if ended is not None else ""
+    return (
+        "longer timeouts of clients, of the proxy and of its retries, so that nobody leaves a long prefill; then a later "
+        f"release: line {said.place.line} has the wait for a request's disconnection cancelled as its client went{then}. "
+        "Neither the model nor that request is at fault (SGLang 39216)",
+    )
+
+
 _ALLOTS_PAGES = pattern(r"Prefill out of memory")
 
 

@@ -25,6 +25,7 @@ COMMANDS = (
 )
 """How answers say what was asked of a server beside requests, which it may end of; a pause is one of its own."""
 MARKS = (
+    (b'load_lora_adapter HTTP/1.1" 404', "no_such_path"),
     (b"Load weight begin. avail mem=", "before_weights"),
     (b"Load weight end. ", "after_weights"),
     (b"Capture cuda graph begin. ", "before_graphs"),
@@ -250,6 +251,7 @@ MARKS = (
     (b"driver on your system is too old", "old_driver"),
     (b"Mamba cache mode is set to", "vllm_states"),
     (b"HugePages_Total:", "huge_pages"),
+    (b"Cancelled via cancel scope", "cancelled"),
     (b"Aborted by AbortReq", "transfer_aborted"),
     (b"FlashInfer workspace size check failed", "workspace_check"),
     (b"transformers serve", "served_by_transformers"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from gemma4_triage.logs.facts import LogFacts, RankFacts
@@ -486,6 +487,8 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
         found |= dict(zip(names, map(float, load.groups()), strict=True))
     if (slowed := _slowed(facts)) is not None:
         found["log_slowed"], found["log_slowed_from"] = slowed
+    if (behind := max(map(_turns_behind, ranks), default=0)) >= _TURNS:
+        found["log_turns_behind"] = behind
     at_work = [rank.rank for rank in ranks if rank.decode_lines or rank.prefill_lines]
     found["log_later_rank"] = int(len(at_work) == 1 and _LATER_RANK.search(at_work[0]) is not None)
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
@@ -503,6 +506,20 @@ def _above_graphs(facts: LogFacts) -> tuple[int, int] | None:
         return None
     fewest = min(one.smallest for one in eager)
     return (fewest, largest) if fewest > largest else None
+
+
+_TURNS = 5  # in a row
+
+
+def _turns_behind(rank: RankFacts) -> int:
+    """Return how many prefills in a row found more of a prompt cached than the one before, and never all of that one."""
+    columns = (rank.series[name] for name in ("batch_lines", "new_tokens", "cached_tokens"))
+    turns = [(new, cached) for lines, new, cached in zip(*columns, strict=True) if new and lines == 1]
+    best = row = 0
+    for (new, cached), (_, later) in pairwise(turns):
+        row = row + 1 if cached < later < 0.9 * (new + cached) else 0
+        best = max(best, row)
+    return best
 
 
 _SLOWED = 0.4

@@ -149,6 +149,7 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
         ),
         ruled_out_if=("the log was cut there, or the requests that waited were aborted",),
         advice=(
+            *_of_sessions(facts),
             *said_in_notes.named_in_notes(facts),
             *(f"once {one.without}, in which ranks meet" for one in features(facts) if one.setting in MEET),
             "collect, while it stands, shows whether the scheduler computes, waits or turns in its loop",
@@ -160,6 +161,17 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
             "restart it: the health check does not see this; /health_generate does",
         ),
         next_commands=(COLLECT,),
+    )
+
+
+def _of_sessions(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where streaming sessions are on, of a model that keeps states; empty elsewhere."""
+    given = {**facts.arguments, **facts.settings}
+    if given.get("enable_streaming_session") != "True":
+        return ()
+    return (
+        "once without --enable-streaming-session: a session that is closed has kept its places, of states (mamba usage) "
+        "above all, until none is left for whoever waits (SGLang 23496); a restart frees them. Then a later release",
     )
 
 
@@ -225,6 +237,7 @@ def _too_few(
                 else ()
             ),
             *(("one above the wanted number for each rank: SGLang 30294",) if one_less else ()),
+            *(() if reached else _of_drafts(facts)),
             *(
                 ()
                 if reached
@@ -238,6 +251,18 @@ def _too_few(
             "if the GPU is busy all the same, more at once only waits elsewhere: hold tokens/s of both against each "
             "other",
         ),
+    )
+
+
+def _of_drafts(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where the server drafts: that costs at many requests, and bounds how many run."""
+    if facts.settings.get("speculative_algorithm", "None") == "None":
+        return ()
+    graphs = ", and less without graphs (--disable-cuda-graph)" * (facts.settings.get("disable_cuda_graph") == "True")
+    return (
+        "once without --speculative-algorithm at this load, or with fewer --speculative-num-steps: drafts pay while few "
+        f"requests run{graphs}, and beside them the release bounds by itself how many may run (32 or 48), unless "
+        "--max-running-requests names it; hold tokens/s of both against each other",
     )
 
 
