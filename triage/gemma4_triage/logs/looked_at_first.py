@@ -35,9 +35,10 @@ def health_checks_in_the_batch(facts: LogFacts, death: Death) -> tuple[str, ...]
     if asked is None or asked.place.line > death.place.line or not _ROWS.search(death.message):
         return ()
     return (
-        f"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false, or probe /v1/models instead of /health: line {asked.place.line} "
-        "tells of checks that timed out; each is a request of one token, they stay in the scheduler, and a batch of "
-        "them has rows that the prefill's index does not have (SGLang 35884). Then a later release",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false, or probe /v1/models instead of /health: line "
+        f"{asked.place.line} tells of checks that timed out; each is a request of one token, they stay in the "
+        "scheduler, and a batch of them has rows that the prefill's index does not have (SGLang 35884). Then a later "
+        "release",
     )
 
 
@@ -93,8 +94,8 @@ def reserved_pages(facts: LogFacts) -> str:
     if said is None or not count:
         return ""
     return (
-        f"sysctl -w vm.nr_hugepages of fewer, or 0: line {said.place.line} shows {count:.0f} huge pages reserved, which "
-        "are taken off the host's memory and which this cache cannot use"
+        f"sysctl -w vm.nr_hugepages of fewer, or 0: line {said.place.line} shows {count:.0f} huge pages reserved, "
+        "which are taken off the host's memory and which this cache cannot use"
     )
 
 
@@ -113,9 +114,9 @@ def clients_that_left(facts: LogFacts, line: int) -> tuple[str, ...]:
         return ()
     then = f", and the server ended right behind it (line {ended.place.line})" if ended is not None else ""
     return (
-        "longer timeouts of clients, of the proxy and of its retries, so that nobody leaves a long prefill; then a later "
-        f"release: line {said.place.line} has the wait for a request's disconnection cancelled as its client went{then}. "
-        "Neither the model nor that request is at fault (SGLang 39216)",
+        "longer timeouts of clients, of the proxy and of its retries, so that nobody leaves a long prefill; then a "
+        f"later release: line {said.place.line} has the wait for a request's disconnection cancelled as its client "
+        f"went{then}. Neither the model nor that request is at fault (SGLang 39216)",
     )
 
 
@@ -123,7 +124,7 @@ _ALLOTS_PAGES = pattern(r"Prefill out of memory")
 
 
 def whole_pages(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    """Return what to do where a prefill found no slots, and pages may have several tokens; empty where they have one."""
+    """Return what to do where a prefill found no slots, and pages may have several tokens; empty if they have one."""
     page = facts.settings.get("page_size", "")
     if page == "1" or not _ALLOTS_PAGES.search(death.message):
         return ()

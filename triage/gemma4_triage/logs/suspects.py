@@ -512,7 +512,7 @@ _TURNS = 5  # in a row
 
 
 def _turns_behind(rank: RankFacts) -> int:
-    """Return how many prefills in a row found more of a prompt cached than the one before, and never all of that one."""
+    """Return how many prefills in a row found more cached than the one before, and never all of that prompt."""
     columns = (rank.series[name] for name in ("batch_lines", "new_tokens", "cached_tokens"))
     turns = [(new, cached) for lines, new, cached in zip(*columns, strict=True) if new and lines == 1]
     best = row = 0

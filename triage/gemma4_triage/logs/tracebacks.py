@@ -90,7 +90,9 @@ _FUNCTION = re.compile(
     rb"\s*# the (?:last|innermost) frame is ([A-Za-z_<][\w.<>]*)"
 )
 # What somebody wrote in the place of the last line: "# ends in a pydantic ValidationError: …".
-_TOLD_END = re.compile(rb"\s*#+ (?:it )?(?:ends|ended|dies|died) (?:in|of|with) (?:an? )?(?:\w+ )?((?:\w+\.)*\w+(?:Error|Exception): .*)")
+_TOLD_END = re.compile(
+    rb"\s*#+ (?:it )?(?:ends|ended|dies|died) (?:in|of|with) (?:an? )?(?:\w+ )?((?:\w+\.)*\w+(?:Error|Exception): .*)"
+)
 # Of the standard library's modules, whose exceptions begin with a small letter.
 _SMALL = re.compile(rb"(?:struct|re|zlib|socket|select|audioop)\.(?:error|timeout|gaierror|herror)\b")
 _ELISIONS = frozenset({b"...", "…".encode(), b"[...]", b"(...)"})

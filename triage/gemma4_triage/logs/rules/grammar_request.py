@@ -28,7 +28,8 @@ _NO_SCHEMA = pattern(
 )
 """How xgrammar says that a tag has no schema."""
 _WITH_A_SCHEMA = (
-    '{"type": "object", "properties": {}}, or {}, in place of null as the parameters of a tool, at the client or a proxy '
+    '{"type": "object", "properties": {}}, or {}, in place of null as the parameters of a tool, at the client or a '
+    "proxy "
     "before the server: the tag that is made of such a tool has no schema, which xgrammar refuses (SGLang 13068); "
     "strict off, or tool_choice auto, for such tools"
 )

@@ -106,24 +106,24 @@ def _first(facts: LogFacts, death: Death, counts: re.Match[str] | None) -> Itera
     text, made = (int(counts[name] or 0) for name in ("text", "made")) if counts else (0, 0)
     if "udio" in death.message and text and made > _SAMPLES * text:
         yield (
-            f"send the sound as a part of its own (audio_url, mono, 16 kHz): {made} for {text} placeholders are samples "
-            "of the sound, of which nobody has made features, as where it comes as a path or a whole waveform that this "
-            "processor does not take so; then the transformers that SGLang pins"
+            f"send the sound as a part of its own (audio_url, mono, 16 kHz): {made} for {text} placeholders are "
+            "samples of the sound, of which nobody has made features, as where it comes as a path or a whole waveform "
+            "that this processor does not take so; then the transformers that SGLang pins"
         )
     if found := _INDEXED.search(death.message):
         few, many = sorted((int(found[1]), int(found[2])))
         if few and many % few == 0 and many // few in _FACTORS:
             yield (
                 f"the release before, or a later one, of the server: {many} against {few} is a whole factor "
-                f"({many // few}), by which one side merges patches (spatial_merge_size) and the other does not, as where "
-                "a release lost that number of the model's config (vLLM 0.8.4 for Mistral-3: vLLM 16661). No request is "
-                "at fault"
+                f"({many // few}), by which one side merges patches (spatial_merge_size) and the other does not, as "
+                "where a release lost that number of the model's config (vLLM 0.8.4 for Mistral-3: vLLM 16661). No "
+                "request is at fault"
             )
     if death.type_name == "IndexError" and any(map(_OF_A_CHUNK.match, death.frames[-2:])):
         yield (
-            "once with --chunked-prefill-size -1, or one above the longest prompt, and one kind of medium in a request: "
-            "a chunk that ends inside a request's last medium (a small image beside a long video) has been dealt the "
-            "features of fewer than it counts (SGLang 13909); then a later release"
+            "once with --chunked-prefill-size -1, or one above the longest prompt, and one kind of medium in a "
+            "request: a chunk that ends inside a request's last medium (a small image beside a long video) has been "
+            "dealt the features of fewer than it counts (SGLang 13909); then a later release"
         )
 
 

@@ -83,8 +83,9 @@ def _of_a_draft(facts: LogFacts) -> tuple[str, ...]:
         return ()
     backend = {**facts.arguments, **facts.settings}.get("speculative_draft_attention_backend", "None")
     other = (
-        f"another --speculative-draft-attention-backend than {backend}, which the start gives the draft alone (flashinfer, "
-        "fa3, triton), or once without drafts: its tables are laid out for another kind of draft; then a later release",
+        f"another --speculative-draft-attention-backend than {backend}, which the start gives the draft alone "
+        "(flashinfer, fa3, triton), or once without drafts: its tables are laid out for another kind of draft; then a "
+        "later release",
     )
     return (
         *(other if backend != "None" else ()),

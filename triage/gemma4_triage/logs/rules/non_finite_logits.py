@@ -191,8 +191,8 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
         )
     steps.append("once with --attention-backend triton and --disable-cuda-graph; --enable-nan-detection names the step")
     steps.append(
-        "then a later release: kernels that read what nobody had written (scratch, padding) have been mended there; and "
-        "its SGLANG_SANITIZE_NAN_LOGITS keeps the server up through such a step, which heals no answer"
+        "then a later release: kernels that read what nobody had written (scratch, padding) have been mended there; "
+        "and its SGLANG_SANITIZE_NAN_LOGITS keeps the server up through such a step, which heals no answer"
     )
     return tuple(steps)
 

@@ -170,8 +170,9 @@ def _of_sessions(facts: LogFacts) -> tuple[str, ...]:
     if given.get("enable_streaming_session") != "True":
         return ()
     return (
-        "once without --enable-streaming-session: a session that is closed has kept its places, of states (mamba usage) "
-        "above all, until none is left for whoever waits (SGLang 23496); a restart frees them. Then a later release",
+        "once without --enable-streaming-session: a session that is closed has kept its places, of states (mamba "
+        "usage) above all, until none is left for whoever waits (SGLang 23496); a restart frees them. Then a later "
+        "release",
     )
 
 
@@ -260,8 +261,8 @@ def _of_drafts(facts: LogFacts) -> tuple[str, ...]:
         return ()
     graphs = ", and less without graphs (--disable-cuda-graph)" * (facts.settings.get("disable_cuda_graph") == "True")
     return (
-        "once without --speculative-algorithm at this load, or with fewer --speculative-num-steps: drafts pay while few "
-        f"requests run{graphs}, and beside them the release bounds by itself how many may run (32 or 48), unless "
+        "once without --speculative-algorithm at this load, or with fewer --speculative-num-steps: drafts pay while "
+        f"few requests run{graphs}, and beside them the release bounds by itself how many may run (32 or 48), unless "
         "--max-running-requests names it; hold tokens/s of both against each other",
     )
 

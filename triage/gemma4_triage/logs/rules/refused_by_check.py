@@ -367,9 +367,9 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
 
 _NO_ADAPTERS = (
     "adapters were to be loaded at a path that this server does not have, or that is another server's",
-    "SGLang: POST /load_lora_adapter, without /v1, at a server that was started with --enable-lora (--max-lora-rank and "
-    "--lora-target-modules where it starts without an adapter); vLLM: /v1/load_lora_adapter, with --enable-lora and "
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment",
+    "SGLang: POST /load_lora_adapter, without /v1, at a server that was started with --enable-lora (--max-lora-rank "
+    "and --lora-target-modules where it starts without an adapter); vLLM: /v1/load_lora_adapter, with --enable-lora "
+    "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment",
 )
 _UNSAID = (
     "the reason stands in the answer alone, which the client has",

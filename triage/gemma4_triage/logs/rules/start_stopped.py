@@ -74,8 +74,8 @@ _STANDS = (
         "before_graphs",
         "the pools stand, and the first kernels are tried or ranks meet for shared buffers: py-spy dump --pid of each. "
         "If all stand in rendezvous, once with --enforce-disable-flashinfer-allreduce-fusion (SGLang 29073), then with "
-        "--disable-custom-all-reduce. An Engine of one's own script needs if __name__ == '__main__' round its start; on "
-        "AMD's GPUs SGLang's ROCm image, with the aiter that it was built with",
+        "--disable-custom-all-reduce. An Engine of one's own script needs if __name__ == '__main__' round its start; "
+        "on AMD's GPUs SGLang's ROCm image, with the aiter that it was built with",
     ),
     (
         "before_weights",
@@ -94,10 +94,10 @@ _STANDS = (
     (
         "not_imported",
         "before_weights",
-        "SGLang leaves its file of a model out where the import fails, which matters for that model alone: its start then "
-        "ends with an architecture that is not supported. If it is the one to serve, and transformers.models lacks its "
-        "module, a later transformers (pip install -U transformers, as SGLang's pyproject names it); else the package "
-        "that the line names",
+        "SGLang leaves its file of a model out where the import fails, which matters for that model alone: its start "
+        "then ends with an architecture that is not supported. If it is the one to serve, and transformers.models "
+        "lacks its module, a later transformers (pip install -U transformers, as SGLang's pyproject names it); else "
+        "the package that the line names",
     ),
 )
 _COMPILES = (

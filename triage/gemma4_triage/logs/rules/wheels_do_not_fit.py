@@ -169,14 +169,15 @@ def _of_a_source(facts: LogFacts) -> Iterator[Finding]:
 
 
 _TRITON_KERNELS: dict[str, Any] = {
-    "cause": "triton_kernels' product of experts (MXFP4, gpt-oss) was compiled for this GPU to code that its assembler, "
-    "ptxas, refuses: the package's kernels have instructions that GPUs of 12.x lack, or that ptxas is older than the GPU.",
+    "cause": "triton_kernels' product of experts (MXFP4, gpt-oss) was compiled for this GPU to code that its "
+    "assembler, ptxas, refuses: the package's kernels have instructions that GPUs of 12.x lack, or that ptxas is older "
+    "than the GPU.",
     "advice": (
-        "another --moe-runner-backend than triton_kernel (flashinfer_mxfp4, marlin, triton), or a later release of SGLang "
-        "with the triton_kernels that it pins, which serves such GPUs (SGLang 19718; pip install triton_kernels "
+        "another --moe-runner-backend than triton_kernel (flashinfer_mxfp4, marlin, triton), or a later release of "
+        "SGLang with the triton_kernels that it pins, which serves such GPUs (SGLang 19718; pip install triton_kernels "
         "--no-deps)",
-        "only if other Triton kernels fail alike: TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas of a toolkit that knows the "
-        "GPU (12.8 for sm_120, 13.0 for sm_121)",
+        "only if other Triton kernels fail alike: TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas of a toolkit that knows "
+        "the GPU (12.8 for sm_120, 13.0 for sm_121)",
     ),
 }
 _MATMULS = pattern(r"(?:\S+ )?_?p?_?matmul_ogs$|matmul_ogs\.py:|triton_kernels\w*\.py:")
