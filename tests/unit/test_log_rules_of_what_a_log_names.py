@@ -311,3 +311,9 @@ def test_a_server_that_answers_has_read_its_weights():
     assert unfinished(read_log("log", [begun.encode()])) is not None
     assert unfinished(read_log("log", [(begun + answer).encode()])) is None
     assert findings(read_log("log", [(begun + answer).encode()])) == ()
+
+
+@pytest.mark.parametrize(("package", "said"), [("flag_gems", True), ("own_kernels", False)])
+def test_an_operator_of_torch_that_another_package_replaced(package, said):
+    frame = f'  File "/opt/own/src/{package}/ops/index.py", line 7, in _run_index\n'
+    assert ("a later FlagGems" in told(found_in([prefill(1), HEAD, LOOP, frame, f"{ILLEGAL}\n"])[0])) is said

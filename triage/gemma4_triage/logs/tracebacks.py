@@ -80,7 +80,8 @@ _FOLDERS = {
 FOLDER_OF = {f"{name}.py": folder for folder, names in _FOLDERS.items() for name in names.split()}
 """Which folder of SGLang has a file of this name, of those that one alone has."""
 _OF_PACKAGE = re.compile(
-    rb'\s*File "(?:[^"]*/(?:site|dist)-packages/|(?:\.\.\.|[^"]*/src)/(?=(?:transformers|lmdeploy|mlx_lm)/))(\w+)'
+    rb'\s*File "(?:[^"]*/(?:site|dist)-packages/|(?:\.\.\.|[^"]*/src)/'
+    rb"(?=(?:transformers|lmdeploy|mlx_lm|flag_gems)/))(\w+)"
 )
 # Whoever shortens a traceback by hand may leave the numbers out.
 _FRAME = re.compile(r'\s*File "([^"]*)"(?:, line (\d+|[?.…]+))?, in (.*)')

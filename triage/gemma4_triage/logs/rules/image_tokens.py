@@ -61,6 +61,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif counts is None or counts["text"] is None:
         counts = None
         said, cause = "", "the processor and the encoder disagree"
+    elif _is_raw_sound(death, int(counts["text"]), int(counts["made"])):
+        said = f": {counts['text']} placeholders, {counts['made']} embeddings"
+        cause = "so many are samples of the sound, of which nobody has made features"
     elif int(counts["text"]) > int(counts["made"]):
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"
         cause = "the prompt holds placeholders of its own, an image was dropped, a chunk ends inside an image, or the "
@@ -80,7 +83,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the same request alone, with --chunked-prefill-size -1, fails alike and has no placeholder in its text",
         ),
         advice=(
-            *_first(facts, death, counts),
+            *_first(death, counts),
             *((_NO_MARK, _OWN_KEYS) if counts and int(counts["text"] or 0) == 0 else ()),
             "send that request alone, then with one image, and with images or a video alone; look for a literal image "
             "token in the text",
@@ -101,10 +104,15 @@ _FACTORS = (4, 9, 16)
 _OF_A_CHUNK = pattern(r".*\b(?:embed_mm_inputs|general_mm_embed_routine|_?get_chunked_\w+)$")
 
 
-def _first(facts: LogFacts, death: Death, counts: re.Match[str] | None) -> Iterator[str]:
+def _is_raw_sound(death: Death, text: int, made: int) -> bool:
+    """Say whether there are as many embeddings of a sound as it has samples."""
+    return "udio" in death.message and text > 0 and made > _SAMPLES * text
+
+
+def _first(death: Death, counts: re.Match[str] | None) -> Iterator[str]:
     """Yield what the numbers themselves, or the frames, make the first thing to try."""
     text, made = (int(counts[name] or 0) for name in ("text", "made")) if counts else (0, 0)
-    if "udio" in death.message and text and made > _SAMPLES * text:
+    if _is_raw_sound(death, text, made):
         yield (
             f"send the sound as a part of its own (audio_url, mono, 16 kHz): {made} for {text} placeholders are "
             "samples of the sound, of which nobody has made features, as where it comes as a path or a whole waveform "
