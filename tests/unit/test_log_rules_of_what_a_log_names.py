@@ -317,3 +317,11 @@ def test_a_server_that_answers_has_read_its_weights():
 def test_an_operator_of_torch_that_another_package_replaced(package, said):
     frame = f'  File "/opt/own/src/{package}/ops/index.py", line 7, in _run_index\n'
     assert ("a later FlagGems" in told(found_in([prefill(1), HEAD, LOOP, frame, f"{ILLEGAL}\n"])[0])) is said
+
+
+def test_what_vllm_does_not_know_is_not_asked_of_it_where_logits_are_nan():
+    begins = "INFO 06-06 19:21:07 [core.py:1] Initializing a V1 LLM engine (v0.10.0) with config: model='m'\n"
+    (finding,) = found_in([begins, "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n"])
+    said = told(finding)
+    assert "VLLM_USE_FLASHINFER_SAMPLER=0" in said
+    assert not any(word in said for word in ("padding", "nan-detection", "sglang", "with and", "SGLANG"))
