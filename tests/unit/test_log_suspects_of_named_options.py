@@ -20,7 +20,7 @@ LATER = [decode(second, rank="DP2 TP2", running=3) for second in range(6)]
 FIRST = [decode(second, rank="DP0 TP0", running=3) for second in range(6)]
 SPARSE = "deepseek-ai/DeepSeek-V3.2"
 WRONG = "# long prompts give garbage\n"
-ABORTED = f"{stamp(4)} Decode transfer failed with exception KVTransferError(bootstrap_room=5): Aborted by AbortReq.\n"
+ABORTED = f"{stamp(4, 'TP0')} Abort transfer queue request. req.rid='8a1f0f6e6c0e4a5f'\n"
 LEFT_OUT = f"{stamp(0)} model.layers.0.self_attn.wq_a.qweight not found in params_dict.\n"
 LEFT_OUT += f"{stamp(0)} model.layers.0.self_attn.wkv.qweight not found in params_dict.\n"
 SAME_ID = "# output_ids [248319, 248319, 248319, ...]\n"

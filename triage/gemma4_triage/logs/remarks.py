@@ -252,7 +252,7 @@ MARKS = (
     (b"Mamba cache mode is set to", "vllm_states"),
     (b"HugePages_Total:", "huge_pages"),
     (b"Cancelled via cancel scope", "cancelled"),
-    (b"Aborted by AbortReq", "transfer_aborted"),
+    (b"Abort transfer queue request", "transfer_aborted"),
     (b"FlashInfer workspace size check failed", "workspace_check"),
     (b"transformers serve", "served_by_transformers"),
     (b"Resolved architecture: Transformers", "generic_class"),
