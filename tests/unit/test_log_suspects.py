@@ -10,6 +10,7 @@ import pytest
 from gemma4_triage.known_issues.catalog import quiet_suspects
 from gemma4_triage.logs import other_platform, pasted, remarks, said_in_notes, values_asked
 from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.notes_in_prose import KINDS, NOTED
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.started import _PARSERS
@@ -169,8 +170,9 @@ def test_a_log_of_no_server_has_none():
 def test_records_of_suspects_have_their_form():
     """Every name that a text stands for is one that its own conditions ask for, so that it is known."""
     seen = {name for _, name in remarks.MARKS}.union(pasted.SHOWN, values_asked.SHOWN, said_in_notes.SHOWN)
-    seen |= other_platform.SHOWN
-    known = {"id", "of", "on", "model", "seen", "unless", "sign", "both", "broad", "engine", "change", "why", "threads"}
+    seen |= other_platform.SHOWN | {NOTED.format(kind).replace(" ", "_") for kind in KINDS}
+    known = {"id", "of", "on", "model", "seen", "unless", "sign", "ahead", "both", "broad", "engine", "change", "why"}
+    known |= {"threads"}
     for said in (*quiet_suspects(), *quiet_suspects("vllm.toml"), *quiet_suspects("shown.toml")):
         assert said.keys() <= known, said["id"]
         assert said.get("engine", "vllm") in ("sglang", "vllm")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.known_arguments import is_an_argument
+from gemma4_triage.logs.looked_at_first import health_checks_in_the_batch
 from gemma4_triage.logs.rule import pattern
 
 _EXCEEDS = pattern(r"\b([a-z]+(?:_[a-z0-9]+)+) ?[(=:] ?(\d+)\)? exceeds [\w ,'-]{3,60}?\((\d+)\)")
@@ -23,6 +24,18 @@ _WITHOUT_THOUGHTS = (
     "model writes ahead of it. With a --reasoning-parser a later release waits for the end of the thought"
 )
 _DRAFT_GRAPH = pattern(r"\w*draft\w*_cuda_graph_runner\.py:")
+_TRACKS = pattern(r"(?:\S+)? set_mamba_track_\w+$")
+_UNTRACKED = (
+    "a later release (0.5.16 has the change of SGLang 27998); until then without --speculative-algorithm (MTP, EAGLE), "
+    "or without the strategy that tracks states (--mamba-scheduler-strategy no_buffer): a request in the batch has no "
+    "place yet to which its state is tracked, as a step of drafts is verified before that is given out"
+)
+_OF_DRAFTS = pattern(r"(?:\S+)? \w*draft\w*$")
+_DRAFTS_STORED = (
+    "once without --speculative-algorithm: it is the pool of the draft's own KV on the host that the store refused, "
+    "where a client that runs as a process of its own (standalone) knows the target's buffer alone. Or the store's "
+    "client within the server, or the release before (0.5.12), which registered no such pool; then a later one"
+)
 _SERVES_MOST = ("triton", "flashinfer", "fa3")
 
 
@@ -30,6 +43,7 @@ def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to set where the words of an exception say it, the surest first."""
     words = " ".join(death.message.split())
     yield from _in_letters(facts)
+    yield from health_checks_in_the_batch(facts, death)
     if found := _EXCEEDS.search(words):
         yield f"--{found[1].replace('_', '-')} of at most {found[3]}, where it has {found[2]} now"
     if found := _ONE_OF.search(words):
@@ -38,6 +52,10 @@ def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
         yield _of_a_dtype(facts, found[1])
     if _THOUGHTS.search(words):
         yield _WITHOUT_THOUGHTS
+    if "NoneType" in words and any(map(_TRACKS.match, death.frames[-2:])):
+        yield _UNTRACKED
+    if "register buffer to Mooncake" in words and any(map(_OF_DRAFTS.match, death.frames[-4:])):
+        yield _DRAFTS_STORED
     if any(map(_DRAFT_GRAPH.match, death.frames)):
         yield (
             "once with --disable-cuda-graph: it died as the graph of the drafts' own steps was captured, for which "

@@ -54,7 +54,8 @@ _HANDLED = (
     Handled(
         pattern(r"(?:release|resume)_memory_\w+|\w*(?:onload|wake_up)\w*$"),
         " It gave memory up or took it back, as a trainer asks for between two steps.",
-        "no request may run meanwhile (pause_generation, flush_cache first); once without --enable-memory-saver",
+        "no request may run meanwhile, or wait: pause_generation with mode abort (retract puts them back into the "
+        "queue, which then never empties), then flush_cache; once without --enable-memory-saver; then a later release",
     ),
     Handled(
         pattern(r"\w*(?:encoder_info|_encoder_|mm_embed|multimodal)\w*$"),

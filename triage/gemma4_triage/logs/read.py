@@ -33,7 +33,7 @@ from gemma4_triage.logs.lines import Block, Sieve, blocks_of_lines, lines_with
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
 from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
-from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader
+from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader, tells_its_end
 from gemma4_triage.logs.unwrap import Unwrapper
 
 DEFAULT_POINTS = 240
@@ -504,7 +504,7 @@ class LogReading:
             return False
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
             return False
-        if self._tracebacks.inside and line.startswith(b"# "):
+        if self._tracebacks.inside and line.startswith(b"# ") and not tells_its_end(line):
             # Somebody wrote below what was cut off.
             self._shown = number
             return False

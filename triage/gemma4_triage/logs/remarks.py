@@ -25,6 +25,7 @@ COMMANDS = (
 )
 """How answers say what was asked of a server beside requests, which it may end of; a pause is one of its own."""
 MARKS = (
+    (b'load_lora_adapter HTTP/1.1" 404', "no_such_path"),
     (b"Load weight begin. avail mem=", "before_weights"),
     (b"Load weight end. ", "after_weights"),
     (b"Capture cuda graph begin. ", "before_graphs"),
@@ -146,6 +147,7 @@ MARKS = (
     (b"Update engine weights online", "weights_put"),
     (b"/update_weights", "weights_put"),
     *((path, COMMANDED) for path in COMMANDS),
+    (b".wq_a.qweight not found in params_dict", "low_rank_left_out"),
     (b"not found in params_dict", "left_out"),
     (b"are not initialized from checkpoints", "not_loaded"),
     (b"Ignore import error when loading", "not_imported"),
@@ -253,6 +255,12 @@ MARKS = (
     (b"CUDA_VISIBLE_DEVICES')='", "visible"),
     (b"driver on your system is too old", "old_driver"),
     (b"Mamba cache mode is set to", "vllm_states"),
+    (b"HugePages_Total:", "huge_pages"),
+    (b"Cancelled via cancel scope", "cancelled"),
+    (b"Abort transfer queue request", "transfer_aborted"),
+    (b"FlashInfer workspace size check failed", "workspace_check"),
+    (b"transformers serve", "served_by_transformers"),
+    (b"Resolved architecture: Transformers", "generic_class"),
     # What somebody wrote down of the host's memory, again and again.
     (b"# nvidia-smi", "gpu_memory"),
     (b"kubectl top", "memory_seen"),

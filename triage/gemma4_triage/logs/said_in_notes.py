@@ -10,6 +10,7 @@ from gemma4_triage.logs.rule import pattern
 
 NAME = "noted_silence"
 SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid", "metrics_empty", "calls_noted"})
+SHOWN |= {"one_token", "two_builds"}
 """Names under which `keep` keeps what notes say of answers."""
 _SAYS = re.compile(
     rb"(?i)\bhangs?\b(?! up\b)|\bhung\b(?! up\b)|\bhanging\b|\bstuck\b|\bfr(?:ozen|eezes)\b|\bdead-?locks?\b|"
@@ -55,6 +56,8 @@ _EMPTY = re.compile(rb"(?i)\bempty\b|\bno (?:samples|metrics)\b")
 _OWN_RID = re.compile(rb"""["']?\brid["']? ?[:=] ?["'][^"']""")
 _CALLS = re.compile(rb"(?i)\btool_?calls?\b|\bfunction calls?\b")
 _THOUGHTS = re.compile(rb"(?i)reasoning|\bthink|\bthought")
+_ONE_TOKEN = re.compile(rb"(?i)\boutput_ids?\W{1,4}(\d{2,7})(?:, \1){2}")
+_TWO_BUILDS = re.compile(rb"(?i)\b(image|build|release) A: .{3,160}\b\1 B: ")
 _SAMPLED = re.compile(
     rb"(?i)temperature[ =:]+(?:of )?(?:0\.[5-9]|1|1\.\d)\b.{0,160}temperature[ =:]+(?:of )?0(?:\.[0-4])?(?![.\d])"
     rb".{0,40}\b(?:fine|right|ok|correct|good|well)\b"
@@ -77,6 +80,10 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     spoken = line + kept["notes"].text.encode() if "notes" in kept else line
     if _EMPTY.search(line) and b"metrics" in spoken:
         kept.setdefault("metrics_empty", said)
+    if _ONE_TOKEN.search(line):
+        kept.setdefault("one_token", said)
+    if _TWO_BUILDS.search(line):
+        kept.setdefault("two_builds", said)
     if _OWN_RID.search(line):
         kept.setdefault("own_rid", said)
     if _CALLS.search(line) and not _THOUGHTS.search(line):

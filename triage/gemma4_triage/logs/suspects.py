@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from gemma4_triage.logs.facts import LogFacts, RankFacts
@@ -64,6 +65,7 @@ class Suspect:
         of: what somebody sees of it.
         shown: whether the log itself shows a sign of it, and not its start line alone.
         broad: whether most starts have it, so that what few have comes first.
+        ahead: whether it is of what this start names by hand, or of this very model, more than what is said of all.
     """
 
     id: str
@@ -72,6 +74,7 @@ class Suspect:
     threads: tuple[str, ...]
     of: Kind = "answers"
     shown: bool = False
+    ahead: bool = False
     broad: bool = False
 
     @property
@@ -394,7 +397,7 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
             found.setdefault(suspect.change, suspect)
     kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
-        listed.sort(key=lambda one: (not one.shown, one.broad))
+        listed.sort(key=lambda one: (not one.shown, not one.ahead, one.broad))
     noted = kinds_noted(facts)
     order = sorted(MOST_SHOWN, key=lambda kind: (kind not in noted, not any(one.shown for one in kinds[kind])))
     return tuple(one for kind in order for one in kinds[kind][: MOST_SHOWN[kind]])
@@ -425,13 +428,13 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
             if (
                 all(holds(known.get(name), wanted) for name, wanted in said.get("on", {}).items())
                 and ("model" not in said or re.search(said["model"], start.model))
-                and all(name in facts.remarks for name in said.get("seen", "").split())
+                and all(facts.remarks.keys() & {name, name.replace("_", " ")} for name in said.get("seen", "").split())
                 and said.get("unless") not in facts.remarks
             ):
                 change, why = (said[name].format_map(known) for name in ("change", "why"))
-                threads, shown = tuple(said.get("threads", ())), "sign" in said
-                broad = "broad" in said and not vllm
-                yield Suspect(said["id"], change, why, threads, said["of"], shown, broad)
+                threads, broad = tuple(said.get("threads", ())), "broad" in said and not vllm
+                ways = ("sign" in said, "ahead" in said, broad)
+                yield Suspect(said["id"], change, why, threads, said["of"], *ways)
 
     tried_out = [name for name, value in known.items() if _EXPERIMENTAL.search(name) and value.lower() in ("1", "true")]
     if tried_out and not vllm:
@@ -495,6 +498,12 @@ def _numbers(facts: LogFacts) -> dict[str, str]:
     if serves and (load := _ENGINE_LOAD.search(serves.text)):
         names = ("log_vllm_rate", "log_vllm_running", "log_vllm_waiting", "log_vllm_used")
         found |= dict(zip(names, map(float, load.groups()), strict=True))
+    if (slowed := _slowed(facts)) is not None:
+        found["log_slowed"], found["log_slowed_from"] = slowed
+    if (behind := max(map(_turns_behind, ranks), default=0)) >= _TURNS:
+        found["log_turns_behind"] = behind
+    at_work = [rank.rank for rank in ranks if rank.decode_lines or rank.prefill_lines]
+    found["log_later_rank"] = int(len(at_work) == 1 and _LATER_RANK.search(at_work[0]) is not None)
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
         found["log_accept"] = 100 * min(lengths)
     return {name: f"{value:.0f}" for name, value in found.items()}
@@ -512,6 +521,38 @@ def _above_graphs(facts: LogFacts) -> tuple[int, int] | None:
     return (fewest, largest) if fewest > largest else None
 
 
+_TURNS = 5  # in a row
+
+
+def _turns_behind(rank: RankFacts) -> int:
+    """Return how many prefills in a row found more cached than the one before, and never all of that prompt."""
+    columns = (rank.series[name] for name in ("batch_lines", "new_tokens", "cached_tokens"))
+    turns = [(new, cached) for lines, new, cached in zip(*columns, strict=True) if new and lines == 1]
+    best = row = 0
+    for (new, cached), (_, later) in pairwise(turns):
+        row = row + 1 if cached < later < 0.9 * (new + cached) else 0
+        best = max(best, row)
+    return best
+
+
+_SLOWED = 0.4
+
+
+def _slowed(facts: LogFacts) -> tuple[float, float] | None:
+    """Return the rate of the last decode line and of the first where it fell far at as many requests; else None."""
+    for rank in facts.schedulers:
+        columns = (rank.series[name] for name in ("generated_per_s", "running_max"))
+        rates = [(rate, running) for rate, running in zip(*columns, strict=True) if rate and running]
+        if len(rates) < _FEWEST_RATES or rates[0][1] != rates[-1][1]:
+            continue
+        first, before, last = rates[0][0], rates[-2][0], rates[-1][0]
+        if max(before, last) < _SLOWED * first:
+            return last, first
+    return None
+
+
+_FEWEST_RATES = 4  # decode lines
+_LATER_RANK = re.compile(r"\bDP[1-9]")
 _ENGINE_LOAD = re.compile(
     r"generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+) reqs, (?:Waiting|Pending): (\d+) reqs,.{0,40}?"
     r"KV cache usage: (\d+(?:\.\d+)?)%"

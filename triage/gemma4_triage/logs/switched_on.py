@@ -114,6 +114,8 @@ def _telling(setting: str) -> list[str]:
     return [word for word in setting.split("_") if word not in _COMMON and len(word) > 2]
 
 
+MEET = frozenset({"enable_symm_mem", "enable_torch_symm_mem", "enable_eplb", "enable_two_batch_overlap", "dcp_size"})
+"""What ranks meet in, so that one which does not come holds up all."""
 _NO_CUDA = (
     "this server runs on {0}, for which some code is lacking: a later release; until then requests without log "
     "probabilities, forms of answers, adapters and images, or a GPU of NVIDIA"

@@ -29,7 +29,7 @@ _INSTEAD = (
         '--compilation-config \'{"cudagraph_mode": "FULL_DECODE_ONLY"}\'',
     ),
     (r"--disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1", "--enforce-eager and CUDA_LAUNCH_BLOCKING=1"),
-    (r"--disable-(?:piecewise-)?cuda-graph\b", "--enforce-eager"),
+    (r"--disable-(?:piecewise-)?cuda-graph\b(?!-)", "--enforce-eager"),
     (r"--cuda-graph-max-bs\b", "--max-cudagraph-capture-size"),
     (r"--mem-fraction-static\b", "--gpu-memory-utilization"),
     (r"--max-running-requests\b", "--max-num-seqs"),
@@ -50,6 +50,9 @@ _INSTEAD = (
     (r"--ep of the same number", "--enable-expert-parallel"),
     (r"--moe-runner-backend\b", "--moe-backend"),
     (r"--lora-paths\b", "--lora-modules"),
+    (r"with --sampling-backend pytorch\b", "with VLLM_USE_FLASHINFER_SAMPLER=0"),
+    (r"flashinfer-python and sglang-kernel\b", "flashinfer-python"),
+    (r"; --enable-nan-detection names the step", ""),
     (r" ?--sampling-backend pytorch\b", " and VLLM_USE_FLASHINFER_SAMPLER=0"),
     (r"--attention-backend triton\b", "--attention-backend TRITON_ATTN"),
     (r"\(triton serves most models and GPUs\)", "(TRITON_ATTN serves most models and GPUs)"),
@@ -64,7 +67,7 @@ _INSTEAD = (
 _ONLY_SGLANG = re.compile(
     r"SGLANG_\w|--(?:speculative-(?!config)|dsa-|nsa-|mamba-backend|linear-attn-backend|enable-dp-attention|schedule-|"
     r"hicache-|enable-hierarchical|disaggregation-|moe-a2a|deepep-mode|fp[48]-gemm|cuda-graph-backend|allow-auto|"
-    r"enable-two-batch|swa-full|enable-mixed-chunk|grammar-backend|"
+    r"enable-two-batch|disable-cuda-graph-padding|enable-nan-detection|swa-full|enable-mixed-chunk|grammar-backend|"
     r"sleep-on-idle|enable-deterministic|log-requests-level)|/generate\b|collect URL twice"
 )
 _SGLANG_COMMAND = ("gemma4-triage serve", "gemma4-triage pools", "gemma4-triage repro")

@@ -80,12 +80,20 @@ _FOLDERS = {
 FOLDER_OF = {f"{name}.py": folder for folder, names in _FOLDERS.items() for name in names.split()}
 """Which folder of SGLang has a file of this name, of those that one alone has."""
 _OF_PACKAGE = re.compile(
-    rb'\s*File "(?:[^"]*/(?:site|dist)-packages/|(?:\.\.\.|[^"]*/src)/(?=(?:transformers|lmdeploy|mlx_lm)/))(\w+)'
+    rb'\s*File "(?:[^"]*/(?:site|dist)-packages/|(?:\.\.\.|[^"]*/src)/'
+    rb"(?=(?:transformers|lmdeploy|mlx_lm|flag_gems)/))(\w+)"
 )
 # Whoever shortens a traceback by hand may leave the numbers out.
 _FRAME = re.compile(r'\s*File "([^"]*)"(?:, line (\d+|[?.…]+))?, in (.*)')
-# Shortened further, to the function alone: "  in get_cpu_copy".
-_FUNCTION = re.compile(rb"\s+in ([A-Za-z_<][\w.<>]*)\s*$")
+# Shortened further, to the function alone: "  in get_cpu_copy"; or told beside it, as "# the last frame is run_batch".
+_FUNCTION = re.compile(
+    rb"\s+(?:(?:\[?\.\.\.\]?|\xe2\x80\xa6) )?in ([A-Za-z_<][\w.<>]*)\s*$|"
+    rb"\s*# the (?:last|innermost) frame is ([A-Za-z_<][\w.<>]*)"
+)
+# What somebody wrote in the place of the last line: "# ends in a pydantic ValidationError: …".
+_TOLD_END = re.compile(
+    rb"\s*#+ (?:it )?(?:ends|ended|dies|died) (?:in|of|with) (?:an? )?(?:\w+ )?((?:\w+\.)*\w+(?:Error|Exception): .*)"
+)
 # Of the standard library's modules, whose exceptions begin with a small letter.
 _SMALL = re.compile(rb"(?:struct|re|zlib|socket|select|audioop)\.(?:error|timeout|gaierror|herror)\b")
 _ELISIONS = frozenset({b"...", "…".encode(), b"[...]", b"(...)"})
@@ -115,8 +123,15 @@ _MOST_DETAILS = 40  # lines of a message that begins below its exception
 _MOST_FOREIGN = 5  # lines of others, without a stamp, that may stand between two of a traceback
 
 
+def tells_its_end(line: bytes) -> bool:
+    """Say whether somebody wrote in a line what the traceback above it ended in."""
+    return _TOLD_END.match(line) is not None
+
+
 def as_raised(line: bytes) -> bytes:
     """Return an exception that is shown as Python's repr as the last line of its traceback; any other line as it is."""
+    if told := _TOLD_END.match(line):
+        return told[1]
     found = _SHOWN.fullmatch(line) if line[-1:] in b") \t" else None
     return line if found is None else found[1] + b": " + found[3]
 
@@ -372,6 +387,6 @@ def _unfolded(frame: bytes) -> str:
 
 def _frame_text(line: bytes) -> str:
     if (alone := _FUNCTION.match(line[:_LONGEST_MESSAGE])) is not None:
-        return f" {alone[1].decode()}"
+        return f" {(alone[1] or alone[2]).decode()}"
     match = _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace"))
     return "" if match is None else f"{match[1].rsplit('/', 1)[-1]}:{match[2] or '?'} {match[3].strip()}"

@@ -25,7 +25,8 @@ _GPU = pattern(
     r"(?i)(?:FlashAttention|FA3|fa4|flash_attn|trtllm[_ -]?(?:mha|gen)|flashinfer|cutlass_mla|flashmla).{0,120}"
     r"(?:only support|requires?|not supported|unsupported|missing).{0,80}(?:SM ?\d|sm_?\d|Ampere|Hopper|"
     r"Blackwell|GPUs?|kernel)|"
-    r"(?:fmha|trtllm\w*attention|mla)\w*.{0,200}unsupported architecture|missing trtllm-gen kernel"
+    r"(?:fmha|trtllm\w*attention|mla)\w*.{0,200}unsupported architecture|missing trtllm-gen kernel|"
+    r"trtllm-gen kernels? not found:?\s*$"
 )
 _DTYPE = pattern(
     r"(?i)(?:only supports? .{0,20}(?:fp16|bf16|fp8)|data type).{0,60}(?:kv|query|attention)|"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.notes_in_prose import kinds_noted
 from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, pattern
 
 _NONE, _HARDLY = 1.02, 1.1  # tokens per request and verify step; the target's own token is one of them
@@ -69,6 +70,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
             upstream=("vLLM 40898",),
         )
+    if "answers" in kinds_noted(facts):
+        # Where answers are wrong too, the target's own steps are at fault.
+        return
     for rank in facts.schedulers:
         length = rank.accept_length
         seen = sum(value is not None for value in rank.series.get("accept_length", ()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings, pattern, remarked
+from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings, pattern, remarked, words_of
 
 _FRAME = pattern(
     r"\w*(?:grammar|xgrammar|outlines|llguidance)\w*\.py:|.* (?:compile_(?:json_schema|grammar|regex|structural_tag)|"
@@ -20,6 +20,19 @@ _OF_A_KERNEL = pattern(
 _INNER = 4  # frames
 
 
+_OF_A_MATCHER = pattern(r"^ValueError: Tokens not accepted\b")
+"""How SGLang itself says that a grammar's matcher refused a token, whatever was left out of the traceback."""
+_NO_SCHEMA = pattern(
+    r"validation errors? for (?:JSONSchemaFormat|StructuralTag\w*|TagFormat)\b(?:.{0,300}\bNone)?|"
+    r"JSONSchemaFormat gets None"
+)
+"""How xgrammar says that a tag has no schema."""
+_WITH_A_SCHEMA = (
+    '{"type": "object", "properties": {}}, or {}, in place of null as the parameters of a tool, at the client or a '
+    "proxy "
+    "before the server: the tag that is made of such a tool has no schema, which xgrammar refuses (SGLang 13068); "
+    "strict off, or tool_choice auto, for such tools"
+)
 _OF_A_START = (" __init__", " <module>", " create_grammar_backend", " init_tokenizer")
 _MASK = pattern(r"(?i)logits and bitmask|bitmask.{0,60}(?:batch size|shape)|vocab_?mask.{0,60}(?:shape|size)")
 
@@ -28,13 +41,15 @@ def _explains(death: Death) -> bool:
     # What a kernel did before is noticed where the mask is made.
     if _OF_A_KERNEL.search(death.message):
         return False
+    if _OF_A_MATCHER.search(words_of(death)) or _NO_SCHEMA.search(words_of(death)):
+        return True
     serving = death.usage is not None or not any(frame.endswith(_OF_A_START) for frame in death.frames)
     return serving and any(_FRAME.match(frame) for frame in death.frames[-_INNER:])
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
     inner = death.frames[-_INNER:]
-    compiling = any("compile" in frame for frame in inner)
+    compiling = any("compile" in frame for frame in inner) or _NO_SCHEMA.search(words_of(death)) is not None
     deep = "recursion" in death.message
     drafts = not compiling and _drafts(facts, death)
     if _MASK.search(death.message) or (death.type_name == "IndexError" and death.frame.endswith("vocab_mask")):
@@ -66,6 +81,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "grammar_backend", "speculative_algorithm")),
         ruled_out_if=("it happens without response_format, json_schema, regex, ebnf or tools in the requests",),
         advice=(
+            *((_WITH_A_SCHEMA,) if _NO_SCHEMA.search(words_of(death)) else ()),
             "take a later release: there such a request alone is aborted"
             if compiling or deep
             else "take a later release of SGLang and of the grammar's backend, or another --grammar-backend",
@@ -232,12 +248,17 @@ def _refused_in_vllm(facts: LogFacts, alarm: Alarm) -> Finding:
         ruled_out_if=("it happens to requests without response_format, structured outputs or tools",),
         advice=(
             *((f"serve requests with a schema {', or '.join(ways)}",) if ways else ()),
+            *((_FORCED,) if not ways else ()),
             "a later release of vLLM; until then hold the JSON against its schema at the client, and ask again",
             "another library once: --structured-outputs-config.backend guidance (earlier --guided-decoding-backend)",
         ),
     )
 
 
+_FORCED = (
+    "tool_choice auto in place of required or a named tool, or thinking off for such requests (chat_template_kwargs "
+    "enable_thinking false): a grammar that begins with the first token refuses the thoughts and the mark of their end"
+)
 RULE = Rule(
     "grammar-request",
     "a request's grammar ended the scheduler or the request",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
+from gemma4_triage.logs.looked_at_first import groups_without_attention
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.rule import (
     COLLECT,
@@ -127,6 +128,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 (
                     *(one for one in once if one is _NO_PDMUX),
                     *of_encoders(facts, stacks=True),
+                    *groups_without_attention(facts, death),
                     *said_in_notes.named_in_notes(facts),
                     *advice,
                     *lacks,

@@ -12,6 +12,7 @@ import re
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import adapters_of_experts, graphs_of_vllm
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.looked_at_first import hands_out_of_a_full_pool
 from gemma4_triage.logs.options_near import named_by
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
@@ -101,6 +102,7 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
             *_of_the_runner(facts, death),
             *_together(facts, death),
             *adapters_of_experts.beside_expert_parallel(facts, death),
+            *hands_out_of_a_full_pool(death),
             *_with_its_own_ratio(facts),
             *_apart(facts, death),
         ),
@@ -168,6 +170,11 @@ _SPARSE = (
     "attention reads the places that the sparse index picked, of which some releases leave some unset; then a later "
     "release"
 )
+_REPLACED = (
+    "a later FlagGems, or once without its own kernel in place of this operator of torch's (its list of operators to "
+    "leave out, or the plug-in off): it counts offsets in 32 bits, which a large tensor (states of Mamba, a pool) "
+    "passes in long requests"
+)
 _MARLIN = pattern(r".*(?:marlin|wna16)\w*")
 _QUANTISED_EXPERTS = (
     "a later release of SGLang with the sgl-kernel that it pins: kernels of quantised experts (Marlin) have left "
@@ -224,6 +231,8 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
     part = of_files(death.frames[-_INNER:])
     found = [f"once without {one} in its environment" for one in variables(facts)]
     found += [f"{one}. {CHOSEN}" for one in (named_by(facts, death) if copied else ())]
+    if death.package == "flag_gems":
+        found.append(_REPLACED)
     if _named(facts, death):
         found.append(
             "send the last request alone, then half as long: if only long ones do it, a lower --context-length keeps "

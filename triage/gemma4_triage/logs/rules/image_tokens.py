@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ _COUNTS = (
     pattern(r"num_mm_tokens_in_input_ids=(?P<text>\d+) vs num_mm_tokens_in_embedding=(?P<made>\d+)"),
     pattern(
         r"(?i)(?:image|audio|video) features and (?:image|audio|"
-        r"video) tokens do not match:? tokens: (?P<text>\d+),? features:? (?P<made>\d+)"
+        r"video) tokens do not match[:,]? tokens: (?P<text>\d+),? features:? (?P<made>\d+)"
     ),
 )
 _WORDS = pattern(
@@ -60,6 +61,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif counts is None or counts["text"] is None:
         counts = None
         said, cause = "", "the processor and the encoder disagree"
+    elif _is_raw_sound(death, int(counts["text"]), int(counts["made"])):
+        said = f": {counts['text']} placeholders, {counts['made']} embeddings"
+        cause = "so many are samples of the sound, of which nobody has made features"
     elif int(counts["text"]) > int(counts["made"]):
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"
         cause = "the prompt holds placeholders of its own, an image was dropped, a chunk ends inside an image, or the "
@@ -79,6 +83,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the same request alone, with --chunked-prefill-size -1, fails alike and has no placeholder in its text",
         ),
         advice=(
+            *_first(death, counts),
             *((_NO_MARK, _OWN_KEYS) if counts and int(counts["text"] or 0) == 0 else ()),
             "send that request alone, then with one image, and with images or a video alone; look for a literal image "
             "token in the text",
@@ -91,6 +96,43 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         next_commands=("gemma4-triage doctor",),
         upstream=("SGLang 40797",) if "Insufficient multimodal" in death.message else (),
     )
+
+
+_SAMPLES = 1000  # of sound, for each placeholder
+_INDEXED = pattern(r"value tensor of shape \[(\d+), \d+\] .{0,60}result of shape \[(\d+), \d+\]")
+_FACTORS = (4, 9, 16)
+_OF_A_CHUNK = pattern(r".*\b(?:embed_mm_inputs|general_mm_embed_routine|_?get_chunked_\w+)$")
+
+
+def _is_raw_sound(death: Death, text: int, made: int) -> bool:
+    """Say whether there are as many embeddings of a sound as it has samples."""
+    return "udio" in death.message and text > 0 and made > _SAMPLES * text
+
+
+def _first(death: Death, counts: re.Match[str] | None) -> Iterator[str]:
+    """Yield what the numbers themselves, or the frames, make the first thing to try."""
+    text, made = (int(counts[name] or 0) for name in ("text", "made")) if counts else (0, 0)
+    if _is_raw_sound(death, text, made):
+        yield (
+            f"send the sound as a part of its own (audio_url, mono, 16 kHz): {made} for {text} placeholders are "
+            "samples of the sound, of which nobody has made features, as where it comes as a path or a whole waveform "
+            "that this processor does not take so; then the transformers that SGLang pins"
+        )
+    if found := _INDEXED.search(death.message):
+        few, many = sorted((int(found[1]), int(found[2])))
+        if few and many % few == 0 and many // few in _FACTORS:
+            yield (
+                f"the release before, or a later one, of the server: {many} against {few} is a whole factor "
+                f"({many // few}), by which one side merges patches (spatial_merge_size) and the other does not, as "
+                "where a release lost that number of the model's config (vLLM 0.8.4 for Mistral-3: vLLM 16661). No "
+                "request is at fault"
+            )
+    if death.type_name == "IndexError" and any(map(_OF_A_CHUNK.match, death.frames[-2:])):
+        yield (
+            "once with --chunked-prefill-size -1, or one above the longest prompt, and one kind of medium in a "
+            "request: a chunk that ends inside a request's last medium (a small image beside a long video) has been "
+            "dealt the features of fewer than it counts (SGLang 13909); then a later release"
+        )
 
 
 _NO_MARK = (

@@ -81,7 +81,14 @@ def _of_a_draft(facts: LogFacts) -> tuple[str, ...]:
     given = facts.settings.get("speculative_draft_model_path", "None")
     if given == "None" or not any(_SCATTERS.search(one.message) for one in facts.failures):
         return ()
+    backend = {**facts.arguments, **facts.settings}.get("speculative_draft_attention_backend", "None")
+    other = (
+        f"another --speculative-draft-attention-backend than {backend}, which the start gives the draft alone "
+        "(flashinfer, fa3, triton), or once without drafts: its tables are laid out for another kind of draft; then a "
+        "later release",
+    )
     return (
+        *(other if backend != "None" else ()),
         f"{_SHORTER_DRAFT}: {given} may have fewer positions than its target, and positions of drafts then run past "
         "its tables; a later release, which compares the two at the start",
     )

@@ -6,6 +6,7 @@ import math
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.looked_at_first import whole_pages
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, of_settings, over, pattern, remarked
 
@@ -78,6 +79,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = f"{cause.removesuffix('.')}: {sums}."
         if "Decode" in death.message and (in_pages := _short_of_pages_alone(facts)):
             advice = (in_pages, *advice)
+    if not roomy and (pages := whole_pages(facts, death)):
+        advice = (*pages, *advice) if facts.settings.get("page_size") else (*advice, *pages)
     retracted = any(rank.retractions.requests for rank in facts.ranks)
     if facts.settings.get("disaggregation_mode") == "decode":
         advice = (_PREALLOCATED, *advice)

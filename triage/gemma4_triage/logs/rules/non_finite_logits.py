@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Place
+from gemma4_triage.logs.looked_at_first import weights_left_out
 from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.started import Started
@@ -72,6 +73,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 else ()
             ),
             *looks,
+            *(() if made_up or failed else weights_left_out(facts)),
             *of_draft,
             *(one for one in _advice(facts) if not (of_draft and one == _NO_DRAFTS)),
         ),
@@ -188,6 +190,10 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
             "leaves no token (while a model thinks, SGLang 13030) looks alike to sampling; another --grammar-backend"
         )
     steps.append("once with --attention-backend triton and --disable-cuda-graph; --enable-nan-detection names the step")
+    steps.append(
+        "then a later release: kernels that read what nobody had written (scratch, padding) have been mended there; "
+        "and its SGLANG_SANITIZE_NAN_LOGITS keeps the server up through such a step, which heals no answer"
+    )
     return tuple(steps)
 
 

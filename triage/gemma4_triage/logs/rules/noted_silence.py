@@ -11,7 +11,7 @@ from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, patte
 from gemma4_triage.logs.rules import hang, transfers_stand
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.suspects import suspects
-from gemma4_triage.logs.switched_on import NO_OVERLAP, features, switched_on
+from gemma4_triage.logs.switched_on import MEET, NO_OVERLAP, features, switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
 _OWN = frozenset({"stopped-answering", "timeout"})
@@ -41,8 +41,6 @@ _OF_ONE_PROCESS = (
 )
 
 
-_MEET = frozenset({"enable_symm_mem", "enable_torch_symm_mem", "enable_eplb", "enable_two_batch_overlap", "dcp_size"})
-"""What ranks meet in, so that one which does not come holds up all."""
 _FEW, _MOST = 2, 3  # prefills; features
 _ENCODER = (
     "without --mm-enable-dp-encoder: ranks then encode different images, and one that has none does not come to a sum "
@@ -110,7 +108,7 @@ def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
         yield from (_STACKS, _NO_WARM_UP, *(f"once {one.without}, which this server has" for one in on[:_MOST]))
         return
     yield from hang.of_encoders(facts)
-    yield from (f"once {one.without}, in which ranks meet" for one in on if one.setting in _MEET)
+    yield from (f"once {one.without}, in which ranks meet" for one in on if one.setting in MEET)
     if facts.settings.get("is_embedding") == "True":
         yield NO_OVERLAP
     yield from _of_the_note(facts, note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
+from gemma4_triage.logs.looked_at_first import reserved_pages
 from gemma4_triage.logs.pictures_on_the_gpu import PROCESS, kept_on_the_gpu, prepares_pictures
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
@@ -116,7 +117,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     advice = (
         (*_whole_in_each_stage(facts), *(_named_share(death) or _larger_share(facts)))
         if too_small
-        else _other_advice(death) or _smaller_share(facts, death)
+        else _other_advice(facts, death) or _smaller_share(facts, death)
     )
     cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
     if _UNBALANCED in death.message and _after_the_target(facts, death):
@@ -241,7 +242,10 @@ def _after_the_target(facts: LogFacts, death: Death) -> bool:
     return drafts and graphs is not None and graphs.place.line < death.place.line
 
 
-def _other_advice(death: Death) -> tuple[str, ...]:
+_HUGE = "reserved huge pages are not available to it: HugePages_Total in /proc/meminfo, sysctl vm.nr_hugepages"
+
+
+def _other_advice(facts: LogFacts, death: Death) -> tuple[str, ...]:
     if _UNBALANCED in death.message:
         return (
             "nvidia-smi: end the process that holds memory, or keep that GPU out with CUDA_VISIBLE_DEVICES",
@@ -250,8 +254,9 @@ def _other_advice(death: Death) -> tuple[str, ...]:
         )
     if _HOST in death.message:
         return (
+            *((reserved,) if (reserved := reserved_pages(facts)) else ()),
             "a smaller --hicache-size or --hicache-ratio; it is asked for once per rank of the host",
-            "reserved huge pages are not available to it: HugePages_Total in /proc/meminfo, sysctl vm.nr_hugepages",
+            *(() if reserved else (_HUGE,)),
         )
     return ()
 

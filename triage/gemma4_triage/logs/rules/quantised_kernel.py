@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.looked_at_first import served_by_a_generic_class
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.rules import library_kernel, wheels_do_not_fit
 from gemma4_triage.logs.rules.draft_model import quantised_on_load
@@ -182,6 +183,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause += f"; it says: {said[:_QUOTED]}." if said else "."
         advice = (
             *((_OF_CUTLASS,) if "cutlass::Status" in death.message else ()),
+            *served_by_a_generic_class(facts),
             *((part.look,) if part is not None and backend in ("auto", "None") else ()),
             f"another --moe-runner-backend than {backend}, if it is a MoE layer; else another --fp4-gemm-backend or "
             "--fp8-gemm-backend"

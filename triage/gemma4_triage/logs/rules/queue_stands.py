@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
 from gemma4_triage.logs.remarks import STANDING, number_in
 from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over, pattern, remarked
+from gemma4_triage.logs.switched_on import MEET, features
 
 LONG_S = 60.0
 """Without a batch, while requests wait. The longest steps and compilations that a sound server has end before."""
@@ -147,6 +149,9 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
         ),
         ruled_out_if=("the log was cut there, or the requests that waited were aborted",),
         advice=(
+            *_of_sessions(facts),
+            *said_in_notes.named_in_notes(facts),
+            *(f"once {one.without}, in which ranks meet" for one in features(facts) if one.setting in MEET),
             "collect, while it stands, shows whether the scheduler computes, waits or turns in its loop",
             *(
                 ("a server that only prefills: --disable-overlap-schedule, or --max-running-requests above the peak",)
@@ -156,6 +161,18 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
             "restart it: the health check does not see this; /health_generate does",
         ),
         next_commands=(COLLECT,),
+    )
+
+
+def _of_sessions(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where streaming sessions are on, of a model that keeps states; empty elsewhere."""
+    given = {**facts.arguments, **facts.settings}
+    if given.get("enable_streaming_session") != "True":
+        return ()
+    return (
+        "once without --enable-streaming-session: a session that is closed has kept its places, of states (mamba "
+        "usage) above all, until none is left for whoever waits (SGLang 23496); a restart frees them. Then a later "
+        "release",
     )
 
 
@@ -221,6 +238,7 @@ def _too_few(
                 else ()
             ),
             *(("one above the wanted number for each rank: SGLang 30294",) if one_less else ()),
+            *(() if reached else _of_drafts(facts)),
             *(
                 ()
                 if reached
@@ -234,6 +252,18 @@ def _too_few(
             "if the GPU is busy all the same, more at once only waits elsewhere: hold tokens/s of both against each "
             "other",
         ),
+    )
+
+
+def _of_drafts(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where the server drafts: that costs at many requests, and bounds how many run."""
+    if facts.settings.get("speculative_algorithm", "None") == "None":
+        return ()
+    graphs = ", and less without graphs (--disable-cuda-graph)" * (facts.settings.get("disable_cuda_graph") == "True")
+    return (
+        "once without --speculative-algorithm at this load, or with fewer --speculative-num-steps: drafts pay while "
+        f"few requests run{graphs}, and beside them the release bounds by itself how many may run (32 or 48), unless "
+        "--max-running-requests names it; hold tokens/s of both against each other",
     )
 
 

@@ -350,6 +350,8 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
         why = known.cause + lengths_refused.counted(said)
         look = lengths_refused.advised(facts, known.advice) if of_length else known.advice
         yield Refused(found.place, said, why, look, of_length=of_length)
+    if (lost := facts.remarks.get("no_such_path")) is not None:
+        yield Refused(lost.place, lost.text, *_NO_ADAPTERS, of_the_start=True)
     if (formless := facts.remarks.get("answered_422")) is not None and _unsaid(facts):
         yield Refused(formless.place, formless.text, *_OF_ITS_FORM)
     embeddings = facts.remarks.get("refused_embeddings")
@@ -363,6 +365,12 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
         yield Refused(answer.place, answer.text, why, look)
 
 
+_NO_ADAPTERS = (
+    "adapters were to be loaded at a path that this server does not have, or that is another server's",
+    "SGLang: POST /load_lora_adapter, without /v1, at a server that was started with --enable-lora (--max-lora-rank "
+    "and --lora-target-modules where it starts without an adapter); vLLM: /v1/load_lora_adapter, with --enable-lora "
+    "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment",
+)
 _UNSAID = (
     "the reason stands in the answer alone, which the client has",
     "read the body of such an answer; --log-requests --log-requests-level 2 shows the requests",

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.facts import LogFacts, Remark
+from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import Rule, at, remarked
 
 _LONG_S = 60.0
@@ -73,7 +74,8 @@ _STANDS = (
         "before_graphs",
         "the pools stand, and the first kernels are tried or ranks meet for shared buffers: py-spy dump --pid of each. "
         "If all stand in rendezvous, once with --enforce-disable-flashinfer-allreduce-fusion (SGLang 29073), then with "
-        "--disable-custom-all-reduce",
+        "--disable-custom-all-reduce. An Engine of one's own script needs if __name__ == '__main__' round its start; "
+        "on AMD's GPUs SGLang's ROCm image, with the aiter that it was built with",
     ),
     (
         "before_weights",
@@ -89,6 +91,14 @@ _STANDS = (
         "NCCL_IB_DISABLE=1. GB200 and GB300: /dev/nvidia-caps-imex-channels in the container, once with "
         "NCCL_MNNVL_ENABLE=0",
     ),
+    (
+        "not_imported",
+        "before_weights",
+        "SGLang leaves its file of a model out where the import fails, which matters for that model alone: its start "
+        "then ends with an architecture that is not supported. If it is the one to serve, and transformers.models "
+        "lacks its module, a later transformers (pip install -U transformers, as SGLang's pyproject names it); else "
+        "the package that the line names",
+    ),
 )
 _COMPILES = (
     "busy",
@@ -102,13 +112,31 @@ def unfinished(facts: LogFacts) -> tuple[str, str, str] | None:
     """Return where a log of a start ends (its line, its words) and what to look at if it stands; None if it got on."""
     if facts.served or "ready" in facts.remarks or facts.deaths:
         return None
+    if facts.starts <= 1 and "answer" in facts.understood:
+        # HTTP is there once every scheduler is.
+        return None
     phase = next((one for one in _STANDS if one[0] in facts.remarks), None)
     last = max((facts.remarks[one].place.line for one, _, _ in _STANDS if one in facts.remarks), default=0)
     for begins, ends, look in (_COMPILES, *((phase,) if phase else ())):
         begun, ended = facts.remarks.get(begins), facts.remarks.get(ends)
         if begun is not None and begun.place.line >= last and (ended is None or ended.place.line < begun.place.line):
-            return f"line {begun.place.line}", begun.text, look
+            return f"line {begun.place.line}", begun.text, f"{_of_little_room(begun)}{look}"
     return None
+
+
+_LITTLE_GB = 5.0
+
+
+def _of_little_room(begun: Remark) -> str:
+    """Return what to do where little memory was left as graphs began to be captured; "" elsewhere."""
+    left = number_in(begun.text, "avail mem=") if begun.text.find("Capture cuda graph begin") >= 0 else None
+    if left is None or left >= _LITTLE_GB:
+        return ""
+    return (
+        f"{left:.1f} GB were left as the capture began: a lower --mem-fraction-static or --cuda-graph-max-bs first. A "
+        "capture that runs out of memory on one rank leaves the others standing in the custom all-reduce, and says so "
+        "only with --disable-custom-all-reduce (SGLang 11275). Else "
+    )
 
 
 def _gap(begin: str, end: str) -> float | None:

@@ -9,6 +9,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import host_pinning, split_warmup
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.handled import commanded
+from gemma4_triage.logs.looked_at_first import clients_that_left
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm
 from gemma4_triage.logs.pauses import CONTINUE, STANDS, hidden_refusal, paused_before
@@ -253,6 +254,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (next((one for word, one in _BUSY if word in busy.text), _COMPILES), *look)
         life += [at(facts, busy.place, busy.text, "what it began, and no end of it is here")]
     if lead.kind == "answered-500":
+        look = (*clients_that_left(facts, lead.place.line), *look)
         look = (*((part,) if of_vllm(facts) and (part := _raised_in_vllm(facts)) else ()), *look)
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
     if lead.kind in _ENDS and (asked := commanded(facts, lead.place)) is not None:

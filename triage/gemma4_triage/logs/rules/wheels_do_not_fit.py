@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import LogFacts, Remark
+from gemma4_triage.logs.facts import Death, LogFacts, Remark
 from gemma4_triage.logs.other_platform import without_cuda
 from gemma4_triage.logs.packages_apart import of_a_new_name, of_two
 from gemma4_triage.logs.rule import at, of_wordings, pattern, remarked, written
@@ -171,6 +171,26 @@ def _of_a_source(facts: LogFacts) -> Iterator[Finding]:
 _PIP = pattern(r"pip3? install (?:-U |--upgrade )?[\w.-]+(?:\[[\w,]+\])?(?:[=<>~!]=?[\w.*]+)?")
 
 
+_TRITON_KERNELS: dict[str, Any] = {
+    "cause": "triton_kernels' product of experts (MXFP4, gpt-oss) was compiled for this GPU to code that its "
+    "assembler, ptxas, refuses: the package's kernels have instructions that GPUs of 12.x lack, or that ptxas is older "
+    "than the GPU.",
+    "advice": (
+        "another --moe-runner-backend than triton_kernel (flashinfer_mxfp4, marlin, triton), or a later release of "
+        "SGLang with the triton_kernels that it pins, which serves such GPUs (SGLang 19718; pip install triton_kernels "
+        "--no-deps)",
+        "only if other Triton kernels fail alike: TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas of a toolkit that knows "
+        "the GPU (12.8 for sm_120, 13.0 for sm_121)",
+    ),
+}
+_MATMULS = pattern(r"(?:\S+ )?_?p?_?matmul_ogs$|matmul_ogs\.py:|triton_kernels\w*\.py:")
+
+
+def _of_triton_kernels(death: Death) -> bool:
+    """Say whether the package of kernels of MXFP4 experts stands among a failure's innermost frames."""
+    return death.package == "triton_kernels" or any(map(_MATMULS.match, death.frames[-3:]))
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     found = list(_OF_WORDINGS.find(facts))
     if not found and not facts.deaths:
@@ -201,6 +221,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         elif "did not compile" in finding.cause and (of := facts.remarks.get("compiled_for")) is not None:
             update["advice"] = (JIT_ARCHITECTURE, *finding.advice)
             update["evidence"] = (*finding.evidence, at(facts, of.place, of.text, "what it was compiled for"))
+        if "assembler ptxas ended" in finding.cause and any(map(_of_triton_kernels, facts.deaths)):
+            update |= _TRITON_KERNELS
         update |= without_cuda(facts, str(finding.evidence[0].value)) or {}
         yield finding.model_copy(update=update)
 
