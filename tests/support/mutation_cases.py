@@ -5,6 +5,12 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "stamp-of-a-window-overwritten": ("tree-broken", S.TREE_LOCK, D.STALE, C.CERTAIN),
+    "chunked-request-in-a-batch-twice": ("request-state-differs", S.ROW_INDICES, D.DUPLICATE, C.LIKELY),
+    "window-lock-lost-on-a-node": ("tree-broken", S.TREE_LOCK, D.EARLY, C.CERTAIN),
+    "child-under-another-key": ("tree-broken", S.TREE_NODE, None, C.CERTAIN),
+    "answer-changed-behind-its-forward": ("cached-text-differs", None, None, C.LIKELY),
+    "pages-of-a-new-row-exchanged": ("request-state-differs", S.WRITE_LOCATIONS, D.SWAPPED, C.LIKELY),
     "prefixes-of-a-mixed-batch-turned": ("request-state-differs", S.BATCH_LENGTHS, D.SWAPPED, C.CERTAIN),
     "freed-ahead-of-its-insert": ("cache-insert-wrong", S.FREE_CALL, D.EARLY, C.CERTAIN),
     "queries-end-too-early": ("request-state-differs", S.KERNEL_LENGTHS, None, C.CERTAIN),

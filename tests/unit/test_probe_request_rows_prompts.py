@@ -4,12 +4,13 @@ import pytest
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_dumps.reader import read_dump
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import tokens
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
-from request_rows_server import Server, trapped
+from request_rows_server import Server, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -118,3 +119,13 @@ def test_a_prompt_that_has_been_read_is(server, monkeypatch):
     monkeypatch.setattr(tokens, "prefilled_until", lambda one: 10_000)
     server.forward()
     assert request in server.world.requests
+
+
+@pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.EXTEND], ids=lambda mode: mode.name)
+def test_a_request_that_is_in_a_batch_twice(server, mode):
+    server.forward()
+    server.world.requests.append(server.world.requests[0])
+    said = trapped_by(server, lambda: server.forward(mode=mode))
+    assert (said.verdict, said.scalars["why"], said.scalars["defect"]) == ("row_index", "in it twice", "duplicate")
+    finding = named(server)
+    assert (finding.structure, finding.defect) == (Structure.ROW_INDICES, Defect.DUPLICATE)

@@ -134,8 +134,16 @@ def note_chunk(scheduler: Any, requests: Sequence[Any]) -> None:
 
 
 def check_no_chunk(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
-    """Find the request whose prompt is read in chunks in a decode or a verification, and say whether it is there."""
+    """Find a request that a batch has twice, or a decode has while its prompt is read in chunks; say whether one is."""
     mode, chunked = made.forward_mode, getattr(scheduler, "chunked_req", None)
+    firsts = {id(one): row for row, one in reversed(list(enumerate(requests)))}
+    again = next((row for row, one in enumerate(requests) if firsts[id(one)] != row), None)
+    if again is not None:
+        slots = [held(one).req_pool_idx for one in requests]
+        twice = (WrongEntry("in it twice", again, 0, slots[again] or 0),)
+        kinds, seen = [Defect.DUPLICATE], {"as_before": None, "row_before": firsts[id(requests[again])]}
+        report_wrong(scheduler, twice, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, slots, had=seen)
+        return True
     row = next((row for row, one in enumerate(requests) if one is chunked), None)
     if chunked is None or row is None or not (mode.is_decode() or mode.is_target_verify()):
         return False

@@ -48,6 +48,12 @@ def sentence_of(dump: Dump) -> str | None:
             f"{scalars.get('prompt')} tokens so far. Who takes requests into the running batch (filter_batch, "
             "chunked_req_to_exclude, merge_batch) did not leave it out."
         )
+    if why == "in it twice":
+        return (
+            f"A batch has the request in slot {slot} twice: it was taken into the running batch again, as one is whose "
+            "prompt is read in chunks and that was not left out before (filter_batch, chunked_req_to_exclude, "
+            "merge_batch). Its counts move twice at each step."
+        )
     if why == "begin":
         return (
             f"A prefill's list of prefixes (prefix_lens) has {value} for the request in slot {slot}, of which "
@@ -275,6 +281,23 @@ def may_be_the_count(dump: Dump) -> bool | None:
     """Return None where only the sum of what is locked says that a lock is missing."""
     scalars = dump.manifest.scalars
     return None if scalars.get("why") == UNLOCKED and scalars.get("request_slot") is None else False
+
+
+def may_be_another(dump: Dump) -> bool:
+    """Return whether what is named is likely wrong, and another structure may be."""
+    return may_be_the_row(dump) or is_left_behind(dump) or is_reordered(dump)
+
+
+def may_be_the_row(dump: Dump) -> bool:
+    """Return whether slots of one prefill stand in another order in its row and in what it writes.
+
+    Nobody has looked at such a row before, and either of the two may have been put in another order since they were
+    handed out.
+    """
+    manifest, scalars = dump.manifest, dump.manifest.scalars
+    of_writes = scalars.get("structure") == Structure.WRITE_LOCATIONS and scalars.get("defect") == Defect.SWAPPED
+    rows = {bad.row for bad in manifest.offences}
+    return of_writes and manifest.forward_mode in ("EXTEND", "MIXED") and len(rows) == 1
 
 
 def may_be_the_reserved_count(dump: Dump) -> bool | None:

@@ -16,6 +16,7 @@ from gemma4_triage.diagnose.request_accounts import (
     is_known,
     is_left_behind,
     is_reordered,
+    may_be_another,
     may_be_the_count,
     may_be_the_node,
     may_be_the_request,
@@ -41,11 +42,10 @@ def find(incident: Incident) -> Finding | None:
         return None
     scalars = dump.manifest.scalars
     structure = next((word for word in Structure if word == scalars.get("structure")), None)
-    why, slot, expected = scalars.get("why"), scalars.get("request_slot"), scalars.get("expected")
+    why, slot, expected, had = (scalars.get(name) for name in ("why", "request_slot", "expected", "row_had"))
     # A row that is as it was is not what changed: its page went to somebody else.
     elsewhere = scalars.get("as_before") is True
     of_tree = why == PREFIX and elsewhere
-    had = scalars.get("row_had")
     # A row that nobody has looked at before was written from the nodes a moment ago.
     is_new = why == PREFIX and scalars.get("first_look") is True
     of_row = is_new or (why == PREFIX and isinstance(had, int) and had == expected)
@@ -109,7 +109,7 @@ def find(incident: Incident) -> Finding | None:
     if (more := told_by(dump)) is not None:
         unsure, of_tree, structure = False, False, more.structure
         cause, defect = more.cause, more.defect
-    told = moved is not None or is_new or is_left_behind(dump) or is_reordered(dump) if more is None else not more.sure
+    told = moved is not None or is_new or may_be_another(dump) if more is None else not more.sure
     sure = Confidence.LIKELY if told or "or another request's slots" in cause else Confidence.CERTAIN
     blamed = Structure.TREE_NODE if of_tree else None if unsure else structure
     return Finding(
