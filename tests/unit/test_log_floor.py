@@ -328,3 +328,11 @@ def test_a_line_that_a_web_page_broke_stays_one_line():
     assert [(alarm.kind, alarm.count, alarm.text) for alarm in facts.alarms] == [
         ("killed", 100, 'page 0 "x" exit code 137')
     ]
+
+
+def test_of_lines_that_are_only_counted_the_last_one_has_the_last_time():
+    """Clocks of several containers are not alike, so a later line may have an earlier time."""
+    refused = "[2026-01-01 00:00:01] Input length (9) exceeds the maximum allowed length (8)."
+    hangs = "[2026-01-01 00:00:03] Watchdog timeout (self.watchdog_timeout=300)"
+    facts = read_log("x", ["\n".join([refused, *[hangs] * 22, *[refused] * 40, ""]).encode()])
+    assert facts.last_time == "2026-01-01T00:00:01"

@@ -124,6 +124,7 @@ class LogReading:
         self._stamps = StampReader()
         self._waiting: tuple[bytes, bytes] | None = None
         self._first = self._last = ""
+        self._times, self._timed = 0, set[bytes]()
         self._ranks: dict[str, RankReading] = {}
         self._dropped_rank_lines = 0
         self._last_rank: RankReading | None = None
@@ -296,7 +297,7 @@ class LogReading:
                             last += 1
                         goal = concerned[last][0]
                     at = goal + 1
-                    if again or ended:
+                    if again or ended or shape in self._timed:
                         self._stamp_later(lines[goal], shape)
                     if again is not None and last > place:
                         self._alarms.count(again, last - place, numbers[goal], lines[goal])
@@ -305,10 +306,11 @@ class LogReading:
                         self._ends_again(last - place + 1, numbers[goal], lines[goal])
                     continue
             self._stamp_now()
-            name = shape if isinstance(shape, bytes) else None
+            name, before = shape if isinstance(shape, bytes) else None, self._times
             self._other(numbers[goal], lines[goal], kind, streams[goal] if streams else b"", name)
             if isinstance(shape, bytes) and by_words:
                 self._alarms.remember(shape, lines[goal])
+                self._remember_time(shape, self._times > before)
         self._stamp_now()
         self._alarms.answers_before(self._lines + 1)
 
@@ -539,10 +541,18 @@ class LogReading:
 
     def _stamp(self, line: bytes, end: int) -> Stamp:
         stamp = self._stamps.read(line, end)
+        self._times += 1
         if stamp.text:
             self._first = self._first or stamp.text
             self._last = stamp.text
         return stamp
+
+    def _remember_time(self, shape: bytes, was_taken: bool) -> None:
+        """Note whether the time of a line was taken, for those that are like it and of which no more is of interest."""
+        if len(self._timed) >= MAX_NAMED:
+            self._timed.clear()
+        if was_taken:
+            self._timed.add(shape)
 
     def _stamp_later(self, line: bytes, shape: bytes) -> None:
         """Take a line of which no more is of interest than when it was; of lines that are alike, the last one is."""
