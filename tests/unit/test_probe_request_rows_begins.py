@@ -139,7 +139,7 @@ class TestPagesThatAreFree:
 
     @pytest.fixture
     def asked(self, attach, monkeypatch):
-        """A server whose leak ledger is on."""
+        """Return a server whose leak ledger is on."""
         server = Server(monkeypatch, attach("trap", "request-rows", "leak-ledger", "host-alloc-kernels"))
         monkeypatch.setattr(inserts, "BY", OfTheLatest(server))
         return server

@@ -28,7 +28,7 @@ def server(attach, monkeypatch):
 
 @pytest.fixture
 def readable(attach, monkeypatch):
-    """A server whose prefix cache has nodes that are objects of Python's."""
+    """Return a server whose prefix cache has nodes that are objects of Python's."""
     monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
     return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
 

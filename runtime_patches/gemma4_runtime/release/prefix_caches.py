@@ -120,10 +120,9 @@ def key_of_path(cache: Any, request: Any) -> list[int] | None:
         request: A `Req` that runs.
     """
     core: Any = getattr(cache, "tree_core", None)
-    nodes = getattr(core, "_node_arena", None)
-    if core is not None and nodes is None:
+    if core is not None and not hasattr(core, "_node_arena"):
         return None
-    node = request.last_node if core is None else nodes.get(request.last_node)
+    node = request.last_node if core is None else core._node_arena.get(request.last_node)
     parts: list[list[int]] = []
     while getattr(node, "parent", None) is not None:
         parts.append(key_tokens(node.key))
