@@ -122,7 +122,7 @@ def decode_attention_kernel(
             highest = tl.where(adds, score, highest)
             total = tl.where(adds, total + 1.0, total)
             whole = tl.where(adds, whole + widened(z)[None, :], whole)
-    for at in tl.range(first, end, BLOCK, num_stages=STAGES):
+    for at in tl.range(first, end, BLOCK, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         listed = at + n < end
         slot = tl.load(slots + start + at + n, mask=listed, other=0).to(tl.int64)
         k = tl.load(key_rows + slot[:, None] * key_stride, mask=listed[:, None], other=0.0)
@@ -164,7 +164,7 @@ def decode_attention_kernel(
             joined = tl.zeros([GROUP, HEAD_DIM], tl.float32)
             cells = partial + begin * SIZE + member[:, None] * HEAD_DIM + d[None, :]
             weights = extremes + begin * (2 * GROUP) + member
-            for one in tl.range(0, parts, loop_unroll_factor=4):
+            for one in tl.range(0, parts, loop_unroll_factor=4):  # pyright: ignore[reportGeneralTypeIssues]
                 weight = tl.exp2(tl.load(weights + one * (2 * GROUP), cache_modifier=".cg") - top)
                 joined += weight[:, None] * tl.load(cells + one * SIZE, cache_modifier=".cg")
             joined = joined / denominator[:, None]

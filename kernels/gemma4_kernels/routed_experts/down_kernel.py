@@ -73,7 +73,7 @@ def experts_down_kernel(
     inputs_are_there(EARLY_LAUNCH)
     total = tl.zeros([BLOCK_N, BLOCK_K if BLOCK_M == 1 else BLOCK_M], tl.float32)
     count = TOP_K if BLOCK_M == 1 else tl.load(order)
-    for step in tl.range(0, count * mine, num_stages=STAGES):
+    for step in tl.range(0, count * mine, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         number = step // mine
         at_k = (first + step % mine) * BLOCK_K + k
         if BLOCK_M == 1:

@@ -129,7 +129,7 @@ def expert_tile(
                 )  # fmt: skip
         weights = weight + mine.to(tl.int64) * expert_stride + weight_row.to(tl.int64)[:, None] * weight_stride
         total = tl.zeros([BLOCK_N, BLOCK_K if BLOCK_M == 1 else BLOCK_M], tl.float32)
-        for block in tl.range(0, tl.cdiv(depth, BLOCK_K), num_stages=STAGES):
+        for block in tl.range(0, tl.cdiv(depth, BLOCK_K), num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
             at_k = block * BLOCK_K + k
             w = weight_block(weights, at_k, depth, WHOLE_BLOCKS)
             if BLOCK_M == 1:

@@ -61,7 +61,7 @@ def add_blocks(
 ):
     """Add the products of blocks first..last - 1 to `total`, which is add_block's; return fp32 [BLOCK_N, BLOCK_M]."""
     k = tl.arange(0, BLOCK_K)
-    for block in tl.range(first, last, num_stages=STAGES):
+    for block in tl.range(first, last, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         at = block * BLOCK_K + k
         w = weight_block(weights, at, depth, WHOLE_BLOCKS)
         total = add_block(total, w, inputs, at, row, rows, depth, BLOCK_M, WHOLE_BLOCKS)
