@@ -212,7 +212,7 @@ ELSEWHERE = {
 """Made true on other dumps, in test_diagnose_premises.py, _contained.py, _mutations.py and _order_of_entries.py."""
 UNLESS_PROVEN = {
     ("cached-text-differs", "the key is right"),
-    ("tree-broken", "the node has the window"),
+    ("tree-broken", "the node has what it was given"),
     ("tree-broken", "the link is right"),
     ("token-differs", "the request's prompt or answer has"),
     ("null-page-in-live-column", "the row itself"),

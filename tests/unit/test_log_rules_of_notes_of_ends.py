@@ -108,3 +108,24 @@ def test_scores_that_are_worse_alone_are_not_wrong_among_others():
 def test_lines_lead_to_their_suspect(line, first, of):
     assert tried("'x'", f"{line}\n", of)[0] == first
     assert first not in tried("'x'", "", of)
+
+
+def test_answers_that_are_lost_on_the_way_back_are_no_standing_queue():
+    start = "$ sglang serve --model-path m --max-running-requests 128 --tokenizer-worker-num 2\n"
+    batch = "[2026-08-06 04:36:20] Decode batch, #running-req: 128, #queue-req: 96\n"
+    later = '[2026-08-06 04:38:55] INFO:     10.2.0.7:53218 - "GET /health HTTP/1.1" 200 OK\n'
+    note = "# the benchmark hangs; num_queue_reqs 0, new requests are answered, the old ones stay open for ever\n"
+    first = found(start + batch + later + note)[0]
+    assert (first.rule, first.advice[0].startswith("with --tokenizer-worker-num 1")) == ("noted-silence", True)
+    assert found(start + batch + later)[0].rule == "queue-stands"
+
+
+def test_a_kernel_of_flashinfer_that_is_called_with_other_arguments_is_of_another_release():
+    name = "batch_prefill_with_kv_cache_dtype_q_f16_dtype_kv_f16_dtype_o_f16_dtype_idx_i32_head_dim_qk_64::plan()"
+    frames = (
+        "Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3/dist-packages/sglang/srt/managers/tp_worker.py", line 112, in forward\n'
+    )
+    first = found(f"{frames}RuntimeError: {name} expects 15 arguments, but got 14\n")[0]
+    assert first.rule == "wheels-do-not-fit"
+    assert "flashinfer" in first.advice[0]

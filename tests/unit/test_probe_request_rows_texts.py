@@ -1,5 +1,7 @@
 """Probe request-rows on texts: what the prefix cache takes and gives was computed of the tokens of its key."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Structure
 from gemma4_runtime.checks.tree_links import Broken
 from gemma4_runtime.leak.slot_texts import NEVER, UNKNOWN, texts_for, texts_of
+from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.release.tree_links import Beside, broken_of
 from gemma4_runtime.rows import texts as checks
@@ -65,6 +68,28 @@ class TestWhatIsNoted:
         server.forward(mode=ForwardMode.EXTEND)
         texts = texts_of(server.world.allocator)
         assert set(texts.tokens.tolist()) == {NEVER, UNKNOWN}
+
+    def test_nor_what_is_verified_where_accepted_drafts_are_simulated(self, server):
+        with envs.SGLANG_SIMULATE_ACC_LEN.override(2.0):
+            server.forward(mode=ForwardMode.TARGET_VERIFY)
+        texts = texts_of(server.world.allocator)
+        assert set(texts.tokens.tolist()) == {NEVER, UNKNOWN}
+
+    def test_nor_what_is_beyond_the_vocabulary(self, server):
+        server.scheduler.model_config = SimpleNamespace(vocab_size=20)
+        server.forward(mode=ForwardMode.EXTEND)
+        assert texts_of(server.world.allocator).tokens.max() < 20
+
+    def test_a_forward_that_is_wrong_otherwise_leaves_what_it_writes_unknown(self, server):
+        server.forward(mode=ForwardMode.EXTEND)
+        texts = texts_of(server.world.allocator)
+        known = int((texts.tokens >= 0).sum())
+
+        def later(made):
+            made.extend_prefix_lens_cpu[0] += 2
+
+        trapped(server, later, ForwardMode.EXTEND)
+        assert int((texts.tokens >= 0).sum()) < known
 
     def test_a_forward_whose_places_are_not_told_leaves_what_it_writes_unknown(self, server):
         server.forward(mode=ForwardMode.EXTEND)
@@ -148,14 +173,15 @@ class TestPrefixes:
 class TestInserts:
     TEXT = tuple(range(200, 264))
 
-    def start(self, server, monkeypatch, stored):
-        """Start a request of which a forward has stored `stored`, and return it."""
+    def start(self, server, monkeypatch, stored, change=lambda request: None):
+        """Start a request of which a forward has stored `stored`, `change` what is known of it, and return it."""
         prefilled = pool_world.scheduler.prefilled
 
         def run(request, tree, tokens):
             store(server, request, stored)
             monkeypatch.setattr(checks, "live_requests", lambda _: [request])
             monkeypatch.setattr(checks, "BY", Given((held(request).req_pool_idx, 0)))
+            change(request)
             return prefilled(request, tree, tokens)
 
         monkeypatch.setattr(pool_world.scheduler, "prefilled", run)
@@ -181,6 +207,31 @@ class TestInserts:
         assert (finding.structure, finding.confidence) == (None, Confidence.LIKELY)
         assert "they were changed since" in finding.cause
 
+    def test_what_another_requests_forward_stored_is_in_slots_that_are_not_its_own(self, server, monkeypatch):
+        server.forward()
+        stored = np.array(self.TEXT)
+        stored[7] += 1
+
+        def anothers(request):
+            texts = texts_for(server.world.allocator)
+            slot = int(server.world.rows.req_to_token[held(request).req_pool_idx, 7])
+            texts.stays[slot] = texts.begin_stay(77, ("another", 0))
+
+        trapped_by(server, lambda: self.start(server, monkeypatch, stored, anothers))
+        finding = named(server)
+        assert (finding.structure, finding.confidence) == (Structure.REQUEST_ROW, Confidence.LIKELY)
+
+    def test_of_two_requests_that_say_they_have_one_slot_it_is_not_known_which_it_is(self, server, monkeypatch):
+        server.forward()
+        stored = np.array(self.TEXT)
+        stored[7] += 1
+
+        def both(request):
+            monkeypatch.setattr(checks, "live_requests", lambda _: [request, request])
+
+        assert trapped_by(server, lambda: self.start(server, monkeypatch, stored, both)).scalars["by_own"] is None
+        assert named(server).confidence is Confidence.LIKELY
+
     @pytest.mark.parametrize(("by", "defect"), [(1, "off by one"), (-1, "off by one"), (2, None)])
     def test_a_key_that_is_shifted(self, server, monkeypatch, by, defect):
         server.forward()
@@ -199,6 +250,20 @@ class TestInserts:
         assert (finding.structure, finding.confidence) == (Structure.TREE_NODE, Confidence.CERTAIN)
         assert f"{len(self.TEXT)} tokens" in finding.cause
         assert f"stored {len(self.TEXT) - missing}" in finding.cause
+
+    def test_what_a_later_request_stored_there_was_given_to_it_too_early(self, server, monkeypatch):
+        server.forward()
+
+        def overwritten(request):
+            texts = texts_for(server.world.allocator)
+            slot = int(server.world.rows.req_to_token[held(request).req_pool_idx, len(self.TEXT) - 1])
+            texts.tokens[slot], texts.places[slot] = 5, 3
+            texts.stays[slot] = texts.begin_stay(77, ("later", 0))
+
+        trapped_by(server, lambda: self.start(server, monkeypatch, self.TEXT[:-1], overwritten))
+        finding = named(server)
+        assert (finding.structure, finding.confidence) == (None, Confidence.LIKELY)
+        assert "given back too early" in finding.cause
 
     def test_where_drafts_were_rejected_the_slots_may_be_the_wrong_ones(self, server, monkeypatch):
         server.forward()

@@ -167,6 +167,17 @@ class TestHolds:
         # Nobody that runs holds it.
         assert broken_holds(held_tree.tree, held_tree.requests[1:]) == {}
 
+    def test_one_lock_that_two_requests_carry_is_one(self, held_tree):
+        one, other = held_tree.requests[:2]
+        one.lock = other.lock
+        assert broken_holds(held_tree.tree, held_tree.requests) == {}
+
+    def test_a_key_shorter_than_a_page_has_none_to_be_found_by(self, held_tree):
+        root = held_tree.tree.tree_core.root_node
+        child = next(iter(root.children.values()))
+        child.key = child.key[:3]
+        assert Broken.OTHER_KEY not in broken_of(held_tree.tree)
+
     def test_a_window_that_lost_one(self, held_tree):
         lock = held_tree.requests[1].lock
         held_tree.tree.tree_core._node_arena[lock.node].component_data[1].lock_ref -= 1

@@ -86,7 +86,7 @@ from gemma4_runtime.rows.report import (
     report_wrong,
 )
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of, slot_before
-from gemma4_runtime.rows.texts import check_prefixes, note_texts
+from gemma4_runtime.rows.texts import check_prefixes, forget_texts, note_texts
 from gemma4_runtime.rows.tokens import (
     check_accepted,
     check_chunk,
@@ -247,6 +247,8 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     if model_runner.is_draft_worker or mode.is_idle() or _running is None or _running.scheduler is None:
         return
     scheduler, requests = _running.scheduler, batch.reqs
+    # Of a forward that is not looked at to its end nobody knows what it stores.
+    forget_texts(scheduler, made)
     if not requests or len(requests) != len(made.req_pool_indices):
         return
     rows = made.req_pool_indices.tolist()

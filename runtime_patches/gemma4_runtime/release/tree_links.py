@@ -98,10 +98,12 @@ def broken_holds(cache: Any, requests: Iterable[Any]) -> dict[str, int]:
 
     every = {id(one): one for one in requests}.values()
     gone, holds, windows = stamps_gone(cache, every), Counter[int](), Counter[int]()
-    for lock in (getattr(request, "lock", None) for request in every):
-        path = [] if lock is None else _path(core, lock.node)
+    # Two requests that carry one lock are told by that.
+    locks = {id(lock): lock for one in every if (lock := getattr(one, "lock", None)) is not None}
+    for lock in locks.values():
+        path = _path(core, lock.node)
         holds.update(id(node) for node in path)
-        if lock is None or lock.swa_released or ComponentType.SWA not in core.component_types:
+        if lock.swa_released or ComponentType.SWA not in core.component_types:
             continue
         stamp = lock.receipt.component_lock_uuids.get(ComponentType.SWA)
         stamps = [node.component_data[ComponentType.SWA].metadata.get("uuid") for node in path]
@@ -210,7 +212,8 @@ def _host(slots: Any) -> np.ndarray:
 def _misfiled(parent: Any, page: int) -> Iterator[Any]:
     """Yield the children that a node has by another key than their own."""
     for key, child in parent.children.items():
-        if child.key is not None and len(child.key) and child.key.child_key(page) != key:
+        # One that is shorter than a page is wrong in another way, and has no such key.
+        if child.key is not None and len(child.key) >= page and child.key.child_key(page) != key:
             yield child
 
 

@@ -16,10 +16,12 @@ from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.leak.auditor import live_requests
 from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.leak.slot_texts import UNKNOWN, SlotTexts, texts_for, texts_of
+from gemma4_runtime.release import envs
 from gemma4_runtime.release.prefix_caches import key_of_path, unreadable_cache
 from gemma4_runtime.release.requests import held, write_slots
 from gemma4_runtime.rows.places import spans_of
 from gemma4_runtime.rows.report import INIT, INSERT, TEXT, report_wrong
+from gemma4_runtime.rows.seen import launched_at, seen_of
 from gemma4_runtime.rows.tokens import has_other_inputs, own_tokens, side_of_fill
 
 _KEY, _PREFIX, _LONGER = "key", "prefix", "longer"
@@ -48,18 +50,33 @@ def note_texts(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     others = np.repeat(_have_others(requests, made), sizes)
     stays = [texts.begin_stay(held(one).req_pool_idx, (one.rid, one.retraction_count)) for one in requests]
     places = [np.arange(start, start + size) for (start, _), size in zip(spans, sizes, strict=True)]
-    texts.tokens[at[inside]] = np.where((tokens < 0) | others, UNKNOWN, tokens)[inside]
+    # One beyond the vocabulary is another token in the answer.
+    end = getattr(getattr(scheduler, "model_config", None), "vocab_size", None)
+    beyond = tokens >= end if isinstance(end, int) else tokens < 0
+    texts.tokens[at[inside]] = np.where((tokens < 0) | others | beyond, UNKNOWN, tokens)[inside]
     texts.places[at[inside]] = np.concatenate(places)[inside]
     texts.stays[at[inside]] = np.repeat(stays, sizes)[inside]
+
+
+def forget_texts(scheduler: Any, made: Any) -> None:
+    """Note that it is not known what a forward stores: one of which something else is wrong."""
+    texts, locations = texts_of(scheduler.token_to_kv_pool_allocator), write_slots(made)
+    if texts is not None and locations is not None:
+        at = locations.flatten().cpu().numpy().astype(np.int64)
+        texts.tokens[at[(at >= 0) & (at < texts.tokens.size)]] = UNKNOWN
 
 
 def _have_others(requests: Sequence[Any], made: Any) -> list[bool]:
     """Return of which requests a forward's tokens do not say what is stored for them.
 
-    Of pictures and embeddings; of a block of a diffusion model; of drafts that branch, whose slots are moved later.
+    Of pictures and embeddings; of a block of a diffusion model; of drafts that branch, whose slots are moved later; of
+    accepted drafts that are simulated.
     """
     mode = made.forward_mode
-    every = mode.is_dllm_extend() or (mode.is_target_verify() and getattr(made.spec_info, "topk", 1) not in (1, None))
+    # Where SGLang is told how many drafts to take, answers have other tokens than these.
+    made_up = mode.is_target_verify() and envs.SGLANG_SIMULATE_ACC_LEN.get() > 0
+    branch = mode.is_target_verify() and getattr(made.spec_info, "topk", 1) not in (1, None)
+    every = mode.is_dllm_extend() or made_up or branch
     of_prompt = mode.is_extend() and not mode.is_target_verify()
     return [every or (of_prompt and has_other_inputs(one)) for one in requests]
 
@@ -104,6 +121,8 @@ def _report_prefix(
         "cached_tokens": int(held(request).cache_protected_len),
         "by_key": known,
         "by_fill": side_of_fill(request, first, int(own[first]), int(stored[first])),
+        # Before later chunks some releases make that list anew.
+        "first_look": launched_at(seen_of(scheduler), request) is None,
     }
     summary = (
         f"the cache gave the request in slot {slot} a prefix that was computed of another text from token {first} on"
@@ -126,7 +145,7 @@ def check_inserted_text(scheduler: Any, params: Any) -> None:
     key = np.asarray(params.key.raw_token_ids(), dtype=np.int64)
     slots = params.value.flatten().cpu().numpy().astype(np.int64)[: key.size]
     key = key[: slots.size]
-    tokens, places, _ = texts.of(slots)
+    tokens, places, stays = texts.of(slots)
     at = np.flatnonzero((tokens >= 0) & (places == np.arange(slots.size)) & (tokens != key))
     whose = None if by is None else by[0]
     if at.size:
@@ -137,6 +156,7 @@ def check_inserted_text(scheduler: Any, params: Any) -> None:
             "path_tokens": int(key.size),
             "shift": shift,
             "by_own": _by_own(scheduler, whose, first, int(key[first]), int(tokens[first])),
+            "stored_by_own": None if whose is None else bool(stays[first] == texts.stay_in(whose) > 0),
         }
         summary = f"the prefix cache is given another token {first} than the one that was stored in its slot"
         wrong = (WrongEntry(_KEY, 0, first, first + (shift or 0), first),)
@@ -160,6 +180,8 @@ def _check_length(scheduler: Any, params: Any, texts: SlotTexts, slots: np.ndarr
     had = {"as_before": None, "path_tokens": int(slots.size), "stored": stored}
     had |= {"stored_by_another": int(tokens[stored]) >= 0, "tokens_wrong": int(slots.size) - stored}
     # Drafts that were rejected stood there, or these tokens have other slots than their row's.
+    # Stays are numbered as they begin: what a later one stored there was stored over this one's.
+    had["stored_since"] = bool((stays[stored:] > stay).any())
     had["stored_elsewhere"] = bool(((texts.stays == stay) & (texts.places >= stored)).any())
     summary = f"the prefix cache is given {slots.size} tokens of the request in slot {whose}, and {stored} were stored"
     wrong = (WrongEntry(_LONGER, 0, stored, int(slots.size), stored),)
@@ -178,7 +200,9 @@ def _shift(key: np.ndarray, stored: np.ndarray, first: int) -> int | None:
 
 def _by_own(scheduler: Any, slot: int | None, place: int, key: int, stored: int) -> str | None:
     """Return whose side the request's own prompt and answer take; None where it is not known who it is."""
-    one = next((one for one in live_requests(scheduler) if held(one).req_pool_idx == slot), None)
+    found = [one for one in live_requests(scheduler) if held(one).req_pool_idx == slot]
+    # Of two that have one slot by their records nobody knows which of them it is.
+    one = found[0] if len(found) == 1 else None
     if one is None or slot is None or has_other_inputs(one):
         return None
     own = [*one.origin_input_ids, *one.output_ids]

@@ -105,7 +105,7 @@ def of_free_pages(incident: Incident, dump: Dump) -> Finding:
         ),
         confidence=(
             Confidence.CERTAIN
-            if defect is Defect.EARLY
+            if defect is Defect.EARLY and _just_released(dump)
             else Confidence.POSSIBLE
             if structure is None
             else Confidence.LIKELY
@@ -129,6 +129,17 @@ def of_free_pages(incident: Incident, dump: Dump) -> Finding:
         ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
     )
+
+
+_RELEASES = ("release_kv_cache", "cache_finished_req", "cache_unfinished_req")
+
+
+def _just_released(dump: Dump) -> bool:
+    """Return whether it was the request's own release, of this very moment, that gave the page back."""
+    scalars, now = dump.manifest.scalars, dump.manifest.step
+    step = scalars.get("page_free_step")
+    recent = isinstance(step, int) and now is not None and now - 1 <= step <= now
+    return scalars.get("page_free_site") in _RELEASES and recent
 
 
 def _page(dump: Dump, name: str, size: int) -> int | None:

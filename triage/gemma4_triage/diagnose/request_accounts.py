@@ -50,9 +50,9 @@ def sentence_of(dump: Dump) -> str | None:
         )
     if why == "in it twice":
         return (
-            f"A batch has the request in slot {slot} twice: it was taken into the running batch again, as one is whose "
-            "prompt is read in chunks and that was not left out before (filter_batch, chunked_req_to_exclude, "
-            "merge_batch). Its counts move twice at each step."
+            f"A batch has the request in slot {slot} twice, so that its counts move twice at each step: as where one "
+            "whose prompt is read in chunks was not left out before it was taken in again (filter_batch, "
+            "chunked_req_to_exclude, merge_batch)."
         )
     if why == "begin":
         return (

@@ -60,11 +60,11 @@ def _broken_path(dump: Dump) -> Told | None:
     structure, defect, words, _ = KINDS[kind]
     differs = f"{scalars.get('expected')} tokens, and it counts {scalars.get('value')} as the cache's"
     cause = (
-        f"A node of the prefix cache {words}. So the path up from the last node of the request in slot "
-        f"{scalars.get('request_slot')} has {differs if of_count else 'other slots than its row'}."
+        f"A node of the prefix cache {words}. Most likely it is on the path up from the last node of the request in "
+        f"slot {scalars.get('request_slot')}, which has {differs if of_count else 'other slots than its row'}."
     )
     shown = (said(dump, "scalars.tree_broken", "what is wrong with how many nodes"),)
-    return Told(cause, defect, shown, True, structure)
+    return Told(cause, defect, shown, False, structure)
 
 
 def _rows_of_others(dump: Dump) -> Told | None:

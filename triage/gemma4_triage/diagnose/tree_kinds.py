@@ -9,7 +9,7 @@ from gemma4_triage.diagnose.incident import PROCESS_END
 SPLIT = " Another has more than its tokens: as where a split cuts slots at another length than the key (_split_node)."
 _AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
 STAMP, GONE = "stamp gone", "gone and still a child"
-OTHER_WINDOW = "another window"
+OTHER_WINDOW, OTHER_TEXT = "another window", "another text"
 WINDOW, PROTECTED = "window locked alone", ("full_protected", "swa_protected")
 LEFT_OVER = (
     "has more locks on its sliding window than on itself: with no request left windows are locked still, and no node "
@@ -18,7 +18,7 @@ LEFT_OVER = (
     "Compare where a lock of the window and its release end (acquire_component_lock, release_component_lock): both "
     "count the node whose stamp (uuid) ends them. A release that leaves the window out leaves all of them.",
 )
-MISLEADS = ("another parent", GONE, "fewer slots than tokens", "more slots than tokens")
+MISLEADS = ("another parent", "fewer slots than tokens", "more slots than tokens")
 """Kinds that give a walk up from a node other slots than its request has."""
 KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "another parent": (
@@ -44,11 +44,12 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "has more slots than its key has tokens, so that what hits it gets those of other tokens",
         _AT_SLOTS,
     ),
-    "another text": (
+    OTHER_TEXT: (
         *(Structure.TREE_NODE, None),
         "has other tokens in its key than those whose keys and values were stored in its slots: whoever has the text "
         "of that key is given the prefix of another",
-        "Look at what makes a node's key (insert, fill ids, _split_node), and at what changes one that the tree has.",
+        "Look at what makes a node's key (insert, fill ids, _split_node), at what changes one that the tree has, and "
+        "at who writes into slots that a node holds.",
     ),
     OTHER_WINDOW: (
         *(Structure.TREE_NODE, None),

@@ -158,6 +158,17 @@ _NAMED = (
 )
 
 
+_GOES_ON = re.compile(
+    r"(?i)\bnew(?:er)? requests? (?:are|is|get) (?:still )?(?:answered|served)|\bnum_queue_reqs\W{0,3}0\b|"
+    r"\bqueue (?:is|stays) empty|\bnothing (?:is )?queued"
+)
+
+
+def goes_on(facts: LogFacts) -> bool:
+    """Say whether a note has the server take in requests, or none wait, while earlier ones were never answered."""
+    return any(_GOES_ON.search(facts.remarks[name].text) for name in (NAME, "notes") if name in facts.remarks)
+
+
 def named_in_notes(facts: LogFacts) -> Iterator[str]:
     """Yield what to leave out by what notes beside the log, and lines of NCCL and fused sums, name."""
     names = ("stands", "notes", "fused_sums", "nccl_p2p")

@@ -28,12 +28,12 @@ _CUT_TWICE = (
 )
 _DECODE_FITTED = (
     " Before each decode SGLang counts what it takes, and retracts requests until that fits (check_decode_mem, "
-    "new_tokens_required_next_decode): by that count this step fitted, so it counts less than is taken, or leaves a "
-    "pool out."
+    "new_tokens_required_next_decode): by that count this step fitted, so it counts less than is taken, leaves a pool "
+    "out, or goes by a length (kv_committed_len) or a number of evictable tokens that is wrong."
 )
 _PREFILL_FITTED = (
     " Admission counts beforehand what fits (PrefillAdder, the budget of each pool): by that count these requests "
-    "fitted, so it counts less than is taken, or leaves a pool out."
+    "fitted, so it counts less than is taken, leaves a pool out, or goes by a number of evictable tokens that is wrong."
 )
 
 

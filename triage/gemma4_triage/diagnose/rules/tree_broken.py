@@ -11,6 +11,7 @@ from gemma4_triage.diagnose.tree_kinds import (
     GONE,
     KINDS,
     LEFT_OVER,
+    OTHER_TEXT,
     OTHER_WINDOW,
     PROTECTED,
     SPLIT,
@@ -59,7 +60,7 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
         structure=structure,
         defect=defect,
         cause=f"{when} of the prefix cache {words}.{beside}",
-        confidence=Confidence.LIKELY if kind == OTHER_WINDOW else Confidence.CERTAIN,
+        confidence=Confidence.LIKELY if kind in (OTHER_WINDOW, OTHER_TEXT) else Confidence.CERTAIN,
         evidence=(
             said(dump, f"scalars.{_FIELD}", "what is wrong with how many nodes"),
             said(dump, "step", "when it was seen first"),
@@ -103,9 +104,10 @@ def _beside(incident: Incident, dump: Dump, kind: str) -> Iterator[Dump]:
             yield one
 
 
-def _may_be_the_map(dump: Dump) -> bool | None:
-    """Return None where a node and the map differ, and nothing says which of them was changed."""
-    return None if next((one for one in KINDS if one in counts_of(dump)), None) == OTHER_WINDOW else False
+def _may_be_the_other(dump: Dump) -> bool | None:
+    """Return None where a node and what it is held against differ, and nothing says which of them was changed."""
+    first = next((one for one in KINDS if one in counts_of(dump)), None)
+    return None if first in (OTHER_WINDOW, OTHER_TEXT) else False
 
 
 def _may_be_the_count(dump: Dump) -> bool | None:
@@ -119,7 +121,10 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion("the node has the window that it was given, and the map was changed", in_dump(_may_be_the_map)),
+        Exclusion(
+            "the node has what it was given, and the map was changed, or its slots were written again",
+            in_dump(_may_be_the_other),
+        ),
         Exclusion("the link is right, and the cache lost count of the node or kept it", in_dump(_may_be_the_count)),
         Exclusion(
             "the exception came out of the middle of a change to the tree, which was half done", in_dump(half_done)

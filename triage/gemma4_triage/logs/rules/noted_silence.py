@@ -46,6 +46,11 @@ _ENCODER = (
     "without --mm-enable-dp-encoder: ranks then encode different images, and one that has none does not come to a sum "
     "that a part of the encoder still makes over all of them (SGLang 20759); then a later release"
 )
+_ANSWERS_LOST = (
+    "{0}: the scheduler goes on, so that answers get lost on the way back, and each of several tokenizers waits for "
+    "its own: of requests that were refused or aborted some releases tell the wrong one; then a later release (SGLang "
+    "33858)"
+)
 _NO_WARM_UP = (
     "once with --skip-server-warmup, and one short request of text alone: if that is answered, it is its image"
 )
@@ -101,6 +106,8 @@ def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
     """Yield what to try, what the notes name first, then what its ranks meet in, then what is switched on."""
     yield from said_in_notes.named_in_notes(facts)
     on = features(facts)
+    if said_in_notes.goes_on(facts):
+        yield from (_ANSWERS_LOST.format(one.without) for one in on if one.setting == "tokenizer_worker_num")
     if _in_its_warmup(facts):
         encodes = facts.settings.get("mm_enable_dp_encoder", facts.arguments.get("mm_enable_dp_encoder")) == "True"
         if encodes and facts.settings.get("tp_size", "1") not in ("1", "None"):

@@ -18,7 +18,7 @@ LONG_S = 60.0
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     # That clients wait in vain is what such a queue looks like from outside.
-    if facts.deaths or any(alarm.kind != "timeout" for alarm in facts.alarms):
+    if facts.deaths or any(alarm.kind != "timeout" for alarm in facts.alarms) or said_in_notes.goes_on(facts):
         return
     for name, last in facts.remarks.items():
         if not name.startswith(STANDING) or not name.endswith(" 3"):
