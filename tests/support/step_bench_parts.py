@@ -72,7 +72,7 @@ def measure_parts(spec: dict[str, Any]) -> dict[str, Any]:
         fused[arm.name] = {op: calls - before.get(op, 0) for op, calls in fused_calls().items()}
     name = spec["broken"].replace("-", "_")
     right, scaled = getattr(ops, name), ops.rmsnorm_residual_scalar
-    setattr(ops, name, lambda first, *others: right(first * first, *others))
+    setattr(ops, name, lambda first, *others, **named: right(first * first, *others, **named))
     ops.rmsnorm_residual_scalar = lambda x, w, rows, scalar, eps: scaled(x, w, rows, torch.ones_like(scalar), eps)
     broken = [arm for arm in arms if arm.name in ("none", spec["broken"], "rmsnorm-residual-scalar")]
     last = {arm.name: answer for arm, answer in answers(loaded, broken, requests) if arm.name != "none"}
