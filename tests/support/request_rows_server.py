@@ -16,6 +16,8 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.incident import Incident
 from pool_world import PoolWorld
 
 PROMPT = list(range(1, 41))
@@ -172,6 +174,11 @@ class Server:
     def _written(self, spans):
         rows = self.world.rows.req_to_token
         return torch.cat([rows[held(request).req_pool_idx, start:stop] for request, start, stop in spans])
+
+
+def named(server):
+    """Return what is named of the one dump that a server's `request-rows` wrote."""
+    return conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
 
 
 def trapped(server, change=lambda made: None, mode=ForwardMode.DECODE, **more):

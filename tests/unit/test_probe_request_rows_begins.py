@@ -6,16 +6,13 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.leak.ledger import generations_of
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import inserts
-from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
-from request_rows_server import DRAFTS, MODES, PROMPT, Server, trapped, trapped_by
+from request_rows_server import DRAFTS, MODES, PROMPT, Server, named, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -23,11 +20,6 @@ pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 @pytest.fixture
 def server(attach, monkeypatch):
     return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
-
-
-def named(server):
-    """Return what is named of the one dump that a server wrote."""
-    return conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
 
 
 class TestBegins:

@@ -1,16 +1,13 @@
-"""Probe request-rows on what a prefill reads: each request has new tokens in it, and they are its own."""
+"""Probe request-rows on what a prefill reads, which is its requests' own, and on who is in a batch."""
 
 import pytest
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.release.requests import held
-from gemma4_runtime.rows import tokens
-from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_runtime.rows import members
 from gemma4_triage.finding import Confidence
-from request_rows_server import Server, trapped, trapped_by
+from request_rows_server import Server, named, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -18,11 +15,6 @@ pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 @pytest.fixture
 def server(attach, monkeypatch):
     return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
-
-
-def named(server):
-    """Return what is named of the one dump that a server wrote."""
-    return conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
 
 
 @pytest.mark.parametrize(("missing", "defect"), [(0, "zero"), (2, "negative")])
@@ -106,7 +98,7 @@ class TestPromptTokens:
 def test_a_request_whose_prompt_is_read_in_chunks_is_in_no_decode(server, mode, monkeypatch):
     request = server.world.requests[1]
     server.scheduler.chunked_req = request
-    monkeypatch.setattr(tokens, "prefilled_until", lambda one: 32)
+    monkeypatch.setattr(members, "prefilled_until", lambda one: 32)
     said = trapped(server, mode=mode)
     assert (said.verdict, said.scalars["why"], said.scalars["read"]) == ("row_index", "chunked", 32)
     finding = named(server)
@@ -115,10 +107,10 @@ def test_a_request_whose_prompt_is_read_in_chunks_is_in_no_decode(server, mode, 
 
 
 def test_a_prompt_that_has_been_read_is(server, monkeypatch):
-    request = server.scheduler.chunked_req = server.world.requests[1]
-    monkeypatch.setattr(tokens, "prefilled_until", lambda one: 10_000)
+    server.scheduler.chunked_req = server.world.requests[1]
+    monkeypatch.setattr(members, "prefilled_until", lambda one: 10_000)
     server.forward()
-    assert request in server.world.requests
+    assert list(server.dumps.glob("*request-rows*")) == []
 
 
 @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.EXTEND], ids=lambda mode: mode.name)

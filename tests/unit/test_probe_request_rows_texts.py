@@ -8,18 +8,15 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 import pool_world
-from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Structure
 from gemma4_runtime.checks.tree_links import Broken
-from gemma4_runtime.leak.slot_texts import NEVER, UNKNOWN, texts_for, texts_of
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.release.tree_links import Beside, broken_of
 from gemma4_runtime.rows import texts as checks
-from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_runtime.slot_texts import NEVER, UNKNOWN, texts_for, texts_of
 from gemma4_triage.finding import Confidence
-from request_rows_server import DRAFTS, PROMPT, Server, trapped, trapped_by
+from request_rows_server import DRAFTS, Server, named, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -34,11 +31,6 @@ def readable(attach, monkeypatch):
     """Return a server whose prefix cache has nodes that are objects of Python's."""
     monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
     return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
-
-
-def named(server):
-    """Return what is named of the one dump that a server wrote."""
-    return conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
 
 
 def store(server, request, tokens):
@@ -319,7 +311,3 @@ class TestNodes:
         (node, *_) = core.root_node.children.values()
         value = node.component_data[0].value if core is not tree else node.value
         return int(torch.as_tensor(value)[0])
-
-
-def test_the_prompt_of_the_world_is_longer_than_a_page():
-    assert len(PROMPT) > 2 * 16

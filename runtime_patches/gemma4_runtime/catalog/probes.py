@@ -272,9 +272,10 @@ PROBES: tuple[Patch, ...] = (
             "trtllm_mha, and the lists of slots on Triton outside CUDA graphs, the draft's too; where the target's "
             "sliding layers write on both, by the map, outside CUDA graphs; the positions of the target's forwards, "
             "and of a frozen draft's outside CUDA graphs; the token that a decode or a verification begins with, and "
-            "those that a prefill of text reads, of which each request has to have some. From 0.5.23 on the drafts "
-            "that are taken, slots ahead, and what an insert leaves in the prefix cache. It copies rows to the host "
-            "and waits for the device, so contain leaves it out unless it is named.",
+            "those that a prefill of text reads, of which each request has to have some; a prefix from the cache "
+            "against the text that was stored in its slots. From 0.5.23 on the drafts that are taken, slots ahead, and "
+            "what an insert takes and leaves in the prefix cache. It copies rows to the host and waits for the device, "
+            "so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",
             proof=(
@@ -282,6 +283,8 @@ PROBES: tuple[Patch, ...] = (
                 "tests/unit/test_probe_request_rows_tables.py",
                 "tests/unit/test_probe_request_rows_tokens.py",
                 "tests/unit/test_probe_request_rows_prompts.py",
+                "tests/unit/test_probe_request_rows_texts.py",
+                "tests/unit/test_probe_request_rows_begins.py",
                 "tests/unit/test_request_rows.py",
                 "tests/engine/test_request_rows_live.py",
             ),

@@ -22,7 +22,6 @@ import torch
 
 from gemma4_runtime.checks.page_census import Whereabouts
 from gemma4_runtime.checks.swa_mapping_census import SlotPairs, held_swa_pages
-from gemma4_runtime.leak.slot_texts import texts_of
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists, pending_slots
 from gemma4_runtime.release.prefix_caches import (
@@ -34,6 +33,7 @@ from gemma4_runtime.release.prefix_caches import (
 )
 from gemma4_runtime.release.requests import committed_freed, held, swa_evicted, swa_kept_until
 from gemma4_runtime.release.tree_links import Beside, broken_holds, broken_of
+from gemma4_runtime.slot_texts import texts_of
 
 REQUEST_SLOTS = "requests"
 """The name of the pool of request slots, which is counted like a pool of pages."""

@@ -59,10 +59,11 @@ from gemma4_runtime.indices.triton import has_lists_of_its_own
 from gemma4_runtime.indices.trtllm import believed_lengths
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held
-from gemma4_runtime.rows.begins import check_bounds
-from gemma4_runtime.rows.counts import check_begins, check_counters, check_lengths, check_locks
+from gemma4_runtime.rows.begins import check_begins, check_bounds
+from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
 from gemma4_runtime.rows.inserts import can_be_held, check_insert
+from gemma4_runtime.rows.members import check_members
 from gemma4_runtime.rows.places import (
     check_draft_positions,
     check_lists,
@@ -91,7 +92,6 @@ from gemma4_runtime.rows.tokens import (
     check_accepted,
     check_chunk,
     check_input_tokens,
-    check_no_chunk,
     check_prompt_tokens,
     check_something_new,
     note_chunk,
@@ -261,7 +261,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         had = _is_free(scheduler, released[0].value)
         report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows, had=had)
         return
-    if check_begins(scheduler, requests, made) or check_no_chunk(scheduler, requests, made):
+    if check_begins(scheduler, requests, made) or check_members(scheduler, requests, made):
         return
     note_texts(scheduler, requests, made)
     check_prefixes(scheduler, requests, made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ def broken_holds(cache: Any, requests: Iterable[Any]) -> dict[str, int]:
         if lock.swa_released or ComponentType.SWA not in core.component_types:
             continue
         stamp = lock.receipt.component_lock_uuids.get(ComponentType.SWA)
-        stamps = [node.component_data[ComponentType.SWA].metadata.get("uuid") for node in path]
+        stamps = _stamps(path)
         if not stamp or stamp in stamps:
             windows.update(id(node) for node in path[: stamps.index(stamp) + 1 if stamp else None])
     few = {Broken.FEW_HOLDS: 0, Broken.FEW_WINDOW_HOLDS: 0, Broken.STAMP_GONE: gone}
@@ -142,17 +142,17 @@ def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
 
     count = 0
     for lock in (getattr(request, "lock", None) for request in requests):
-        if lock is None or lock.swa_released:
-            continue
-        stamp, node = lock.receipt.component_lock_uuids.get(ComponentType.SWA), core._node_arena.get(lock.node)
-        if not stamp or node is None:
-            continue
-        for _ in range(len(core._node_arena)):
-            if node is None or node.component_data[ComponentType.SWA].metadata.get("uuid") == stamp:
-                break
-            node = node.parent
-        count += node is None
+        stamp = None if lock is None else lock.receipt.component_lock_uuids.get(ComponentType.SWA)
+        path = _path(core, lock.node) if stamp and not lock.swa_released else []
+        count += bool(path) and stamp not in _stamps(path)
     return count
+
+
+def _stamps(path: Sequence[Any]) -> list[Any]:
+    """Return the stamps of nodes at which locks of their sliding windows end; None of one without."""
+    from gemma4_runtime.release import ComponentType
+
+    return [node.component_data[ComponentType.SWA].metadata.get("uuid") for node in path]
 
 
 def _walk(root: Any) -> Iterator[tuple[Any, Any, int]]:

@@ -1,4 +1,4 @@
-"""What `request-rows` asks of where each request's queries and keys begin in a forward (cu_seqlens)."""
+"""What `request-rows` asks of where things begin in a forward: a prefill's new tokens, queries and keys."""
 
 from __future__ import annotations
 
@@ -9,9 +9,44 @@ from typing import Any
 from gemma4_dumps.structures import Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
-from gemma4_runtime.rows.report import LENGTH, METADATA, or_swapped, report_wrong
+from gemma4_runtime.release.requests import held, prefilled_until
+from gemma4_runtime.rows.report import INIT, LENGTH, METADATA, or_swapped, report_wrong
 
 _QUERIES, _KEYS = "cu_seqlens_q", "cu_seqlens_k"
+
+
+def check_begins(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
+    """Hold where a prefill's new tokens begin (prefix_lens) against their lengths, and say whether one is wrong.
+
+    Its positions, and the slots that it writes, are counted from there.
+    """
+    mode = made.forward_mode
+    if not mode.is_extend() or mode.is_target_verify() or len(made.seq_lens) != len(requests):
+        return False
+    lengths, sizes = made.seq_lens.tolist(), list(map(int, made.extend_seq_lens_cpu))
+    begins = list(map(int, made.extend_prefix_lens_cpu))
+    if not len(begins) == len(sizes) == len(lengths):
+        return False
+    expected = [length - size for length, size in zip(lengths, sizes, strict=True)]
+    wrong = [
+        WrongEntry("begin", row, 0, value, wanted)
+        for row, (value, wanted) in enumerate(zip(begins, expected, strict=True))
+        if value != wanted
+    ]
+    if not wrong:
+        return False
+    width = scheduler.req_to_token_pool.req_to_token.shape[1]
+    kinds = or_swapped(wrong, [defect_of(w.value, w.expected, width + 1, foreign=set(expected)) for w in wrong])
+    first = wrong[0].row
+    tokens = None if made.input_ids is None else int(made.input_ids.numel())
+    agree = tokens == sum(sizes) and prefilled_until(requests[first]) == lengths[first]
+    # What the request itself has of where they begin.
+    own = getattr(requests[first], "prefix_indices", None)
+    agree = agree and (own is None or len(own) == expected[first])
+    had = {"as_before": None, "new_tokens": sizes[first], "length": lengths[first], "agreed_before": agree}
+    slots = [held(request).req_pool_idx for request in requests]
+    report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
+    return True
 
 
 def check_bounds(

@@ -15,7 +15,6 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.leak.auditor import live_requests
 from gemma4_runtime.leak.ledger import BY
-from gemma4_runtime.leak.slot_texts import UNKNOWN, SlotTexts, texts_for, texts_of
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.prefix_caches import key_of_path, unreadable_cache
 from gemma4_runtime.release.requests import held, write_slots
@@ -23,6 +22,7 @@ from gemma4_runtime.rows.places import spans_of
 from gemma4_runtime.rows.report import INIT, INSERT, TEXT, report_wrong
 from gemma4_runtime.rows.seen import launched_at, seen_of
 from gemma4_runtime.rows.tokens import has_other_inputs, own_tokens, side_of_fill
+from gemma4_runtime.slot_texts import UNKNOWN, SlotTexts, texts_for, texts_of
 
 _KEY, _PREFIX, _LONGER = "key", "prefix", "longer"
 _FEWEST_SHIFTED = 3

@@ -17,7 +17,7 @@ from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held, prefilled_until
 from gemma4_runtime.rows.counts import known_tokens, runs
 from gemma4_runtime.rows.places import spans_of
-from gemma4_runtime.rows.report import INIT, LENGTH, NEXT, ROW_INDEX, SAMPLE, TOKEN, or_swapped, report_wrong
+from gemma4_runtime.rows.report import INIT, LENGTH, NEXT, SAMPLE, TOKEN, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import launched_at, seen_of
 
 NOBODYS = -1
@@ -131,31 +131,6 @@ def note_chunk(scheduler: Any, requests: Sequence[Any]) -> None:
         stay = (request.rid, request.retraction_count)
         if seen.chunk is None or seen.chunk[:2] != (request, stay):
             seen.chunk = (request, stay, len(request.output_ids))
-
-
-def check_no_chunk(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
-    """Find a request that a batch has twice, or a decode has while its prompt is read in chunks; say whether one is."""
-    mode, chunked = made.forward_mode, getattr(scheduler, "chunked_req", None)
-    firsts = {id(one): row for row, one in reversed(list(enumerate(requests)))}
-    again = next((row for row, one in enumerate(requests) if firsts[id(one)] != row), None)
-    if again is not None:
-        slots = [held(one).req_pool_idx for one in requests]
-        twice = (WrongEntry("in it twice", again, 0, slots[again] or 0),)
-        kinds, seen = [Defect.DUPLICATE], {"as_before": None, "row_before": firsts[id(requests[again])]}
-        report_wrong(scheduler, twice, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, slots, had=seen)
-        return True
-    row = next((row for row, one in enumerate(requests) if one is chunked), None)
-    if chunked is None or row is None or not (mode.is_decode() or mode.is_target_verify()):
-        return False
-    slots = [held(one).req_pool_idx for one in requests]
-    prompt, read = len(chunked.origin_input_ids), prefilled_until(chunked)
-    # The scheduler may name one that has been read.
-    if read >= prompt:
-        return False
-    wrong = (WrongEntry("chunked", row, 0, slots[row] or 0),)
-    had = {"as_before": None, "read": read, "prompt": prompt}
-    report_wrong(scheduler, wrong, ROW_INDEX, INIT, Structure.ROW_INDICES, [None], made, slots, had=had)
-    return True
 
 
 def check_something_new(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:

@@ -40,8 +40,8 @@ def of_key(dump: Dump) -> str:
         side = "ahead of" if shift < 0 else "behind"
         way = f" From there on the key stands {number_of(abs(shift), 'place')} {side} what was stored.{way}"
     return (
-        f"A request's tokens are put into the prefix cache under a key that is not theirs: from token {token} on, "
-        f"{count} of its tokens are others than those whose keys and values were stored in the slots.{way}"
+        f"A request is put into the prefix cache under a key that is not the text of its slots: {count} of the key's "
+        f"tokens, the first at place {token}, are others than those whose keys and values were stored there.{way}"
     )
 
 

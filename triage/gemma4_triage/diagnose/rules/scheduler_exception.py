@@ -69,9 +69,8 @@ def find(incident: Incident) -> Finding | None:
 def _cut_twice(dump: Dump) -> bool:
     """Return whether it is the scheduler's own assertion that one prompt alone is read in chunks."""
     scalars = dump.manifest.scalars
-    return (
-        scalars.get("exception") == "AssertionError" and dump.manifest.site.endswith(_ADMITS) and not scalars["message"]
-    )
+    asserted = scalars.get("exception") == "AssertionError" and not scalars.get("message")
+    return asserted and dump.manifest.site.endswith(_ADMITS)
 
 
 def _by_the_count_before(dump: Dump) -> str:
