@@ -141,9 +141,12 @@ def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
     from gemma4_runtime.release import ComponentType
 
     count = 0
-    for lock in (getattr(request, "lock", None) for request in requests):
-        stamp = None if lock is None else lock.receipt.component_lock_uuids.get(ComponentType.SWA)
-        path = _path(core, lock.node) if stamp and not lock.swa_released else []
+    for request in requests:
+        lock: Any = getattr(request, "lock", None)
+        if lock is None or lock.swa_released:
+            continue
+        stamp = lock.receipt.component_lock_uuids.get(ComponentType.SWA)
+        path = _path(core, lock.node) if stamp else []
         count += bool(path) and stamp not in _stamps(path)
     return count
 
