@@ -293,3 +293,41 @@ class TestProvenance:
             "free list": (Structure.SWA_FREE_LIST, Defect.FOREIGN),
         }[lost_in]
         assert ("the call is wrong, and not the list" in finding.cause) is by_call
+
+    @pytest.mark.parametrize("named_by", ["free list", "hand-out"])
+    def test_of_a_page_that_is_given_while_in_use_the_lists_tell_whether_one_of_them_named_it(
+        self, swa, guard, monkeypatch, named_by
+    ):
+        pool = swa.allocator.swa_attn_allocator
+        ledger_of(swa.allocator)
+        opened = int(pool.free_pages[0])
+        swa.start(prompt(1, 40))
+        assert swa.faults() == {}
+        if named_by == "free list":
+            pool.free_pages = torch.cat((torch.tensor([opened], dtype=pool.free_pages.dtype), pool.free_pages))
+        else:
+            following, kernel = int(pool.free_pages[0]), alloc_kernels.alloc_extend_kernel
+            of_release = not getattr(pool, "use_triton_kernels", True)
+            right = paged.alloc_extend_naive if of_release else kernel[()]
+
+            def gives_the_first_again(prefix_lens, seq_lens, last_loc, free_pages, out_indices, *sizes):
+                right(prefix_lens, seq_lens, last_loc, free_pages, out_indices, *sizes)
+                if free_pages.numel() == pool.free_pages.numel():
+                    out_indices[out_indices // 16 == following] += (opened - following) * 16
+
+            place = (paged, "alloc_extend_naive") if of_release else (kernel, "_function")
+            monkeypatch.setattr(*place, gives_the_first_again)
+        swa.start(prompt(2, 24))
+        found = swa.audit()
+        report(found, found.findings, "step", Leak.DUMP, guard)
+        dumps = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
+        told = [dump.manifest.scalars.get("swa_given_in_use") for dump in dumps]
+        assert set(told) == {named_by}
+        (incident,) = group(dumps)
+        findings = {finding.rule: finding for finding in conclude(incident)}
+        shared = findings["swa-page-shared"]
+        assert (shared.structure, shared.defect) == (
+            Structure.SWA_FREE_LIST if named_by == "free list" else Structure.ALLOCATION,
+            Defect.DUPLICATE,
+        )
+        assert shared.confidence is not Confidence.POSSIBLE

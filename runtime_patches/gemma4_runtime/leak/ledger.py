@@ -144,6 +144,13 @@ class LeakLedger:
         """Return the request slot that gave a page of a pool back last; None if that is not known any more."""
         return self._recent.giver_of(page, pool)
 
+    def frees_of(self, pages: np.ndarray, steps: np.ndarray, pool: int = FULL) -> np.ndarray:
+        """Return by how many calls each of `pages`, [n], of a pool was asked back in its step of `steps`, [n].
+
+        0 where those calls are not known any more.
+        """
+        return self._recent.frees_of(pages, steps, pool)
+
     def _fold(self, events: Events) -> None:
         began, all_cleared = 0, np.flatnonzero(events.kind == Kind.CLEARED)
         runs = events.runs if all_cleared.size else self._telling(events)
@@ -222,6 +229,17 @@ class RecentEvents:
                     return None
                 ended = True
         return None
+
+    def frees_of(self, pages: np.ndarray, steps: np.ndarray, pool: int) -> np.ndarray:
+        """Return by how many calls each page was asked back in its step: int64 [n]. The end of a group is none."""
+        asked, freed = np.zeros(len(pages), np.int64), np.zeros(len(pages), np.int64)
+        for events, _ in self._chunks:
+            told = np.isin(events.kind, (Kind.FREED, Kind.FREE_ASKED)) & (events.pool == pool)
+            for number in np.flatnonzero(told & np.isin(events.step, steps)):
+                named = np.isin(pages, events.slots_of(number) // events.page_size) & (steps == events.step[number])
+                count = freed if events.kind[number] == Kind.FREED else asked
+                count += named
+        return np.where(asked > 0, asked, freed)
 
     def documents(self, pools: Sequence[tuple[str, PageLedger]]) -> list[dict[str, Any]]:
         """Return them for JSON, oldest first.

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_runtime.checks.page_census import Fault, Finding
-from gemma4_runtime.checks.page_ledger import LastEvent, PageLedger, Site
+from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.evidence import offences
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.audit import Audit
 from gemma4_runtime.leak.holders import edges, holders
 from gemma4_runtime.leak.suspects import COLUMNS, LIVES_COLUMNS, POOLS, SHARES_COLUMNS, lives, shares, suspects
+from gemma4_runtime.leak.told_by_calls import told_by_calls
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS, TREE
 from gemma4_runtime.release.tree_links import said_of_tree
 from gemma4_runtime.settings import Leak, Mode
@@ -97,8 +97,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         extents={f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()}
         | {"rows_of_requests": audit.reading.rows},
         scalars=_scalars(audit)
-        | _lost_in(audit)
-        | _dropped(audit)
+        | told_by_calls(audit)
         | (_counted(audit) if group[0].fault is Fault.UNBALANCED else {})
         | ({"stray_entries": _stray(audit)} if audit.reading.stray_entries else {})
         | {
@@ -181,75 +180,6 @@ def _counted(audit: Audit) -> dict[str, int]:
 def _stray(audit: Audit) -> str:
     told = sorted(audit.reading.stray_entries.items())
     return ",".join(f"{slot}:{first}:{count}:{behind}" for slot, (first, count, behind) in told)
-
-
-def _lost_in(audit: Audit) -> dict[str, str]:
-    """Return how a pool lost the only free page that is nowhere, where a page that is held is free as well.
-
-    hand-out: a call took it off the free list, and gave another. listed twice: no such call took it, and the list named
-    the other one twice as that was given. free list: the list still had the lost one then, and no longer the other.
-    """
-    found = {}
-    for number, (name, history) in enumerate(audit.ledger.pools.items()):
-        of_pool = [finding for finding in audit.findings if finding.pool == name]
-        nowhere = [finding.pages for finding in of_pool if finding.fault is Fault.NOWHERE]
-        lost = [page for page in np.concatenate(nowhere).tolist() if _was_free(history, page)] if nowhere else []
-        held = [page for one in of_pool if one.fault is Fault.FREE_AND_HELD for page in one.pages.tolist()]
-        if len(lost) != 1 or len(held) != 1:
-            continue
-        for call in (call for call in reversed(audit.ledger.hand_outs) if call.pool == number):
-            given = _on_host((call.slots,)) // audit.ledger.page_size
-            before, after = _on_host(call.before), _on_host(call.after)
-            if lost[0] in before and lost[0] not in (*after, *given):
-                found[f"{name}_lost_in"] = "hand-out"
-                break
-            if held[0] in given:
-                if (before == held[0]).sum() > 1:
-                    found[f"{name}_lost_in"] = "listed twice"
-                elif lost[0] in after and held[0] not in after:
-                    found[f"{name}_lost_in"] = "free list"
-                break
-    return found
-
-
-_NOT_TOLD = "0:0:0"
-"""Of a pool that lost pages of which no call says that it took and did not give them."""
-
-
-def _dropped(audit: Audit) -> dict[str, str]:
-    """Return, by pool, how many pages the latest call took that lost one of them without giving it, of how many."""
-    found = {}
-    for number, (name, history) in enumerate(audit.ledger.pools.items()):
-        of_pool = [one for one in audit.findings if one.pool == name]
-        nowhere = [one.pages for one in of_pool if one.fault is Fault.NOWHERE]
-        if not nowhere:
-            continue
-        found[f"{name}_dropped"] = _NOT_TOLD
-        if any(one.fault in (Fault.FREE_AND_HELD, Fault.HELD_TWICE) for one in of_pool):
-            # Others may have been given in their places.
-            continue
-        every = np.concatenate(nowhere)
-        lost = [page for page in every.tolist() if _was_free(history, page)]
-        for call in (call for call in reversed(audit.ledger.hand_outs) if call.pool == number and lost):
-            slots, size = _on_host((call.slots,)), audit.ledger.page_size
-            given, opened = slots // size, slots[slots % size == 0] // size
-            taken = np.setdiff1d(_on_host(call.before), _on_host(call.after))
-            if np.unique(opened).size != opened.size or np.setdiff1d(opened, taken).size:
-                # It gave something else in the place of what it took.
-                break
-            dropped = np.setdiff1d(taken, given)
-            if np.isin(lost, dropped).any():
-                found[f"{name}_dropped"] = f"{dropped.size}:{taken.size}:{int(np.isin(every, dropped).all())}"
-                break
-    return found
-
-
-def _was_free(history: PageLedger, page: int) -> bool:
-    return 0 < page <= history.pages and history.last_event[page] in (LastEvent.CLEARED, LastEvent.FREED)
-
-
-def _on_host(parts: Sequence[torch.Tensor]) -> np.ndarray:
-    return np.concatenate([part.to("cpu", torch.int64).reshape(-1).numpy() for part in parts])
 
 
 def _site(code: int) -> str:

@@ -17,6 +17,8 @@ from gemma4_triage.diagnose.recorded_calls import gives_back, is_release, reques
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Evidence
 
+_FEWEST = 2
+"""Requests that went on where they ended, beside one that did not, before it is told of that one."""
 ALL_AT_ONCE = (
     " All of its requests were, which have tokens: their rows were read where nothing is written yet, as at the new "
     "length in place of the one before, or they are other rows."
@@ -179,6 +181,8 @@ def asked_wrong(dump: Dump) -> Wrong:
 
     There every request of the batch was a token shorter, and its last slot is known. Says nothing of another batch.
     """
+    if (drafts := _drafts_begin_elsewhere(dump)).structure is not None:
+        return drafts
     decodes = [record for record in readable_events(dump)[-2:] if record.get("call") == "alloc_decode"]
     if len(decodes) < 2 or not dump.manifest.offences:
         return Wrong(None)
@@ -201,6 +205,32 @@ def asked_wrong(dump: Dump) -> Wrong:
         said = event(dump, number, f"last_loc.{at}", f"the row's last slot; the decode before gave it {last[at]}")
         return Wrong(Structure.REQUEST_ROW, _invalid_slot(value), (said,))
     return Wrong(None)
+
+
+def _drafts_begin_elsewhere(dump: Dump) -> Wrong:
+    """Return the count of allocated tokens of the one request whose slots for drafts do not begin where they ended.
+
+    The call before gave the same batch its slots; of every other request they go on there.
+    """
+    records = readable_events(dump)
+    numbers = [number for number, one in enumerate(records) if one.get("site") == "spec_v2_decode"][-2:]
+    calls = [records[number] for number in numbers if records[number].get("call") == "alloc_extend"]
+    if len(calls) < 2 or not dump.manifest.offences or numbers[-1] != len(records) - 1:
+        return Wrong(None)
+    if any(one.get("site") == "alloc_for_extend" for one in records[numbers[0] :]):
+        # Another request may have joined in the place of one that left.
+        return Wrong(None)
+    ended, begins, at = calls[0].get("seq_lens"), calls[1].get("prefix_lens"), dump.manifest.offences[0].row
+    if not (isinstance(ended, list) and isinstance(begins, list) and len(ended) == len(begins) > _FEWEST):
+        return Wrong(None)
+    moved = [row for row, (old, new) in enumerate(zip(ended, begins, strict=True)) if old != new]
+    if moved != [at] or (calls[1].get("last_loc") or [])[at : at + 1] != [dump.manifest.offences[0].value]:
+        return Wrong(None)
+    meaning = f"until where the request is said to have slots; the call before ended at {ended[at]}"
+    said = event(dump, numbers[-1], f"prefix_lens.{at}", meaning)
+    page = dump.manifest.page_size or 1
+    by_a_page = abs(begins[at] - ended[at]) in (1, page)
+    return Wrong(Structure.REQUEST_COUNTERS, Defect.OFF_BY_ONE if by_a_page else None, (said,))
 
 
 def _defect_of_length(length: int, right: int, others: set[int]) -> Defect | None:

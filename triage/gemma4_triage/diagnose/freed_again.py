@@ -16,6 +16,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _BACK = ("freed", "free_asked")
 _GIVEN = ("handed_out", "owned", "given")
+_ONCE = "of the pages that stand there twice, those that one call alone gave back, and all"
 _TIMES = ("first", "again")
 
 
@@ -94,8 +95,12 @@ def listed_twice(rule: str, incident: Incident, dump: Dump) -> Finding | None:
     if not Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards).attached("swa-allocator"):
         # A free that the ledger does not see may be the second.
         return None
+    counted = dump.manifest.scalars.get(f"{pool}_freed_once")
     numbers = [_only_free(dump, pool, page) for page in sorted(pages)]
-    if dump.manifest.rule != LEAK or pool is None or not numbers or None in numbers:
+    if dump.manifest.rule != LEAK or pool is None or not numbers:
+        return None
+    by_count = counted == f"{len(pages)}:{len(pages)}"
+    if None in numbers and not by_count:
         return None
     return Finding(
         rule=rule,
@@ -111,6 +116,7 @@ def listed_twice(rule: str, incident: Incident, dump: Dump) -> Finding | None:
             *of_pages(dump),
             cell(dump, TABLE, (0, 0), "the page"),
             *(event(dump, number, "step", "when it was given back") for number in numbers[:1] if number is not None),
+            *(said(dump, f"scalars.{pool}_freed_once", _ONCE) for _ in range(by_count)),
         ),
         advice=(
             "Look at what writes free_pages: free, free_group_end and merge_and_sort_free, and restore_state.",

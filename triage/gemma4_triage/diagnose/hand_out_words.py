@@ -10,6 +10,8 @@ WHENCE: dict[object, str] = {
     Structure.SWA_FREE_LIST: " The free list held it before the call.",
     Structure.BATCH_LENGTHS: " It is the length: every other request has grown by one token since the last decode.",
     Structure.REQUEST_ROW: " It is the row: the decode before gave the request another slot.",
+    Structure.REQUEST_COUNTERS: " It is the count of tokens for which the request has slots (kv_allocated_len): every "
+    "other request of the batch goes on where the call before ended.",
     Structure.SWA_MAPPING: " The mapping led there: what it has for the request's last slot is none.",
     ZEROED: " The free before it put page 0 on the list in place of the SWA pages that it named, which are lost, as "
     "where it reads the mapping behind its clearing.",

@@ -26,7 +26,8 @@ ID = "allocator-past-pool-end"
 _ASKED = "last_loc"
 """The table of what a call was given: the last slot of each request, from which it continues."""
 _LISTS = (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST)
-_NOT_PROVEN = (*_LISTS, Structure.SWA_MAPPING, Structure.BATCH_LENGTHS, Structure.REQUEST_ROW)
+_ASKED_WRONG = (Structure.BATCH_LENGTHS, Structure.REQUEST_ROW, Structure.REQUEST_COUNTERS)
+_NOT_PROVEN = (*_LISTS, *_ASKED_WRONG, Structure.SWA_MAPPING)
 
 
 def find(incident: Incident) -> Finding | None:

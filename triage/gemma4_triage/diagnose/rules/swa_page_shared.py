@@ -3,17 +3,25 @@
 from gemma4_dumps.audit_findings import Life, lives
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import HELD_TWICE, first_census
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import peers_lost
 from gemma4_triage.diagnose.hand_out import hand_out_wrong, led_elsewhere
-from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.rule import Exclusion, Rule, calls_went_unseen, in_dump
+from gemma4_triage.diagnose.where_wrong import Wrong, free_list_of_pool
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "swa-page-shared"
+_LISTED = (
+    " The free list of its pool had it when it was handed out again, and the ledger saw nobody give it back: what is "
+    "wrong is the list, not a free."
+)
+_GIVEN = (
+    " It was handed out again by a call whose free list did not have it: what the call returned is wrong, not the list."
+)
 _OPEN = " Whether the hand-out, the mapping or, of the prefix cache's, what was put into it is wrong is not known."
 
 
@@ -23,7 +31,9 @@ def find(incident: Incident) -> Finding | None:
         return None
     wrong, again = hand_out_wrong(dump), _given_while_held(incident)
     why = led_elsewhere(dump) if wrong.structure else _OPEN
-    if again is not None:
+    if wrong.structure is None and (given := _by_lists(dump)) is not None:
+        wrong, why = given, _LISTED if _is_free_list(given) else _GIVEN
+    elif again is not None:
         why = (
             f" It was handed out again at step {again.alloc_step}, and the ledger saw nobody give it back before: the "
             "free list had it still, or the hand-out named another page."
@@ -34,7 +44,7 @@ def find(incident: Incident) -> Finding | None:
         structure=wrong.structure,
         defect=wrong.defect or Defect.DUPLICATE,
         cause=f"A page has two owners, and both write their keys and values there.{why}",
-        confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
+        confidence=_confidence(dump, wrong),
         evidence=(
             said(dump, "site", "where it was seen"),
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
@@ -43,12 +53,35 @@ def find(incident: Incident) -> Finding | None:
             *wrong.proof,
             *(() if again is None or census is None else peers_lost(census, _twice(incident))),
         ),
-        advice=(
+        advice=("Look at what writes free_pages beside free and alloc: restore_state, clear, a resized pool.",)
+        if _is_free_list(wrong)
+        else (
             "Look at who wrote the mapping last: set_full_to_swa_mapping, or a hand-out of a page in use.",
             "page_states in an allocator's dump names, per slot, the full page that the SWA page serves.",
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
+
+
+def _is_free_list(wrong: Wrong) -> bool:
+    return wrong.structure in (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST)
+
+
+def _by_lists(dump: Dump) -> Wrong | None:
+    """Return what an audit saw of the call that gave the page again: the list before had it, or had not."""
+    pool = dump.manifest.pool_kind or ""
+    key = f"{pool}_given_in_use"
+    told = dump.manifest.scalars.get(key)
+    structure = {"free list": free_list_of_pool(pool), "hand-out": Structure.ALLOCATION}.get(str(told))
+    proof = said(dump, f"scalars.{key}", "what named the page when it was handed out again")
+    return None if structure is None else Wrong(structure, Defect.DUPLICATE, (proof,))
+
+
+def _confidence(dump: Dump, wrong: Wrong) -> Confidence:
+    """Return how sure it is: a call that nobody looked at may have given the page back."""
+    if wrong.structure is None:
+        return Confidence.POSSIBLE
+    return Confidence.LIKELY if dump.manifest.rule == LEAK and calls_went_unseen(dump) else Confidence.CERTAIN
 
 
 def _twice(incident: Incident) -> set[int]:
