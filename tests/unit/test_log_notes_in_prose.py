@@ -111,6 +111,20 @@ class TestStanding:
     def test_work_behind_it_is_none(self):
         assert found_in([START, prefill(1), self.NOTE, decode(9)]) == ()
 
+    @pytest.mark.parametrize(
+        "note",
+        [
+            "# hangs here in the warm-up; the same command without --enable-dp-attention starts\n",
+            "# every request after this hangs. Without --enable-metrics all is well\n",
+        ],
+    )
+    def test_what_the_note_says_of_another_try_is_no_denial_of_it(self, note):
+        assert only([START, prefill(1), decode(2), note]).rule == "noted-silence"
+
+    def test_a_note_of_another_try_alone_is_none_of_this_server(self):
+        assert found_in([START, prefill(1), decode(2), "# hangs; without --enable-metrics it hangs as well\n"])
+        assert found_in([START, prefill(1), decode(2), "# with --enable-metrics it works and never hangs\n"]) == ()
+
     @pytest.mark.parametrize("note", ["# the picture hangs on the wall\n", "# one client is stuck\n"])
     def test_what_is_not_of_the_whole_server_is_none(self, note):
         assert found_in([START, prefill(1), decode(2), note]) == ()

@@ -159,6 +159,58 @@ class TestWhichIsWrong:
         assert "by_sample" not in self.differ(server, 9, 21).scalars
 
 
+class TestAnswers:
+    """What a forward sampled is put into its requests' answers before the next one is chosen."""
+
+    def sampled(self, server, *tokens):
+        batch = SimpleNamespace(reqs=server.world.requests, forward_mode=ForwardMode.DECODE)
+        server.next_batch()
+        request_rows.after_run_batch(SimpleNamespace(next_token_ids=torch.tensor(tokens)), server.scheduler, batch)
+
+    def between(self, server):
+        return lambda: request_rows.check_answers(server.scheduler, server.world.requests)
+
+    def test_each_gets_its_own(self, server):
+        self.sampled(server, 50, 51, 52)
+        latest(server, 50, 51, 52)
+        self.between(server)()
+
+    def test_a_chunk_in_the_middle_gets_none(self, server):
+        self.sampled(server, 50, 51, 52)
+        latest(server, 50)
+        self.between(server)()
+
+    @pytest.mark.parametrize(
+        ("given", "defect", "whose"),
+        [((51, 50, 52), Defect.SWAPPED, 1), ((51, 51, 52), Defect.FOREIGN, 1), ((60, 51, 52), None, None)],
+    )
+    def test_another_is_told_with_whose_it_is(self, server, given, defect, whose):
+        self.sampled(server, 50, 51, 52)
+        latest(server, *given)
+        said = trapped_by(server, self.between(server))
+        slots = [held(request).req_pool_idx for request in server.world.requests]
+        assert (said.verdict, said.site) == ("token_differs", "Scheduler.get_next_batch_to_run")
+        assert said.scalars["value"] == (-1 if whose is None else slots[whose])
+        finding = named(server)
+        assert (finding.rule, finding.defect, finding.confidence) == ("token-differs", defect, Confidence.CERTAIN)
+        assert "another token than its forward sampled" in finding.cause
+        assert not {50, 51, 60} & {bad.value for bad in said.offences}
+
+    @pytest.mark.parametrize("kind", ["ended", "grammar", "another stay", "overlap"])
+    def test_what_may_be_another_says_nothing(self, server, kind, monkeypatch):
+        server.scheduler.enable_overlap = kind == "overlap"
+        self.sampled(server, 50, 51, 52)
+        latest(server, 60, 51, 52)
+        request = server.world.requests[0]
+        if kind == "ended":
+            monkeypatch.setattr(request, "finished", lambda: True, raising=False)
+        elif kind == "grammar":
+            request.grammar = object()
+        elif kind == "another stay":
+            request.retraction_count += 1
+        self.between(server)()
+
+
 class TestChunks:
     def chunked(self, server):
         server.forward()

@@ -7,7 +7,8 @@
 |                                     | request counts against its row's width, the nodes that it holds, and what it   |
 |                                     | counted before its forward; without drafts, the batch's lengths; the locks of  |
 |                                     | the prefix cache against the nodes that requests hold, before a forward too;   |
-|                                     | that no answer grows while its prompt is read in chunks                        |
+|                                     | that no answer grows while its prompt is read in chunks, and that each ends in |
+|                                     | what was sampled for it (without drafts and overlap)                           |
 | after filter_batch and merge_batch  | the batch's row numbers, by which the next step allocates                      |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
 |                                     | all tokens that the forward writes; each slot that it will write against the   |
@@ -59,6 +60,7 @@ from gemma4_runtime.indices.triton import has_lists_of_its_own
 from gemma4_runtime.indices.trtllm import believed_lengths
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.answers import check_answers, note_sampled
 from gemma4_runtime.rows.begins import check_begins, check_bounds
 from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
@@ -110,6 +112,7 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
             _check_row_numbers(scheduler, batch)
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
     check_chunk(scheduler)
+    check_answers(scheduler, list(requests.values()))
     check_counters(scheduler, list(requests.values()), lengths)
     check_locks(scheduler, list(requests.values()), NEXT)
     check_row_entries(scheduler, list(requests.values()), NEXT)
@@ -239,6 +242,11 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
     global _running
     seen = _running = seen_of(scheduler)
     seen.scheduler, seen.batch, seen.ran = scheduler, batch, tuple(batch.reqs or ())
+
+
+def after_run_batch(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Remember, after `Scheduler.run_batch`, what it sampled."""
+    note_sampled(scheduler, batch, result)
 
 
 def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:

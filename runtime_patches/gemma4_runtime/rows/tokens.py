@@ -190,6 +190,10 @@ def check_prompt_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> N
     had = {"as_before": None, "rows_wrong": len(wrong), "tokens_wrong": int(bad.size), "place": place, "moved": moved}
     read = found[begins[row] : begins[row + 1]]
     had |= _as_read(requests[row], spans[row], read, place, scheduler.page_size)
+    had["prompt"] = len(requests[row].origin_input_ids)
+    if place >= had["prompt"] and not scheduler.enable_overlap and scheduler.spec_algorithm.is_none():
+        # Between the steps it was what the forward before had sampled.
+        had["by_sample"] = "answer"
     summary = f"the prefill reads another token than token {place} of the request in slot {slots[row]}"
     kinds = [Defect.SWAPPED if moved else None] * len(wrong)
     report_wrong(scheduler, wrong, TOKEN, INIT, _INPUTS, kinds, made, slots, had=had, summary=summary)

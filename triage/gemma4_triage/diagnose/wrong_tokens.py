@@ -8,7 +8,7 @@ from gemma4_dumps.structures import Defect
 from gemma4_dumps.wording import number_of
 
 PARTS = "Look at what parts a verification's result by request, by its stride and accept_lens: _resolve_spec_v2_tokens."
-ACCEPTED, CHUNK, PROMPT = "agreed", "chunk", "prompt"
+ACCEPTED, CHUNK, PROMPT, ANSWER = "agreed", "chunk", "prompt", "answered"
 
 
 def _of_drafts(dump: Dump) -> str:
@@ -31,6 +31,16 @@ def _of_chunk(dump: Dump) -> str:
     )
 
 
+def _of_answer(dump: Dump) -> str:
+    scalars = dump.manifest.scalars
+    whose = scalars.get("value")
+    of = "which was sampled for no request of its batch" if whose == -1 else f"that of the request in slot {whose}"
+    return (
+        f"The answer of the request in slot {scalars.get('request_slot')} got another token than its forward sampled "
+        f"for it: {of}. What takes the results of a batch apart is wrong (process_batch_result), and not the forward."
+    )
+
+
 def _of_prompt(dump: Dump) -> str:
     scalars = dump.manifest.scalars
     rows, count, shift = (scalars.get(name) for name in ("rows_wrong", "tokens_wrong", "shift"))
@@ -42,6 +52,11 @@ def _of_prompt(dump: Dump) -> str:
         "read": "The list by which its prompt is read (fill ids) has that other one as well: it, or the request's own "
         "prompt or answer, was changed.",
     }.get(str(scalars.get("by_fill")), "Which of them was changed is not known.")
+    place, prompt = scalars.get("place"), scalars.get("prompt")
+    if isinstance(place, int) and isinstance(prompt, int) and place >= prompt:
+        way = "It is one of its answer: what was sampled is read wrong, or was put wrong into the answer (output_ids)."
+        if scalars.get("by_sample") == "answer":
+            way = "It is one of its answer, which has what was sampled: the forward reads another (mix_with_running)."
     if isinstance(shift, int):
         beside = f"{number_of(abs(shift), 'place')} {'further on' if shift > 0 else 'before'}"
         way = f"They are its own tokens {beside}: where the prefill begins was counted otherwise than its length."
@@ -108,6 +123,13 @@ TOLD = {
         "as many as it had when a chunk was launched",
         "Look at what counts chunks in the middle: get_new_batch_prefill and process_batch_result_prefill, by "
         "inflight_middle_chunks (is_chunked in older releases).",
+    ),
+    ANSWER: Told(
+        _of_answer,
+        "whose token it is; -1: not known",
+        "whose it has to be",
+        "Look at what goes through a batch's requests and their next_token_ids side by side: who is left out of one, "
+        "as a chunk in the middle is, has to be left out of the other.",
     ),
     PROMPT: Told(
         _of_prompt,

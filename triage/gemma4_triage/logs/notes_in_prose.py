@@ -28,7 +28,8 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         "answers",
         r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition|far lower|"
         r"accuracy (?:is |of )?0\.[0-6]|replacement characters|mojibake|(?:gsm8k|mmlu)\b.{0,60}?[:=] ?0\.[0-4])|"
-        r"answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?wrong|wrong answers?|text is broken|"
+        r"answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?(?:wrong|repeated|empty)\b|"
+        r"(?:gsm8k|mmlu|accuracy)\b.{0,20}?\b0/\d|wrong answers?|text is broken|"
         r'"(\S)\1{7}|\boutput_ids?\W{1,4}(\d{2,7})(?:, \2){2}',
     ),
     (

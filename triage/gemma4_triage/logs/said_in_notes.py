@@ -31,6 +31,8 @@ _DENIES = re.compile(
     # Of answers, which then come; and of another try than this log's.
     rb"\banswers? (?:of|are|is)\b|\b(?:rubbish|garbage|nonsense|gibberish)\b|^#+ *(?:with|without|same|if)\b"
 )
+_CLAUSES = re.compile(rb";\s+|\.\s+(?=[A-Z])|,? but ")
+"""Between them a note may turn from this server to another try."""
 
 DIES = "noted_death"
 """Name under which a note is kept by which the server dies where no line shows it."""
@@ -90,7 +92,7 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
         kept.setdefault("calls_noted", said)
     if _SAMPLED.search(line):
         kept.setdefault("wrong_as_it_samples", said)
-    if _SAYS.search(line) and not _DENIES.search(line):
+    if any(_SAYS.search(clause) and not _DENIES.search(clause) for clause in _CLAUSES.split(line)):
         # The last one, behind which the least work can stand.
         kept[NAME] = said
     if _ENDED.search(line) and not _NOT_ENDED.search(line):

@@ -50,7 +50,10 @@ def _is_sure(dump: Dump) -> bool:
     """Return whether two accounts of the token agree against the third."""
     scalars = dump.manifest.scalars
     if scalars.get("why") == PROMPT:
-        return scalars.get("by_fill") == "own"
+        # The list is made of the prompt and of the answer, of which it says nothing then.
+        place, prompt = scalars.get("place"), scalars.get("prompt")
+        answers = isinstance(place, int) and isinstance(prompt, int) and place >= prompt
+        return scalars.get("by_fill") == "own" and (not answers or scalars.get("by_sample") == "answer")
     return scalars.get("why") in TOLD or scalars.get("by_sample") is not None
 
 

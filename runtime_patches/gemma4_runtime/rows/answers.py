@@ -1,0 +1,76 @@
+"""What `request-rows` asks of answers: each ends in the token that its request's forward sampled.
+
+No dump names a token: of one that is wrong it says whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gemma4_dumps.structures import Defect
+from gemma4_runtime.checks.request_rows import WrongEntry
+from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.report import NEXT, TOKEN, or_swapped, report_wrong
+from gemma4_runtime.rows.seen import seen_of
+from gemma4_runtime.rows.tokens import NOBODYS
+
+_ANSWER = "answer's tokens"
+
+
+def note_sampled(scheduler: Any, batch: Any, result: Any) -> None:
+    """Note which token a forward sampled for each request of its batch, and how long its answer was then.
+
+    Not with overlap, where answers grow a step later, nor with drafts, of which a step gives several. Waits for the
+    device.
+
+    Args:
+        scheduler: Whose batch it is.
+        batch: That was run.
+        result: What `Scheduler.run_batch` returned for it.
+    """
+    seen, given = seen_of(scheduler), getattr(result, "next_token_ids", None)
+    if scheduler.enable_overlap or not scheduler.spec_algorithm.is_none() or given is None:
+        return
+    if batch.forward_mode.is_idle() or len(given) != len(batch.reqs or ()):
+        return
+    for request, token in zip(batch.reqs, [int(one) for one in given], strict=True):
+        seen.answers[request.rid] = ((request.rid, request.retraction_count), len(request.output_ids), token)
+
+
+def check_answers(scheduler: Any, requests: Sequence[Any]) -> None:
+    """Find answers that have grown by a token which is not what was sampled for them.
+
+    What a grammar or a beam chooses is left out, and an answer that has ended: SGLang writes over its last token where
+    the model gave one that there is none of.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those that run between two steps.
+    """
+    seen = seen_of(scheduler)
+    known = [seen.answers.get(request.rid) for request in requests]
+    seen.answers = {}
+    wrong: list[WrongEntry] = []
+    kinds: list[Defect | None] = []
+    slots = [held(request).req_pool_idx for request in requests]
+    for row, (request, noted) in enumerate(zip(requests, known, strict=True)):
+        if noted is None or noted[0] != (request.rid, request.retraction_count) or request.finished():
+            continue
+        if len(request.output_ids) != noted[1] + 1 or request.output_ids[-1] == noted[2]:
+            continue
+        if any(getattr(request, name, None) is not None for name in ("grammar", "beam_group")):
+            continue
+        found = request.output_ids[-1]
+        others = [
+            slots[other] for other, one in enumerate(known) if other != row and one is not None and one[2] == found
+        ]
+        wrong.append(WrongEntry("answered", row, 0, (others[0] if others else None) or NOBODYS, slots[row]))
+        kinds.append(Defect.FOREIGN if others else None)
+    if not wrong:
+        return
+    kinds, whose = or_swapped(wrong, kinds), wrong[0].value
+    of = "of no request" if whose == NOBODYS else f"of the request in slot {whose}"
+    summary = f"the answer of the request in slot {slots[wrong[0].row]} ends in another token than was sampled: {of}"
+    had = {"as_before": None, "rows_wrong": len(wrong)}
+    report_wrong(scheduler, wrong, TOKEN, NEXT, _ANSWER, kinds, None, slots, had=had, summary=summary)
