@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gemma4_runtime.checks.page_census import Fault, Whereabouts, check_census
 from gemma4_runtime.checks.page_events import FULL, Kind, PageRows
 from gemma4_runtime.checks.page_ledger import LastEvent, PageLedger, Site
-from gemma4_runtime.checks.swa_mapping_census import SlotPairs, below_zero, check_mapping, held_swa_pages
+from gemma4_runtime.checks.swa_mapping_census import SlotPairs, below_zero, check_mapping, held_swa_pages, of_padding
 from gemma4_runtime.leak.event_log import EventLog
 
 PAGES = 6
@@ -180,6 +180,14 @@ class TestMapping:
         mapping[[17, 18, 63]] = -1
         (finding,) = below_zero(mapping, 16)
         assert (finding.fault, finding.pages.tolist()) == (Fault.MAPPED_BELOW_ZERO, [1, 3])
+
+    def test_padding_has_no_slot_of_its_own(self):
+        mapping = np.zeros(65, np.int64)
+        mapping[-1], mapping[16] = -1, 32
+        assert of_padding(mapping, 16) == []
+        mapping[[0, 3]] = 32, -1
+        (finding,) = of_padding(mapping, 16)
+        assert (finding.fault, finding.pages.tolist(), finding.places.tolist()) == (Fault.MAPPED_ELSEWHERE, [0], [1])
 
     def test_what_is_right(self):
         assert check_mapping(pairs((16, 16, True), (17, 0, False)), np.array([2]), 4, 16) == []

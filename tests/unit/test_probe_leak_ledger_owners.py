@@ -331,3 +331,17 @@ class TestProvenance:
             Defect.DUPLICATE,
         )
         assert shared.confidence is not Confidence.POSSIBLE
+
+    def test_an_swa_slot_for_padding_is_told(self, swa, guard):
+        swa.start(prompt(1, 40))
+        assert swa.faults() == {}
+        swa.allocator.full_to_swa_index_mapping[0] = 20
+        found = swa.audit()
+        report(found, found.findings, "step", Leak.DUMP, guard)
+        (dump,) = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
+        assert dump.manifest.scalars["padding_leads_to"] == 20
+        assert "for 1 slot of page 0" in dump.manifest.summary
+        (incident,) = group([dump])
+        finding = conclude(incident)[0]
+        assert (finding.rule, finding.structure) == ("mapping-cleared-wrong", Structure.SWA_MAPPING)
+        assert "page 0, which is for padding" in finding.cause

@@ -41,6 +41,17 @@ def below_zero(mapping: np.ndarray, page_size: int) -> list[Finding]:
     return [Finding(Fault.MAPPED_BELOW_ZERO, "full", full, np.ones_like(full))] if full.size else []
 
 
+def of_padding(mapping: np.ndarray, page_size: int) -> list[Finding]:
+    """Return page 0, which is for padding, if the mapping has an SWA slot for it: what padded rows store goes there.
+
+    Args:
+        mapping: All of it, [slots + 1].
+        page_size: In tokens.
+    """
+    count = np.count_nonzero(mapping[:page_size] > 0)
+    return [Finding(Fault.MAPPED_ELSEWHERE, "full", np.array([0]), np.array([count]))] if count else []
+
+
 def left_over(mapping: np.ndarray, free: np.ndarray, free_swa: np.ndarray, page_size: int) -> list[Finding]:
     """Return the free full pages that the mapping leads from to free SWA pages: a free, and a reset, clear theirs.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemma4_runtime.checks.page_census import Fault, Finding, check_census
-from gemma4_runtime.checks.swa_mapping_census import below_zero, check_mapping, left_over
+from gemma4_runtime.checks.swa_mapping_census import below_zero, check_mapping, left_over, of_padding
 from gemma4_runtime.leak.equation import Equation, equations
 from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
 from gemma4_runtime.leak.whereabouts import TREE, Reading, read, unreadable
@@ -73,6 +73,8 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     if reading.mapping is not None:
         # What somebody holds has been found above.
         found += below_zero(reading.mapping, allocator.page_size)
+        if allocator.full_attn_allocator is not allocator.swa_attn_allocator:
+            found += of_padding(reading.mapping, allocator.page_size)
         if _clears_the_mapping(allocator):
             found += left_over(reading.mapping, reading.pools[0].free, reading.pools[1].free, allocator.page_size)
     sums = equations(allocator, req_to_token_pool, tree_cache, reading)

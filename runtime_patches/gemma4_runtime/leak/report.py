@@ -108,6 +108,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
             "evicted": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.evicted.items())),
             "left_window": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.left_window.items())),
             "tree_broken": said_of_tree(audit.reading.broken),
+            **_padding(audit),
         },
         tensors={
             "suspects": TensorPayload.from_array(table),
@@ -134,6 +135,9 @@ def _sentence(finding: Finding, audit: Audit) -> str:
         if of_slots:
             return f"request slot 0, which is for padding, is of {places} request{'s' if places > 1 else ''}"
         return f"page 0, which is for padding, is held in {places} places of the {finding.pool} pool"
+    if finding.fault is Fault.MAPPED_ELSEWHERE and not finding.pages[0]:
+        slots = "slot" if finding.places[0] == 1 else "slots"
+        return f"the mapping has an SWA slot for {finding.places[0]} {slots} of page 0, which is for padding"
     (row,) = suspects([Finding(finding.fault, finding.pool, finding.pages[:1], finding.places[:1])], audit.ledger)
     first = dict(zip(COLUMNS, row.tolist(), strict=True))
     count, noun = finding.pages.size, "request slot" if of_slots else f"{finding.pool} page"
@@ -175,6 +179,13 @@ def _counted(audit: Audit) -> dict[str, int]:
     listed = {f"{one.pool}_listed": one.free.size * page for one in reading.pools if one.pool != REQUEST_SLOTS}
     cached = {f"{pool}_cached": pages * page for pool, pages in reading.cached_pages.items()}
     return listed | cached | {"full_locked": reading.locked.size * page}
+
+
+def _padding(audit: Audit) -> dict[str, int]:
+    """Return the first SWA slot that the mapping has for page 0, if it has any."""
+    mapping = audit.reading.mapping
+    led = np.empty(0) if mapping is None else mapping[: audit.ledger.page_size]
+    return {"padding_leads_to": int(led[led > 0][0])} if (led > 0).any() else {}
 
 
 def _stray(audit: Audit) -> str:
