@@ -212,6 +212,7 @@ ELSEWHERE = {
 """Made true on other dumps, in test_diagnose_premises.py, _contained.py, _mutations.py and _order_of_entries.py."""
 UNLESS_PROVEN = {
     ("cached-text-differs", "the key is right"),
+    ("numbers-not-finite", "the forward that stored"),
     ("tree-broken", "the node has what it was given"),
     ("tree-broken", "the link is right"),
     ("token-differs", "the request's prompt or answer has"),

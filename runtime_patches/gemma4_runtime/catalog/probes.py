@@ -273,8 +273,8 @@ PROBES: tuple[Patch, ...] = (
             "sliding layers write on both, by the map, outside CUDA graphs; the positions of the target's forwards, "
             "and of a frozen draft's outside CUDA graphs; the token that a decode or a verification begins with, and "
             "those that a prefill of text reads, of which each request has to have some; a prefix from the cache "
-            "against the text that was stored in its slots; what was sampled against the answer. From 0.5.23 on the "
-            "drafts that are taken, slots ahead, and "
+            "against the text that was stored in its slots; what was sampled against the answer; logits that are NaN, "
+            "with the keys or values that they come of. From 0.5.23 on the drafts that are taken, slots ahead, and "
             "what an insert takes and leaves in the prefix cache. It copies rows to the host and waits for the device, "
             "so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
@@ -286,6 +286,7 @@ PROBES: tuple[Patch, ...] = (
                 "tests/unit/test_probe_request_rows_prompts.py",
                 "tests/unit/test_probe_request_rows_texts.py",
                 "tests/unit/test_probe_request_rows_begins.py",
+                "tests/unit/test_probe_request_rows_finite.py",
                 "tests/unit/test_request_rows.py",
                 "tests/engine/test_request_rows_live.py",
             ),

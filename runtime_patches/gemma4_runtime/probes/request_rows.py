@@ -9,6 +9,9 @@
 |                                     | the prefix cache against the nodes that requests hold, before a forward too;   |
 |                                     | that no answer grows while its prompt is read in chunks, and that each ends in |
 |                                     | what was sampled for it (without drafts and overlap)                           |
+| after run_batch, and eagle_sample   | that no logit of a request is NaN; else in which layer's keys or values, of    |
+|                                     | which token, what it reads is not finite; likewise the hidden state that a     |
+|                                     | frozen draft begins with                                                       |
 | after filter_batch and merge_batch  | the batch's row numbers, by which the next step allocates                      |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
 |                                     | all tokens that the forward writes; each slot that it will write against the   |
@@ -64,6 +67,7 @@ from gemma4_runtime.rows.answers import check_answers, note_sampled
 from gemma4_runtime.rows.begins import check_begins, check_bounds
 from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
+from gemma4_runtime.rows.finite import check_hidden, check_logits, note_spans
 from gemma4_runtime.rows.inserts import can_be_held, check_insert
 from gemma4_runtime.rows.members import check_members
 from gemma4_runtime.rows.places import (
@@ -246,6 +250,8 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
 
 def after_run_batch(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     """Remember, after `Scheduler.run_batch`, what it sampled."""
+    if scheduler.spec_algorithm.is_none() and not batch.forward_mode.is_idle():
+        check_logits(scheduler, batch.reqs, getattr(getattr(result, "logits_output", None), "next_token_logits", None))
     note_sampled(scheduler, batch, result)
 
 
@@ -271,6 +277,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         return
     if check_begins(scheduler, requests, made) or check_members(scheduler, requests, made):
         return
+    note_spans(scheduler, requests, made)
     note_texts(scheduler, requests, made)
     check_prefixes(scheduler, requests, made)
     if check_something_new(scheduler, requests, made):
@@ -422,6 +429,7 @@ def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any
                 # Rows may have been written by them already.
                 _check_row_indices(scheduler, slots, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
             check_row_entries(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
+            check_hidden(scheduler, batch.reqs, forward_batch)
         else:
             _check_draft_plan(_running, getattr(worker, "draft_attn_backend", None), forward_batch)
         _running.draft = forward_batch
@@ -447,12 +455,15 @@ def after_sample(
 ) -> None:
     """Check how many drafts 0.5.23's `eagle_sample(verify_input, batch, logits_output)` took of each request.
 
-    Left out where SGLang was told how many to take, and where a watermark chooses tokens.
+    Left out where SGLang was told how many to take, and where a watermark chooses tokens. Before, its logits.
     """
-    if batch.forward_mode.is_idle() or watermark_state is not None or envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
+    scheduler = None if _running is None else _running.scheduler
+    if scheduler is None or batch.forward_mode.is_idle():
         return
-    if _running is not None and _running.scheduler is not None and len(result[1]) == len(batch.reqs):
-        check_accepted(_running.scheduler, verify_input, batch, logits_output.next_token_logits, result)
+    check_logits(scheduler, batch.reqs, logits_output.next_token_logits)
+    told = watermark_state is not None or envs.SGLANG_SIMULATE_ACC_LEN.get() > 0
+    if not told and len(result[1]) == len(batch.reqs):
+        check_accepted(scheduler, verify_input, batch, logits_output.next_token_logits, result)
 
 
 def self_test() -> None:

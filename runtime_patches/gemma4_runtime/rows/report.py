@@ -18,6 +18,7 @@ RULE = "request-rows"
 ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
 TABLE, COUNTER, POSITION, LOCK = "table_entry", "counter_wrong", "position_wrong", "lock_missing"
 INSERTED, TOKEN, WINDOW, TEXT = "insert_wrong", "token_differs", "window_kept", "text_differs"
+FINITE = "not_finite"
 NEXT = "Scheduler.get_next_batch_to_run"
 CHANGED = "ScheduleBatch.filter_batch or merge_batch"
 INIT = "ForwardBatch.init_new"
@@ -25,7 +26,7 @@ METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
 LISTS = "TritonAttnBackend.init_forward_metadata"
 DRAFT_POSITIONS = "set_frozen_kv_positions"
 INSERT = "UnifiedRadixCache.insert"
-SAMPLE = "eagle_sample"
+SAMPLE, RUN = "eagle_sample", "Scheduler.run_batch"
 
 
 def or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:

@@ -37,6 +37,7 @@ class Seen:
         planned: What a draft's metadata was last made of, and what was made: its batch, the metadata, its lengths,
             and the step.
         sampled: Who was in the latest verification, by its stay, and what that gave: tokens, how many, at which places.
+        spans: By request slot, of the forward that runs: from where to where its tokens stand.
         answers: By request id, of the forward before: its stay, how long its answer was, and what was sampled for it.
         chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
         scheduler: The scheduler.
@@ -62,6 +63,7 @@ class Seen:
         self.drafted: dict[int, int] = {}
         self.planned: tuple[Any, Any, list[int], int] | None = None
         self.sampled: tuple[list[tuple[Any, ...]], Any] | None = None
+        self.spans: dict[int | None, tuple[int, int]] = {}
         self.answers: dict[str, tuple[tuple[Any, ...], int, int]] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None
         self.scheduler: Any = None

@@ -40,6 +40,7 @@ from gemma4_triage.diagnose.rules import (
     mapping_outlives_page,
     no_draft_accepted,
     null_page_in_live_column,
+    numbers_not_finite,
     page_freed_twice,
     page_given_twice,
     page_past_pool_end,
@@ -126,6 +127,7 @@ RULES: tuple[Rule, ...] = (
     request_state_differs.RULE,
     cache_insert_wrong.RULE,
     token_differs.RULE,
+    numbers_not_finite.RULE,
     cached_text_differs.RULE,
     window_not_evicted.RULE,
     # How the server was put together.

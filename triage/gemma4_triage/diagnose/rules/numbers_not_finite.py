@@ -1,0 +1,95 @@
+"""Logits are NaN, or the hidden state that a draft begins with: what a request reads has a number that is none."""
+
+from gemma4_dumps.reader import Dump
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "numbers-not-finite"
+_MORE = {
+    "nan_place": "the first of its tokens, stored before this forward, that has such a number; -1: none has",
+    "nan_layer": "the first layer that has it there",
+    "nan_pool": "of which pool that is",
+    "nan_part": "in its keys or in its values",
+    "nan_tokens": "tokens stored before that have such a number in any layer",
+    "nan_begins": "where the tokens of this forward begin",
+    "nan_new": "tokens of this forward that have one in any layer",
+}
+_HIDDEN = (
+    "The draft of the request in slot {slot} begins with a hidden state that is NaN: its drafts are worth nothing, and "
+    "the target rejects them. Answers are right, and so were the target's logits: what hands its hidden states on is "
+    "wrong."
+)
+_STORED = (
+    "Logits of the request in slot {slot} are NaN, so that its answer is noise from here on: the {part} of its token "
+    "{place} are not finite in layer {layer} ({pool} pool)."
+)
+_SINCE = (
+    " The forwards since that token was stored gave numbers, so that somebody wrote there since: the slot, or one "
+    "beside it, is another's as well, or a kernel stored past its own."
+)
+_OWN = (
+    "Logits of the request in slot {slot} are NaN, so that its answer is noise from here on. What it had stored before "
+    "is finite: the NaN is of this forward itself: weights, scales, an embedding of an image or audio, or a kernel."
+)
+_UNKNOWN = (
+    "Logits of the request in slot {slot} are NaN, so that its answer is noise from here on. What it had stored was "
+    "not looked at."
+)
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(rule=REQUEST_ROWS, verdict="not_finite")
+    if dump is None:
+        return None
+    scalars = dump.manifest.scalars
+    place, hidden = scalars.get("nan_place"), scalars.get("why") == "hidden"
+    stored = isinstance(place, int) and place >= 0
+    words = _HIDDEN if hidden else _STORED if stored else _UNKNOWN if place is None else _OWN
+    slot, layer, pool, part = (scalars.get(one) for one in ("request_slot", "nan_layer", "nan_pool", "nan_part"))
+    cause = words.format(slot=slot, place=place, layer=layer, pool=pool, part=part)
+    return Finding(
+        rule=ID,
+        cause=cause + (_SINCE if _was_read_before(dump) else ""),
+        confidence=Confidence.LIKELY if hidden or stored or place is not None else Confidence.POSSIBLE,
+        evidence=(
+            said(dump, "scalars.rows_wrong", "requests of which that holds"),
+            said(dump, "scalars.requests", "of so many in the batch"),
+            *(said(dump, f"scalars.{name}", meaning) for name, meaning in _MORE.items() if name in scalars),
+            said(dump, "site", "where it was looked at"),
+        ),
+        advice=_ADVICE[hidden, stored],
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
+    )
+
+
+_ADVICE = {
+    (True, False): ("Look at what hands hidden states to the draft: by request, and behind each verification.",),
+    (False, True): (
+        "Look at who else has that slot: gemma4-triage audit --live, and other dumps of this incident.",
+        "Of a quantised cache look at its scales (--kv-cache-dtype auto once).",
+    ),
+    (False, False): (
+        "Send the same request alone, once with another attention backend and once with --kv-cache-dtype auto: if it "
+        "is NaN again, look at the checkpoint and its scales; if not, at who it shared a batch with.",
+    ),
+}
+
+
+def _was_read_before(dump: Dump) -> bool | None:
+    """Return whether a step before this one had read that token: it is of none of the two forwards before."""
+    place, begins = dump.manifest.scalars.get("nan_place"), dump.manifest.scalars.get("nan_begins")
+    if not isinstance(place, int) or not isinstance(begins, int):
+        return None
+    return 0 <= place < begins - 1
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the forward that stored those keys and values gave NaN as well", in_dump(lambda _: None)),
+    ),
+)
