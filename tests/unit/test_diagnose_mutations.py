@@ -66,6 +66,14 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        ("insert-counted-beyond-its-chunk", "it reaches 48 tokens beyond the last slot that the request was given"),
+        ("window-gave-back-full-pages", "gives back its SWA side alone (free_swa_segment)"),
+        ("receipt-of-a-lock-changed", "has another stamp than as the nodes were locked"),
+        ("mapping-written-with-sides-exchanged", "was written with full and SWA slots exchanged"),
+        ("chunk-beyond-its-text", "up to token 144, and its prompt and answer have 101"),
+        ("every-page-listed-twice-by-its-free", "was given back once since it was handed out"),
+        ("page-in-use-put-on-its-free-list", "had it when it was handed out again"),
+        ("allocated-tokens-counted-a-page-too-many", "the count of tokens for which the request has slots"),
         ("window-never-asked-of-the-cache", "did not give up any of the 336 that it counts as evictable (sliding"),
         ("last-chunk-read-again", "It had been read whole before"),
         ("prefix-of-all-its-tokens", "a prefix was taken for it that has all of its tokens"),

@@ -302,6 +302,23 @@ def test_a_request_that_carries_anothers_lock(server):
     assert ("that one will be given back twice" in finding.cause) == said.scalars["whose_is_known"]
 
 
+@pytest.mark.releases("0.5.23")
+def test_the_receipt_of_a_lock_is_the_one_that_the_lock_was_given(server):
+    server.forward()
+    locked = [one for one in server.world.requests if one.lock is not None]
+    assert locked
+    server.forward()
+    stamps = locked[-1].lock.receipt.component_lock_uuids
+    part = next(iter(stamps))
+    stamps[part] = (stamps[part] or 0) + 7000
+    said = trapped(server)
+    slot = held(locked[-1]).req_pool_idx
+    assert (said.verdict, said.scalars["why"], said.scalars["request_slot"]) == ("lock_missing", "receipt", slot)
+    finding = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
+    assert (finding.structure, finding.confidence) == (Structure.TREE_LOCK, Confidence.LIKELY)
+    assert "has another stamp than as the nodes were locked" in finding.cause
+
+
 def test_of_a_row_that_is_new_and_its_nodes_the_row_is_wrong(server):
     server.forward()
     world, page = server.world, server.world.page

@@ -1,5 +1,6 @@
 """Probe request-rows on tokens, slots taken ahead and inserts: silent as SGLang does it, right where that is wrong."""
 
+from contextvars import copy_context
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.allocator_history import History
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import check_path, torn_pages
+from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import inserts, tokens
@@ -453,6 +455,25 @@ class TestInserts:
         )
         # How many tokens have keys is not known here, so the insert may be too long as well.
         assert (named(server).structure, named(server).confidence) == (Structure.REQUEST_ROW, Confidence.POSSIBLE)
+
+    @pytest.mark.parametrize(("committed", "too_long"), [(32, True), (40, False)])
+    def test_what_is_put_in_beyond_the_keys_is_told_before_the_insert(self, server, monkeypatch, committed, too_long):
+        """What has no slot yet is 0 in the row, and the insert itself trips over it."""
+        server.forward()
+        page, request = server.world.page, server.world.requests[0]
+        value = torch.cat((torch.arange(20 * page, 22 * page), torch.zeros(page, dtype=torch.int64))).numpy()
+        held(request).kv_committed_len = committed
+        monkeypatch.setattr(inserts, "live_requests", lambda _: server.world.requests)
+
+        def look():
+            BY.set((held(request).req_pool_idx, 1))
+            inserts._check_pages(server.scheduler, value, page, only_too_long=True)
+
+        if not too_long:
+            copy_context().run(look)
+            return
+        said = trapped_by(server, lambda: copy_context().run(look))
+        assert (said.scalars["why"], said.scalars["token"], said.scalars["committed"]) == ("torn", 2 * page + 1, 32)
 
     def test_slots_follow_the_first_one_of_their_page(self):
         whole = np.array([8, 9, 10, 11, 20, 21, 22, 23, 32])

@@ -155,6 +155,24 @@ class TestBeforeTheMapping(OnSmallPools):
         assert hand_out_wrong(dump).structure is Structure.SWA_FREE_LIST
 
 
+@pytest.mark.releases("0.5.23")  # Before, a hand-out of single slots writes the mapping without a call.
+def test_of_single_slots_too_what_the_pool_gave_tells_that_the_mapping_was_written_with_its_sides_exchanged(
+    attach, monkeypatch
+):
+    attach("trap", *PROBE)
+    allocator = make_allocator(1)
+    pool = allocator.swa_attn_allocator
+    # The lists of both pools are in step at first.
+    pool.free_pages = pool.free_pages.flip(0)
+    right = allocator.set_full_to_swa_mapping
+    monkeypatch.setattr(allocator, "set_full_to_swa_mapping", lambda full, swa: right(swa, full))
+    dump = caught(lambda: extend(allocator, 5))
+    assert dump.tensor("swa_given").tolist() == [16, 15, 14, 13, 12]
+    (first, *_) = conclude(Incident((dump,)))
+    assert (first.structure, first.defect) == (Structure.SWA_MAPPING, Defect.SWAPPED)
+    assert "with full and SWA slots exchanged" in first.cause
+
+
 class TestLengths(OnSmallPools):
     @pytest.mark.parametrize("entry", ["alloc_extend", "alloc_decode"])
     def test_a_length_that_the_host_has_otherwise(self, dumps, paged, entry):

@@ -86,6 +86,7 @@ PROBES: tuple[Patch, ...] = (
                 Hook(f"paged.{entry}", How.AFTER, f"{_AT}.swa_allocator_state:after_inner_alloc")
                 for entry in ("alloc", "alloc_extend", "alloc_decode")
             ),
+            Hook("token.alloc", How.AFTER, f"{_AT}.swa_allocator_state:after_inner_alloc"),
             Hook("swa.set_mapping", How.BEFORE, f"{_AT}.swa_allocator:before_set_mapping"),
             Hook("swa.free", How.AROUND, f"{_AT}.swa_allocator_free:around_free", (BASE,)),
             Hook("swa.free_swa", How.AROUND, f"{_AT}.swa_allocator_free:around_free_swa", (BASE,)),

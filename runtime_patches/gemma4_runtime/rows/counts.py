@@ -313,6 +313,15 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     paths = {number: path for number, path in paths.items() if path.numel()}
     if not paths:
         return
+    if (changed := _changed_receipt(scheduler, live)) is not None:
+        slot = held(changed).req_pool_idx
+        wrong, summary = (WrongEntry("receipt", 0, 0, 1, 0),), f"the receipt of the lock of the request in slot {slot} "
+        summary += "has another stamp than as it was locked"
+        had, kinds = {"as_before": None}, [None]
+        report_wrong(
+            *(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, [slot]), had=had, summary=summary
+        )
+        return
     if (shared := _shared_lock(live)) is not None:
         mine, others = (held(request).req_pool_idx for request in shared)
         # Whose it is, is known where one of them alone has it on another node than its own.
@@ -336,6 +345,27 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     moved = sum(is_locked_elsewhere(live[number]) for number in paths)
     had = {"as_before": None, **({"locked_elsewhere": moved} if moved else {})}
     report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, slots, had=had)
+
+
+def _changed_receipt(scheduler: Any, requests: Sequence[Any]) -> Any:
+    """Return a request whose lock is the one that it was, on the same node, and ends at another stamp than it did.
+
+    The release of a lock goes up from its node to the one with that stamp. None before 0.5.23, which has no such locks.
+    """
+    seen, found = seen_of(scheduler), None
+    known, seen.receipts = seen.receipts, {}
+    for request in requests:
+        lock: Any = getattr(request, "lock", None)
+        stamps = getattr(getattr(lock, "receipt", None), "component_lock_uuids", None)
+        if lock is None or stamps is None or lock.swa_released:
+            continue
+        before = known.get(request.rid)
+        seen.receipts[request.rid] = (lock, lock.node, dict(stamps))
+        if before is None or before[0] is not lock or before[1] != lock.node:
+            continue
+        if any(stamps.get(part) != stamp for part, stamp in before[2].items()):
+            found = found or request
+    return found
 
 
 def _shared_lock(requests: Sequence[Any]) -> tuple[Any, Any] | None:

@@ -18,7 +18,7 @@ from gemma4_runtime.leak.auditor import live_requests
 from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.release.allocators import free_page_parts, pending_slots
 from gemma4_runtime.release.prefix_caches import inserted_path, inserted_swa, unreadable_cache
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, swa_evicted
 from gemma4_runtime.rows.owner import freed_before, served_by
 from gemma4_runtime.rows.report import INSERT, INSERTED, report_wrong
 from gemma4_runtime.rows.texts import check_inserted_text
@@ -51,6 +51,8 @@ def check_insert(scheduler: Any, cache: Any, params: Any, insert: Callable[[], A
     before, waiting = free_page_parts(inner), pending_slots(allocator)
     check_inserted_text(scheduler, params)
     _check_not_free(scheduler, params, _pages(before, waiting, page), page)
+    # What is too long may name what no pool has, which the insert itself would trip over.
+    _check_pages(scheduler, params.value.flatten().cpu().to(torch.int64).numpy(), page, only_too_long=True)
     result = insert()
     if getattr(result, "rotation_tail_declined", False) or (path := inserted_path(cache, result)) is None:
         return result
@@ -94,10 +96,17 @@ def _check_not_free(scheduler: Any, params: Any, free: torch.Tensor, page: int) 
     by, first = BY.get(), int(pages[columns[0], 0])
     wrong = [WrongEntry("free", 0, int(at) * page, int(value[at * page])) for at in columns]
     had = {"as_before": None, "path_tokens": int(value.numel()), "pages_free": len(wrong)}
-    had |= freed_before(scheduler, first, by)
+    had |= freed_before(scheduler, first, by) | _left_window(scheduler, by)
     kinds: list[Defect | None] = [Defect.EARLY] * len(wrong)
     whose = [None if by is None else by[0]]
     report_wrong(scheduler, wrong, INSERTED, INSERT, Structure.FREE_CALL, kinds, None, whose, had=had)
+
+
+def _left_window(scheduler: Any, by: tuple[int, int] | None) -> dict[str, int]:
+    """Return how many first tokens have left the window of the request whose tokens are put in, by its count."""
+    running = (one for one in live_requests(scheduler) if by is not None and held(one).req_pool_idx == by[0])
+    evicted = next((swa_evicted(one) for one in running), None)
+    return {} if evicted is None else {"evicted": evicted}
 
 
 def _check_window(scheduler: Any, cache: Any, result: Any) -> None:
@@ -122,8 +131,15 @@ def _check_window(scheduler: Any, cache: Any, result: Any) -> None:
     report_wrong(scheduler, wrong, INSERTED, INSERT, Structure.TREE_NODE, kinds, None, whose, had=had)
 
 
-def _check_pages(scheduler: Any, value: np.ndarray, page: int) -> None:
-    """Hold the slots that were put in, [tokens], against the order that they have in their pages."""
+def _check_pages(scheduler: Any, value: np.ndarray, page: int, only_too_long: bool = False) -> None:
+    """Hold the slots that are put in, [tokens], against the order that they have in their pages.
+
+    Args:
+        scheduler: Whose cache it is.
+        value: The slots.
+        page: In tokens.
+        only_too_long: Find such slots only behind the tokens of which the request has keys.
+    """
     wrong, by = torn_pages(value, page), BY.get()
     if not wrong:
         return
@@ -133,6 +149,8 @@ def _check_pages(scheduler: Any, value: np.ndarray, page: int) -> None:
     had = {"as_before": None, "path_tokens": len(value), "committed": committed}
     shown = {"inserted": TensorPayload.from_array(value)}
     longer = committed is not None and len(value) > committed
+    if only_too_long and not (longer and all(one.column >= (committed or 0) for one in wrong)):
+        return
     structure = Structure.TREE_NODE if longer else Structure.REQUEST_ROW
     report_wrong(scheduler, wrong, INSERTED, INSERT, structure, [None] * len(wrong), None, [slot], shown, had)
 

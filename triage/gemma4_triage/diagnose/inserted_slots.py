@@ -89,6 +89,12 @@ def of_free_pages(incident: Incident, dump: Dump) -> Finding:
     why = "whether they had been given back is not known: the leak ledger was not asked."
     if known and not given_back:
         structure, why = Structure.FULL_FREE_LIST, "by the ledger nobody had given them back: the list is wrong."
+    elif given_back and own is True and _left_its_window(dump):
+        structure, defect = Structure.WINDOW_EVICTION, Defect.EARLY
+        why = (
+            f"they are those that have left its sliding window, and were given back before{by}, their full side too: "
+            "what leaves the window gives back its SWA side alone (free_swa_segment)."
+        )
     elif given_back and own is True:
         structure, defect = Structure.FREE_CALL, Defect.EARLY
         why = f"they were its own and had been given back before{by}: ahead of the insert that takes them over."
@@ -131,6 +137,18 @@ def of_free_pages(incident: Incident, dump: Dump) -> Finding:
     )
 
 
+def _left_its_window(dump: Dump) -> bool:
+    """Return whether the pages that are free are the first of the request, up to where its window begins by its count.
+
+    Of a request that goes on, whose window is given back ahead of its insert.
+    """
+    scalars, size = dump.manifest.scalars, dump.manifest.page_size or 1
+    pages, evicted, token = (scalars.get(name) for name in ("pages_free", "evicted", "token"))
+    if not (isinstance(pages, int) and isinstance(evicted, int) and isinstance(token, int)):
+        return False
+    return scalars.get("page_free_site") == "cache_unfinished_req" and evicted == token + pages * size
+
+
 _RELEASES = ("release_kv_cache", "cache_finished_req", "cache_unfinished_req")
 
 
@@ -158,8 +176,8 @@ def of_torn_page(incident: Incident, dump: Dump) -> Finding:
     longer = more > 0 and isinstance(token, int) and keys is not None and token >= keys
     cause = (
         f"What was put into the prefix cache is {more} token{'s' * (more > 1)} too long: it has {tokens} tokens, and "
-        f"the request keys of {committed}. Behind these its row has what an earlier request left there, slots of "
-        "another page, and the node has that for its own."
+        f"the request keys of {committed}. Behind these its row has nothing, or what an earlier request left "
+        "there, slots of another page, and the node has that for its own."
         if longer
         else "What was put into the prefix cache has, in the midst of a page, a slot of another one: the request's row "
         "has that there, or what was read of it was changed on its way."

@@ -5,6 +5,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.recorded_calls import slots_of
 from gemma4_triage.finding import Evidence
 
 _OF_A_FREE = {
@@ -71,3 +72,27 @@ def _pages(dump: Dump) -> list[int]:
         return []
     # Request slot 0 is no page.
     return [suspect.page if suspect.pool in ("full", "swa") else -1 for suspect in listed]
+
+
+_INSERT_TOO_LONG = (
+    " The call is that of a request which goes on, and gives back what has left its window ahead of an insert into the "
+    "prefix cache: it reaches {more} tokens beyond the last slot that the request was given, so that the insert is to "
+    "take more of its text than has keys."
+)
+
+
+def insert_too_long(dump: Dump) -> str:
+    """Return what is said of a free ahead of an insert that names unset entries behind the slots given last, or "".
+
+    The dump is the allocator's, of the free that it refused.
+    """
+    records = readable_events(dump)
+    runs = records[-1].get("full") if records else None
+    if dump.manifest.scalars.get("call_site") != "cache_unfinished_req" or not isinstance(runs, list) or len(runs) < 2:
+        return ""
+    # Unset entries are one run of slot 0, over and over.
+    unset, ends = runs[-1], slots_of(runs[-2:-1])[-1:]
+    if not (isinstance(unset, list) and len(unset) == 3 and (unset[0], unset[2]) == (0, 0)):
+        return ""
+    given = any(ends and slots_of(one.get("full"))[-1:] == ends for one in records[:-1] if "seq_lens" in one)
+    return _INSERT_TOO_LONG.format(more=unset[1]) if given else ""

@@ -74,6 +74,12 @@ def sentence_of(dump: Dump) -> str | None:
         return f"A batch still has a request whose row, {slot}, was given back: another request may get it."
     if why == SAME_ROW:
         return f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
+    if why == "receipt":
+        return (
+            f"The receipt of the lock that the request in slot {slot} carries has another stamp than as the nodes were "
+            "locked: its release goes up to the node with that stamp, so it ends elsewhere and gives back locks of "
+            "others, or stops too early."
+        )
     if why == ANOTHERS:
         if scalars.get("whose_is_known") is not True:
             return f"The requests in slots {slot} and {value} carry one lock on nodes of the prefix cache between them."

@@ -1,10 +1,8 @@
 """The scheduler died of an exception, and no check had found anything before."""
 
-import re
-
 from gemma4_dumps.reader import Dump
-from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.died_of_lengths import of_lengths
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.exception_as_log import told_by_rules_over_logs
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
@@ -12,7 +10,6 @@ from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding, at_most
 
 ID = "scheduler-exception"
-_SHORT_PATH = re.compile(r"^\(.*, (\d+), (\d+)\)$")
 _ADVICE = (
     "Compare the rows in the dump with what each request counts: a slot outside the pool, or a row that is not the "
     "request's, is what such an exception comes from.",
@@ -42,8 +39,8 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=PROCESS_END, verdict="exception")
     if dump is None:
         return None
-    if (lengths := _path_and_prefix(dump)) is not None:
-        return _of_match(incident, dump, *lengths)
+    if (told := of_lengths(ID, incident, dump)) is not None:
+        return told
     scalars = dump.manifest.scalars
     told = told_by_rules_over_logs(dump, incident)
     died = f"The scheduler died of {scalars.get('exception')} in {dump.manifest.site}."
@@ -84,43 +81,6 @@ def _by_the_count_before(dump: Dump) -> str:
     if "prepare_for_decode" in frames and requests > 1:
         return _DECODE_FITTED
     return _PREFILL_FITTED if "prepare_for_extend" in frames else ""
-
-
-def _path_and_prefix(dump: Dump) -> tuple[int, int] | None:
-    """Return how many slots the path to a request's node has, and how long its prefix is, where that is longer."""
-    found = _SHORT_PATH.search(str(dump.manifest.scalars.get("message")))
-    if found is None or not dump.manifest.site.endswith("prefix_device_indices"):
-        return None
-    path, prefix = int(found[1]), int(found[2])
-    return (path, prefix) if path < prefix else None
-
-
-def _of_match(incident: Incident, dump: Dump, path: int, prefix: int) -> Finding:
-    # A match without a node that can be used gives the root, whose path has nothing.
-    at_root = path == 0
-    return Finding(
-        rule=ID,
-        structure=Structure.REQUEST_COUNTERS if at_root else None,
-        cause=(
-            f"A match of the prefix cache gave a request a prefix of {prefix} tokens, and the nodes up to the one that "
-            f"it gave have {path}: "
-            + (
-                "no node can be used, and the length counts those that the match walked over."
-                if at_root
-                else "the length counts nodes behind the last one that can be used, or the node is another one."
-            )
-        ),
-        confidence=Confidence.LIKELY if at_root else Confidence.POSSIBLE,
-        evidence=(
-            said(dump, "scalars.message", "the request, slots of the path to its node, tokens of its prefix"),
-            said(dump, "site", "where the two were held against each other"),
-        ),
-        advice=(
-            "Look at where a match ends (match_prefix, best_match_device_node): the length goes as far as the last "
-            "node that every pool can use, and no node behind it is counted.",
-        ),
-        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
-    )
 
 
 RULE = Rule(

@@ -9,7 +9,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.earlier_calls import begins_where_it_ended, given_back_whole, window_given_back
 from gemma4_triage.diagnose.evidence import by_eviction, event, said
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.page_zero_listed import at_audit, names_a_page
+from gemma4_triage.diagnose.page_zero_listed import at_audit, insert_too_long, names_a_page
 from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -41,6 +41,10 @@ _ADVICE_WHOLE = (
     "Of both calls one is too many, or reaches too far: look where the second begins (page_align_floor, ceil_align).",
     "Who frees a node's or a window's pages apart frees full ones alone (free_full_segment, full_attn_allocator).",
 )
+_ADVICE_INSERT = (
+    "Look at up to which token the request is put in: checkpoint, cache_unfinished_req (up_to, a chunk's extend_end).",
+    _PAGE_0,
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -61,6 +65,8 @@ def find(incident: Incident) -> Finding | None:
         by_cache = {before[1].value, before[2].value} == {"evict_tree"}
         how = _ROUNDED if begins_where_it_ended(refused, number) else _OF_EVICTION if by_cache else ""
         cause, advice = _WHOLE + how, _ADVICE_WHOLE
+    elif refused is not None and not before and (too_long := insert_too_long(refused)):
+        cause, advice = _UNSET + too_long, _ADVICE_INSERT
     return Finding(
         rule=ID,
         # A row that was never written holds 0 everywhere; slots 0 to 15 are those of a page that somebody named.

@@ -1,0 +1,98 @@
+"""A scheduler that died of lengths which do not go together: a prefix and its nodes, a prefill and its text."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Confidence, Finding
+
+_SHORT_PATH = re.compile(r"^\(.*, (\d+), (\d+)\)$")
+_SLOT, _TOKENS = 0, 1
+"""Columns of the tensor `requests`."""
+
+
+def of_lengths(rule: str, incident: Incident, dump: Dump) -> Finding | None:
+    """Return what the dump of an exception says of such lengths; None if they go together."""
+    if (lengths := _path_and_prefix(dump)) is not None:
+        return _of_match(rule, incident, dump, *lengths)
+    beyond = _beyond_its_text(dump)
+    return None if beyond is None else _of_text(rule, incident, dump, *beyond)
+
+
+def _beyond_its_text(dump: Dump) -> tuple[int, int, int, int] | None:
+    """Return row, slot and tokens of the first request that a prefill is to read beyond these, and up to where."""
+    requests, lengths = tensor_or_none(dump, "requests"), tensor_or_none(dump, "seq_lens_cpu")
+    frames = str(dump.manifest.scalars.get("traceback"))
+    if requests is None or lengths is None or requests.ndim != 2 or "prepare_for_extend" not in frames:
+        return None
+    if requests.shape[:1] != lengths.shape or requests.shape[1] <= _TOKENS:
+        return None
+    # Of a request that does not say, or that has no tokens of text, nothing is known.
+    rows = enumerate(zip(requests[:, [_SLOT, _TOKENS]].tolist(), lengths.tolist(), strict=True))
+    return next(((row, slot, tokens, length) for row, ((slot, tokens), length) in rows if 0 < tokens < length), None)
+
+
+def _of_text(rule: str, incident: Incident, dump: Dump, row: int, slot: int, tokens: int, length: int) -> Finding:
+    return Finding(
+        rule=rule,
+        structure=Structure.BATCH_LENGTHS,
+        cause=(
+            f"A prefill is to read the request in slot {slot} up to token {length}, and its prompt and "
+            f"answer have {tokens}: where its part ends (extend_end) was counted beyond its text, by what there is "
+            f"room for. The scheduler died of {dump.manifest.scalars.get('exception')} as slots were written for it."
+        ),
+        confidence=Confidence.LIKELY,
+        evidence=(
+            cell(dump, "seq_lens_cpu", (row,), "up to which token the prefill reads"),
+            cell(dump, "requests", (row, _TOKENS), "tokens of its prompt and answer"),
+            said(dump, "scalars.message", "what it died of"),
+            said(dump, "site", "where"),
+        ),
+        advice=(
+            "Look at what ends a prompt's part: add_one_req and add_chunked_req (the smaller one of what is left of it "
+            "and of what there is room for), init_next_round_input.",
+        ),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
+
+
+def _path_and_prefix(dump: Dump) -> tuple[int, int] | None:
+    """Return how many slots the path to a request's node has, and how long its prefix is, where that is longer."""
+    found = _SHORT_PATH.search(str(dump.manifest.scalars.get("message")))
+    if found is None or not dump.manifest.site.endswith("prefix_device_indices"):
+        return None
+    path, prefix = int(found[1]), int(found[2])
+    return (path, prefix) if path < prefix else None
+
+
+def _of_match(rule: str, incident: Incident, dump: Dump, path: int, prefix: int) -> Finding:
+    # A match without a node that can be used gives the root, whose path has nothing.
+    at_root = path == 0
+    return Finding(
+        rule=rule,
+        structure=Structure.REQUEST_COUNTERS if at_root else None,
+        cause=(
+            f"A match of the prefix cache gave a request a prefix of {prefix} tokens, and the nodes up to the one that "
+            f"it gave have {path}: "
+            + (
+                "no node can be used, and the length counts those that the match walked over."
+                if at_root
+                else "the length counts nodes behind the last one that can be used, or the node is another one."
+            )
+        ),
+        confidence=Confidence.LIKELY if at_root else Confidence.POSSIBLE,
+        evidence=(
+            said(dump, "scalars.message", "the request, slots of the path to its node, tokens of its prefix"),
+            said(dump, "site", "where the two were held against each other"),
+        ),
+        advice=(
+            "Look at where a match ends (match_prefix, best_match_device_node): the length goes as far as the last "
+            "node that every pool can use, and no node behind it is counted.",
+        ),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
