@@ -345,3 +345,21 @@ class TestProvenance:
         finding = conclude(incident)[0]
         assert (finding.rule, finding.structure) == ("mapping-cleared-wrong", Structure.SWA_MAPPING)
         assert "page 0, which is for padding" in finding.cause
+
+    def test_a_request_that_counts_no_slots_runs_still_and_its_pages_are_lost_by_its_count(self, swa, guard):
+        swa.start(prompt(1, 40))
+        request = swa.start(prompt(2, 40))
+        assert swa.faults() == {}
+        ledger_of(swa.allocator).step += 5
+        held(request).kv_allocated_len = 0
+        found = swa.audit()
+        report(found, found.findings, "step", Leak.DUMP, guard)
+        dumps = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
+        slot = held(request).req_pool_idx
+        assert all(str(slot) in dump.manifest.scalars["running"].split(",") for dump in dumps)
+        (incident,) = group(dumps)
+        finding = conclude(incident)[0]
+        assert (finding.rule, finding.structure, finding.defect) == (
+            *("pages-leaked", Structure.REQUEST_COUNTERS, Defect.ZERO),
+        )
+        assert f"in slot {slot}, still runs, and counts slots for 0 tokens" in finding.cause

@@ -12,7 +12,7 @@ from gemma4_runtime.checks.page_census import Fault, Finding, check_census
 from gemma4_runtime.checks.swa_mapping_census import below_zero, check_mapping, left_over, of_padding
 from gemma4_runtime.leak.equation import Equation, equations
 from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
-from gemma4_runtime.leak.whereabouts import TREE, Reading, read, unreadable
+from gemma4_runtime.leak.whereabouts import Reading, read, unreadable
 from gemma4_runtime.releases import at_least, read_as
 
 
@@ -80,7 +80,7 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     sums = equations(allocator, req_to_token_pool, tree_cache, reading)
     once = tuple(_each_page_once(found))
     generations = generations_of(req_to_token_pool)
-    in_use = {slot: generations[slot] for slot in set(reading.holders) - {TREE} if slot in generations}
+    in_use = {slot: generations[slot] for slot in reading.running if slot in generations}
     alone = () if once else (*_broken(reading), *_unbalanced(sums))
     return Audit(once or alone, sums, ledger, reading, in_use, frozenset(generations.left))
 

@@ -17,7 +17,7 @@ from gemma4_runtime.leak.audit import Audit
 from gemma4_runtime.leak.holders import edges, holders
 from gemma4_runtime.leak.suspects import COLUMNS, LIVES_COLUMNS, POOLS, SHARES_COLUMNS, lives, shares, suspects
 from gemma4_runtime.leak.told_by_calls import told_by_calls
-from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS, TREE
+from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
 from gemma4_runtime.release.tree_links import said_of_tree
 from gemma4_runtime.settings import Leak, Mode
 
@@ -101,7 +101,10 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         | (_counted(audit) if group[0].fault is Fault.UNBALANCED else {})
         | ({"stray_entries": _stray(audit)} if audit.reading.stray_entries else {})
         | {
-            "running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE}))),
+            "running": ",".join(map(str, sorted(audit.reading.running))),
+            "counted": ",".join(
+                f"{slot}:{kept}:{given}" for slot, (kept, given) in sorted(audit.reading.counted.items())
+            ),
             "generations": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.generations.items())),
             "slots_left_listed": ",".join(map(str, sorted(audit.left_listed))),
             "caches_prefixes": audit.reading.caches_prefixes,

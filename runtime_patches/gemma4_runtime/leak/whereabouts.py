@@ -78,6 +78,7 @@ class Reading:
         cached_pages: How many pages nodes of the prefix cache hold, by pool.
         stray_entries: By request slot, of its own entries of the row that are of no page: the first one's token, how
             many there are, and how many of pages follow the first.
+        counted: By request slot, what a request counts: tokens that are committed, and that have slots.
         broken: What is wrong with nodes of the prefix cache, in the words of `checks.tree_links`, and with how many.
     """
 
@@ -97,6 +98,12 @@ class Reading:
     cached_pages: Mapping[str, int] = field(default_factory=dict)
     broken: Mapping[str, int] = field(default_factory=dict)
     stray_entries: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
+    counted: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def running(self) -> set[int]:
+        """Return the request slots that requests or sessions have, whatever they count as theirs."""
+        return (set(self.holders) - {TREE}) | {slot for slot in self.evicted if slot is not None}
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -175,6 +182,11 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         broken_of(_inner(tree_cache), Beside(None if texts is None else texts.unlike, mapping))
         | broken_holds(_inner(tree_cache), requests),
         dict(_stray_entries(rows, row_slots, row_pages, page, full.pages)),
+        {
+            one.req_pool_idx: (one.kv_committed_len, one.kv_allocated_len)
+            for one in map(held, requests)
+            if one.req_pool_idx is not None
+        },
     )
 
 

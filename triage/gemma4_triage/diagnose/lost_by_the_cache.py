@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gemma4_dumps.audit_findings import Suspect, lives, suspects
+from gemma4_dumps.audit_findings import TABLE, Suspect, lives, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
-from gemma4_dumps.structures import Structure
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN, TREE, lost_pages
-from gemma4_triage.diagnose.evidence import readable_events, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, has_ended, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.rule import Seen
 from gemma4_triage.diagnose.unmapped_pages import OF_A_WINDOW, places_in_row
+from gemma4_triage.finding import Confidence, Finding
 
 LOST = (
     "the prefix cache was given all of them, nobody has asked for them back, and none of its nodes has them, so it is "
@@ -247,6 +249,39 @@ def said_of_windows(structure: Structure | None, evicted: bool, of_cache: bool, 
     said = _WERE_EVICTED if evicted else _WERE_FREED
     said += "" if by is None else _BY_ANOTHER.format(by)
     return said + (_OF_THE_CACHE if of_cache else _WHY[structure])
+
+
+def lost_by_own_count(rule: str, dump: Dump) -> Finding | None:
+    """Return a finding where the last owner of lost pages runs, and counts fewer slots than tokens that it has.
+
+    None where it counts as many, or the dump does not say.
+    """
+    told, lost = dump.manifest.scalars.get("counted"), lost_pages(dump)
+    owner = lost[0].owner if lost else None
+    if owner is None or not isinstance(told, str) or has_ended(dump, owner) is not False:
+        return None
+    of = next((one.split(":") for one in told.split(",") if one.startswith(f"{owner[0]}:")), [])
+    if len(of) != 3 or not all(part.isdecimal() for part in of) or int(of[2]) >= int(of[1]):
+        return None
+    return Finding(
+        rule=rule,
+        structure=Structure.REQUEST_COUNTERS,
+        defect=Defect.ZERO if of[2] == "0" else None,
+        cause=(
+            f"Pages belong to nobody and are not free: their last owner, in slot {owner[0]}, still runs, and counts "
+            f"slots for {of[2]} tokens (kv_allocated_len) where {of[1]} have keys: what is beyond that count it has no "
+            "more, and its next slots are counted from there."
+        ),
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(dump, "offence_count", "pages that are lost"),
+            cell(dump, TABLE, (0, 4), "the request slot that owned the first of them last"),
+            said(dump, "scalars.counted", "by request slot: tokens with keys, and tokens with slots"),
+            said(dump, "step", "when it was seen"),
+        ),
+        advice=("Look at what sets kv_allocated_len: alloc_for_spec_decode, a release that went on, a retraction.",),
+        next_commands=(commands.audit(dump),),
+    )
 
 
 def why_lost(known: bool, ended: bool | None) -> str:

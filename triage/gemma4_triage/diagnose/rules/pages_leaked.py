@@ -30,6 +30,7 @@ from gemma4_triage.diagnose.lost_by_the_cache import (
     is_empty,
     left_by_a_release,
     left_of_duplicates,
+    lost_by_own_count,
     may_be_an_eviction,
     were_given,
     why_lost,
@@ -47,8 +48,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     if of_request_slots(dump, NOWHERE):
         return lost_request_slots(dump, ID)
-    if (dropped := dropped_by_a_hand_out(ID, incident, dump)) is not None:
-        return dropped
+    if (told := dropped_by_a_hand_out(ID, incident, dump) or lost_by_own_count(ID, dump)) is not None:
+        return told
     try:
         first = suspects(dump)[0]
     except (DumpError, IndexError):
@@ -78,11 +79,10 @@ def find(incident: Incident) -> Finding | None:
     if beside := cache_has_the_full_page(dump):
         given = evicted = of_cache = known = emptied = False
     twice = ended is False and left_of_duplicates(dump)
-    if again := windows_taken_again(dump):
-        known = False
+    known &= not (again := windows_taken_again(dump))
     windows, gone = ((beside, SWA_SIDE), (again, RECOVERED)), ((emptied, EMPTIED), (evicted, EVICTED))
-    told = (*windows, (twice, DUPLICATES), (left, RELEASED), *gone, (given, LOST), (of_cache, PROMPTS))
-    why = next((words for holds, words in told if holds), "")
+    words = (*windows, (twice, DUPLICATES), (left, RELEASED), *gone, (given, LOST), (of_cache, PROMPTS))
+    why = next((said_so for holds, said_so in words if holds), "")
     return Finding(
         rule=ID,
         structure=None
