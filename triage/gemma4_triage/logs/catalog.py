@@ -273,7 +273,21 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     ended = given_already.told(facts, just_installed.before(facts, ended))
     # What only a note says is told where the log itself says nothing.
     loads = loads if ended or behind or loads else list(noted_trouble.RULE.find(facts))
+    if refused_for_room.ended_right_behind(facts) and all(map(_repeats, ended)):
+        # What a release of that time made of a prompt that it refuses says less than the refusal.
+        behind = [*ended, *behind]
+        ended, loads = _split_off(refused_for_room.RULE.id, loads)
     return for_its_engine((*notes_in_prose.beside(facts, ended), *behind, *ranked(loads)), facts)
+
+
+def _repeats(finding: Finding) -> bool:
+    return finding.rule in SAYING_LITTLE and finding.confidence is Confidence.POSSIBLE
+
+
+def _split_off(rule: str, found: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings of a rule, and the others."""
+    listed = list(found)
+    return [one for one in listed if one.rule == rule], [one for one in listed if one.rule != rule]
 
 
 _ENGINE_ENDED = frozenset({"EngineDeadError"})

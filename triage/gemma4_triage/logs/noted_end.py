@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.options_near import LEFT_TO_THE_RELEASE
-from gemma4_triage.logs.rule import at
+from gemma4_triage.logs.rule import at, pattern
 from gemma4_triage.logs.said_in_notes import SAID_BY_A_NOTE
 from gemma4_triage.logs.switched_on import switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
@@ -32,9 +32,52 @@ def is_told_by_a_note_alone(death: Death) -> bool:
     return not death.type_name and death.message.startswith(SAID_BY_A_NOTE)
 
 
+_OF_ANY_LIST = pattern(r"(?:list|tuple|string|deque) index out of range|pop from empty \w+|list assignment index \w.*")
+
+
+def _says_nothing(death: Death) -> bool:
+    """Say whether an exception without frames has no words but Python's own, which any code may raise."""
+    words = death.message.strip()
+    return not words or words == TORN or _OF_ANY_LIST.fullmatch(words) is not None
+
+
+_WHEN = pattern(
+    r"(?i)\b(?:happens|dies|died|crash(?:es|ed)?|fails|only|every time|always) (?:(?:only )?(?:whenever|when|as soon as|once|if|"
+    r"with|on) )(.{8,200})"
+)
+_OF_GRAMMARS = pattern(r"(?i)\bgrammar|response_format|json_?schema|\bregex\b|\bebnf\b|structural_tag")
+_A_SCHEMA = (
+    "that response_format alone, to a server of its own, and its schema looked at: one that is no JSON schema, or that "
+    "the grammar's library does not take, has raised where nobody catches it, and the scheduler died of one client's "
+    "request. Refuse it before it reaches the server; another --grammar-backend; a later release answers it with 400 "
+    "(SGLang 4578)"
+)
+_SIZES = pattern(r"(?i)\b(?:shapes?|sizes?)\b.{0,40}\b(?:differs?|mismatch|do(?:es)? not (?:fit|match)|unequal)")
+_OF_SIZES = (
+    "a later release, whose class of this model has the sizes of its checkpoint: the note has a parameter whose size "
+    "is not that of the tensor, which no option of the start changes; the publisher's own checkpoint, if this is "
+    "another's copy"
+)
+_AUDIO_OF_GEMMA = pattern(r"(?i)\bembed_audio\b|\baudio embedder|Gemma4Unified\w*Embedder")
+
+
+def noted_of_it(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what notes beside a traceback without words of its own make the first thing to try."""
+    if not _says_nothing(death):
+        return
+    notes = [facts.remarks[name] for name in ("notes", "asked_schema") if name in facts.remarks]
+    text = "\n".join(one.text for one in notes if one.text.lstrip().startswith("#"))
+    if _OF_GRAMMARS.search(text):
+        yield _A_SCHEMA
+    if _SIZES.search(text):
+        yield f"{_OF_SIZES} (of Gemma-4's sound: SGLang 34392)" if _AUDIO_OF_GEMMA.search(text) else _OF_SIZES
+    if (when := _WHEN.search(text)) is not None:
+        yield f"without what the note has it happen by: {when[1].strip()}. Such a request alone shows whether that is it"
+
+
 def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to leave to the release where nothing says of what a process died; nothing where something does."""
-    if death.frames or not (is_told_by_a_note_alone(death) or death.message == TORN):
+    if death.frames or death.statement or not (is_told_by_a_note_alone(death) or _says_nothing(death)):
         return
     given = {
         name: value
@@ -47,10 +90,11 @@ def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
         del given["attention_backend"]
     if given:
         named = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+        other = "flashinfer, fa3" if given.get("attention_backend") == "triton" else "triton serves most"
         each = "one at a time" if len(given) > 1 else "as the release chooses by itself"
         yield (
             f"once without {named}, {each}: the start names it by hand, and no kernel is right for every model and "
-            "GPU; then with another in its place (triton serves most)"
+            f"GPU; then with another in its place ({other})"
         )
 
 

@@ -48,7 +48,7 @@ _DENIED = re.compile(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?
 _CLAUSES = re.compile(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
 _GOOD = re.compile(
     r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
-    r"as expected|holds|serves|never happens)\b"
+    r"as expected|holds|serves|never happens|(?:model|server|it) runs(?! (?:out|into)))\b"
 )
 _NOT_GOOD = re.compile(
     r"(?i)\b(?:not|still|also|too|fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|crash\w*|only|"

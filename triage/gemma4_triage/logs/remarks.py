@@ -181,6 +181,7 @@ MARKS = (
     (b"exceeds registered buffer", "transport_outside"),
     (b"Failed to get segment descriptor for segment", "transport_outside"),
     (b"Address not registered by any device", "transport_outside"),
+    (b"hipErrorStreamCapture", "capture_refused"),
     (b"coredump: kernel ", "dumped_kernel"),
     (b"coredump names ", "dumped_kernel"),
     (b"Capture prefill cuda graph begin", "prefills_captured"),

@@ -50,6 +50,15 @@ _NOT_ENDED = re.compile(
     rb"^#+ *(?:with|without|same|if|vllm|on|in)\b|\b(?:fine|works?|ok)\b|\brequests? (?:\w+ )?(?:aborts|died)"
 )
 
+TRANSFERS = "noted_transfers"
+"""Name under which a note is kept by which KV no longer gets from a prefill to a decode server."""
+_FAILS = rb"(?:fail(?:s|ed|ing|ures?)?|break(?:s|ing)?|broke|tim(?:es?|ed) out|(?:gets?|is|are) lost|unstable)"
+_MOVED = re.compile(rb"(?i)\btransfers?\b.{0,50}\b" + _FAILS + rb"\b|\bfail(?:s|ed|ures?|ing)?\b.{0,20}\btransfers?\b")
+_NOT_MOVED = re.compile(
+    rb"(?i)\b(?:no|not|n't|never|without|nothing) (?:\w+ ){0,2}(?:transfers?|" + _FAILS + rb")\b|"
+    rb"^#+ *(?:with|without|same|if)\b"
+)
+
 _FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:size )?(?:of )?1)\b|\b\d clients?\b)"
 _MANY = rb"(?:\b(?:concurren\w+|parallel|together|under load|many|several)\b|\b\d{2,5}\b(?![.%]))"
 _WRONG = re.compile(rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsense|differs?|mixed up|accuracy|gsm8k|mmlu)\b")
@@ -97,6 +106,8 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
         kept[NAME] = said
     if _ENDED.search(line) and not _NOT_ENDED.search(line):
         kept[DIES] = said
+    if _MOVED.search(line) and not _NOT_MOVED.search(line):
+        kept[TRANSFERS] = said
 
 
 _SCORE = re.compile(rb"(?<![\d.])0\.\d{2,3}(?![\d.])")
