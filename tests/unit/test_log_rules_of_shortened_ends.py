@@ -82,7 +82,10 @@ def test_a_window_pool_that_is_smaller_than_a_chunk_explains_who_waits():
     [
         ("# the rest is in the grammar code", "that response_format alone"),
         ("# param shape and loaded weight shape differ", "a later release, whose class of this model has the sizes"),
-        ("# happens whenever a client asks for logprobs of the prompt", "without what the note has it happen by"),
+        (
+            "# happens whenever a client asks for logprobs of the prompt",
+            "once without what the note says that it happens by",
+        ),
     ],
 )
 def test_a_note_beside_a_traceback_without_words_leads(note, step):

@@ -38,12 +38,14 @@ _OF_ANY_LIST = pattern(r"(?:list|tuple|string|deque) index out of range|pop from
 def _says_nothing(death: Death) -> bool:
     """Say whether an exception without frames has no words but Python's own, which any code may raise."""
     words = death.message.strip()
+    if death.statement and words != TORN:
+        return False
     return not words or words == TORN or _OF_ANY_LIST.fullmatch(words) is not None
 
 
 _WHEN = pattern(
-    r"(?i)\b(?:happens|dies|died|crash(?:es|ed)?|fails|only|every time|always) (?:(?:only )?(?:whenever|when|as soon as|once|if|"
-    r"with|on) )(.{8,200})"
+    r"(?i)\b(?:happens|dies|died|crash(?:es|ed)?|fails|every time|always) (?:only )?"
+    r"(?:whenever|when|as soon as|once|if|with|on) (.{8,200})"
 )
 _OF_GRAMMARS = pattern(r"(?i)\bgrammar|response_format|json_?schema|\bregex\b|\bebnf\b|structural_tag")
 _A_SCHEMA = (
@@ -72,12 +74,12 @@ def noted_of_it(facts: LogFacts, death: Death) -> Iterator[str]:
     if _SIZES.search(text):
         yield f"{_OF_SIZES} (of Gemma-4's sound: SGLang 34392)" if _AUDIO_OF_GEMMA.search(text) else _OF_SIZES
     if (when := _WHEN.search(text)) is not None:
-        yield f"without what the note has it happen by: {when[1].strip()}. Such a request alone shows whether that is it"
+        yield f"once without what the note says that it happens by ({when[1].strip()}), then once with that alone"
 
 
 def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to leave to the release where nothing says of what a process died; nothing where something does."""
-    if death.frames or death.statement or not (is_told_by_a_note_alone(death) or _says_nothing(death)):
+    if death.frames or not (is_told_by_a_note_alone(death) or _says_nothing(death)):
         return
     given = {
         name: value
@@ -90,11 +92,12 @@ def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
         del given["attention_backend"]
     if given:
         named = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
-        other = "flashinfer, fa3" if given.get("attention_backend") == "triton" else "triton serves most"
+        of_kernels = any(name in given for name in ("attention_backend", "moe_runner_backend"))
+        other = "flashinfer, fa3" if given.get("attention_backend") == "triton" else "triton serves most" * of_kernels
         each = "one at a time" if len(given) > 1 else "as the release chooses by itself"
         yield (
             f"once without {named}, {each}: the start names it by hand, and no kernel is right for every model and "
-            f"GPU; then with another in its place ({other})"
+            f"GPU; then with another in its place{f' ({other})' if other else ''}"
         )
 
 

@@ -61,6 +61,10 @@ _FLAG = re.compile(
     r"(--[a-z][\w-]*(?:[ =](?!-)[\w./:]*\d[\w./:]*)?)"
 )
 _VALUED = re.compile(r"(?i)\b(with)\s+(--[a-z][\w-]*-backend[ =][a-z]\w*)")
+_SHORT_OR_VLLMS = re.compile(
+    r"[tdpe]p|(?:tensor|pipeline|data)_parallel_size|enable_expert_parallel|enforce_eager|max_model_len|max_num_\w+|"
+    r"gpu_memory_utilization|compilation_config|no_enable_\w+"
+)
 _BEFORE = re.compile(
     r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})"
 )
@@ -154,7 +158,7 @@ def _change_in(clause: str) -> str:
         return f"without {_OF_THE_HOST}"
     if found := _VALUED.search(clause) or _FLAG.search(clause):
         name = found[2].removeprefix("--").partition(" ")[0].partition("=")[0].replace("-", "_")
-        if is_an_argument(name) or name in ("tp", "dp", "pp", "ep") or found[2].startswith("--speculative"):
+        if is_an_argument(name) or _SHORT_OR_VLLMS.fullmatch(name) or found[2].startswith("--speculative"):
             how = "without" if found[1].lower() in ("without", "no") else "with"
             return f"{how} {found[2] if found[2] != '--speculative' else '--speculative-algorithm'}"
     if found := _BEFORE.search(clause):

@@ -383,8 +383,10 @@ class LogReading:
         read = self._stamps.read if kind == "remark flushed" else self._stamp
         stamp = read(line, len(line))
         place = Place(number, stamp.text)
-        said_in_notes.keep(self._remarks, line, place)
-        of_another = notes_in_prose.keep(self._remarks, line, place)
+        # Behind a command may stand a note of its own.
+        spoken = start_line.comment(line) if kind == "command" and not line.startswith(b"#") else line
+        said_in_notes.keep(self._remarks, spoken, place)
+        of_another = notes_in_prose.keep(self._remarks, spoken, place) and spoken is line
         if (noted := notes_in_prose.stack_in(line, place)) is not None:
             self._stacks.add(noted)
         if kind.startswith("remark "):

@@ -182,8 +182,14 @@ def goes_on(facts: LogFacts) -> bool:
     return any(_GOES_ON.search(facts.remarks[name].text) for name in (NAME, "notes") if name in facts.remarks)
 
 
-def named_in_notes(facts: LogFacts) -> Iterator[str]:
-    """Yield what to leave out by what notes beside the log, and lines of NCCL and fused sums, name."""
+def named_in_notes(facts: LogFacts, stacks: bool = False) -> Iterator[str]:
+    """Yield what to leave out by what notes beside the log, and lines of NCCL and fused sums, name.
+
+    Args:
+        facts: the log.
+        stacks: whether frames of stacks that somebody took name it too.
+    """
     names = ("stands", "notes", "fused_sums", "nccl_p2p")
     said = "\n".join(facts.remarks[name].text for name in names if name in facts.remarks)
+    said += "\n".join(("", *(frame for stack in facts.stacks for frame in stack.frames))) if stacks else ""
     yield from (advice for words, advice in _NAMED if words.search(said))

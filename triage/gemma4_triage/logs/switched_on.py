@@ -71,7 +71,10 @@ _FEATURES = {
     "ep_size": (r"ep_moe|expert_parallel|\bep_|moe_ep", "with --ep-size 1 (--tp alone)"),
     "cpu_offload_gb": (r"offload", ""),
     "moe_dense_tp_size": (r"gate_up|dense|moe_dense|base partition", ""),
-    "moe_a2a_backend": (r"deep_?ep|a2a|token_dispatcher|mooncake_ep|\bmori", "with --moe-a2a-backend none"),
+    "moe_a2a_backend": (
+        r"deep_?ep|fused_?deep_?moe|a2a|token_dispatcher|mooncake_ep|\bmori",
+        "with --moe-a2a-backend none",
+    ),
     "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|batch_get|hicache(?:file|eic|aibrix|simm)", ""),
     "enable_return_routed_experts": (r"experts_capturer|routed_expert", ""),
     "enable_forward_pass_metrics": (r"metrics_reporter|forward_pass_metrics", ""),

@@ -123,7 +123,7 @@ _MOST_DETAILS = 40  # lines of a message that begins below its exception
 _MOST_FOREIGN = 5  # lines of others, without a stamp, that may stand between two of a traceback
 
 
-# A frame as somebody tells it: "in python/sglang/srt/utils.py parse", or beside it, "# ... down to deep_gemm/__init__.py".
+# A frame as somebody tells it: "in sglang/srt/utils.py parse", or beside it: "# ... down to deep_gemm/__init__.py".
 _TOLD_FRAME = re.compile(
     rb"(?:\s+|\s*#+ (?:(?:\.\.\.|\xe2\x80\xa6) ?)?(?:[\w, ]{0,40}\b)?)(?:in|at|down to|inside|within) "
     rb"((?:[\w.-]+/)+\w+\.py)(?:(?::\d+)?[ :]+([A-Za-z_]\w*)(?:\(\))?)?\s*"

@@ -166,6 +166,17 @@ _REGISTER = (
     "--disaggregation-ib-device with names of ibv_devices, on both servers",
     "once with --disaggregation-transfer-backend nixl",
 )
+_NO_UCX = (
+    "NIXL could not set its backend (UCX) up as the server started, before there was any request",
+    (
+        "one UCX alone: the wheel of nixl brings its own, and another that is installed (ldconfig -p | grep libuc; "
+        "apt list --installed | grep ucx; LD_LIBRARY_PATH) is loaded in its place: remove that, or build nixl against "
+        "it; UCX_LOG_LEVEL=info says which it takes",
+        "once with --disaggregation-transfer-backend mooncake on both sides; then the nixl of SGLang's image",
+        "/dev/infiniband and IPC_LOCK in the container, ulimit -l unlimited: a UCX that may register no memory fails "
+        "alike",
+    ),
+)
 _OF_THE_SPLIT = pattern(r"disaggregation/")
 _REFUSED = (
     "both servers have to be asked for the same: --tp, --dp and --pp, --page-size, --kv-cache-dtype, model and "
@@ -245,6 +256,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         why, confidence, advice = _BOOTSTRAP.format(address[1] or "its address"), Confidence.LIKELY, _REACH
     elif transport is not None:
         (name, why, advice), confidence = transport, Confidence.LIKELY
+        if "NIXL_ERR_BACKEND" in said and not facts.served and "ready" not in facts.remarks:
+            why, advice = _NO_UCX
         shown = remarked(facts, name, "what the transport said")
         drafts = facts.settings.get("speculative_algorithm", "None")
         advice = (*((_OF_DRAFTS.format(drafts),) if name == "transport_outside" and drafts != "None" else ()), *advice)
@@ -383,7 +396,17 @@ _OF_DEATH = of_death(
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     found = [*_OF_DEATH.find(facts), *without_rdma(facts)]
-    yield from found or _noted(facts)
+    yield from found or [*_of_the_transport(facts), *_noted(facts)]
+
+
+_BY_ITSELF = ("transport_no_gpu", "transport_protection")
+
+
+def _of_the_transport(facts: LogFacts) -> Iterator[Finding]:
+    """Yield what lines of the transport alone say, where none of SGLang's own tells of a transfer."""
+    said = next((facts.remarks[name] for name in _BY_ITSELF if name in facts.remarks), None)
+    if said is not None and not facts.deaths and all(alarm.kind == "failed" for alarm in facts.alarms):
+        yield _tell(facts, Death(said.place, said.rank, "", said.text))
 
 
 def _noted(facts: LogFacts) -> Iterator[Finding]:

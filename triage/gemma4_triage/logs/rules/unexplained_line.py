@@ -178,6 +178,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     known = set(explained)
     left = [alarm for alarm in facts.alarms if alarm.kind not in known]
     if not left:
+        yield from of_a_pasted_stack(facts)
         return
     lead = next((alarm for alarm in left if alarm.kind not in CONSEQUENCES), left[0])
     kind = _KINDS.get(lead.kind, _LAST)
@@ -409,12 +410,72 @@ def _in_library(facts: LogFacts, lead: Alarm) -> str:
     name = found.text.lower() if found else ""
     if "nccl" in name and "nixl" not in name:
         return _OF_NCCL
-    return _TRANSPORT if "mooncake" in name or "nixl" in name else ""
+    if "nixl" in name and any(_OVER_TCP.search(text) for text in _native_texts(facts, lead)):
+        return _NO_CUDA_IN_UCX
+    return _of_the_transport(name) if "mooncake" in name or "nixl" in name else ""
+
+
+_OVER_TCP = pattern(r"uct_tcp|invalid permissions for mapped object")
+_NO_CUDA_IN_UCX = (
+    "it was UCX below NIXL, which copied memory of the GPU as if it were the host's, on its way over TCP: a UCX that "
+    "knows CUDA (ucx_info -d | grep cuda), UCX_TLS with cuda_copy and cuda_ipc beside tcp, or RDMA; a later nixl; or "
+    "--disaggregation-transfer-backend mooncake on both sides"
+)
+_COPIES_ITSELF = (
+    "MC_STORE_MEMCPY=0 first: the store copied straight from an address that it took for one of its own process, as it "
+    "does where there is no RDMA; "
+)
+
+
+def _native_texts(facts: LogFacts, lead: Alarm) -> Iterator[str]:
+    """Yield the line of a crash and what is kept of the stack below it."""
+    yield lead.text
+    yield from lead.more
+    if "native_library" in facts.remarks:
+        yield facts.remarks["native_library"].text
+
+
+def _of_the_transport(name: str) -> str:
+    """Return what to do about a crash in what carries or stores KV, by the line of its stack."""
+    return f"{_COPIES_ITSELF}{_TRANSPORT}" if "memcpy" in name and "mooncake" in name else _TRANSPORT
+
+
+_OF_GDB = pattern(r"#\d+ +(?:0x[0-9a-f]+ in )?[\w:]+")
+
+
+def of_a_pasted_stack(facts: LogFacts) -> Iterator[Finding]:
+    """Yield that a debugger's stack of a process ends in what carries or stores KV, of a log that has nothing else."""
+    said = facts.remarks.get("native_library")
+    if said is None or facts.understood or facts.deaths or facts.alarms or not _OF_GDB.match(said.text):
+        return
+    name = said.text.lower()
+    if "mooncake" not in name and "nixl" not in name:
+        return
+    yield Finding(
+        rule=ID,
+        cause="Unknown cause: the log is a debugger's stack alone, of a process that was in the transport or the store "
+        "of KV; by itself it does not say whether it crashed there or waits.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(at(facts, said.place, said.text, "the frame that names it"),),
+        advice=(
+            _of_the_transport(name),
+            "the line of the signal above the stack, and the server's own lines before it",
+        ),
+    )
 
 
 def native_looks(facts: LogFacts, lead: Alarm) -> tuple[str, ...]:
     """Return what to do about such a crash; empty if its frames and C stack say none."""
-    return tuple(filter(None, (_in_native_code(lead) or _in_library(facts, lead),)))
+    of_storage = facts.arguments.get("hicache_storage_backend", "None") != "None"
+    found = _in_native_code(lead) or _in_library(facts, lead)
+    return (found,) if found else (_OF_STORAGE,) if of_storage and not any(".py:" in one for one in lead.more) else ()
+
+
+_OF_STORAGE = (
+    "once without --hicache-storage-backend, or with --hicache-storage-prefetch-policy wait_complete: its threads "
+    "write to pages of the host that a prefetch had given up meanwhile (its time-out), which has ended processes so "
+    "(SGLang 31445); faulthandler's stack below that line would say whether it was one of them"
+)
 
 
 _HEARTBEAT = pattern(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")
