@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.options_near import named_by
+from gemma4_triage.logs.options_near import by_file, named_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +250,7 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
         *((_NO_GRAMMARS,) * (facts.settings.get("grammar_backend") == "none")),
         *(f"{one}. {CHOSEN}" for one in (named_by(facts, death) if death is not None else ())),
         *(f"once {one.without}: {NAMED}" for one in named),
+        *(f"{one}. {CHOSEN}" for one in (by_file(facts, death) if death is not None else ())),
         *((given_up,) * bool(given_up)),
         *(
             (f"this server has {', '.join(rest)}: leave out one at a time, with the same load, until it holds",)
