@@ -171,3 +171,56 @@ def test_a_comment_behind_a_command_is_a_note_and_no_argument():
     read = read_log("log", [log.encode()])
     assert read.arguments["tp_size"] == "2"
     assert findings(read)[0].advice[0].startswith("with --tensor-parallel-size 1")
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "function", "step"),
+    [
+        ("--page-size 64", "mem_cache/allocator.py", "alloc_extend", "once without --page-size 64"),
+        ("--schedule-policy lof", "managers/schedule_policy.py", "calc_priority", "once without --schedule-policy lof"),
+        (
+            "--hicache-write-policy write_back",
+            "mem_cache/hiradix_cache.py",
+            "write_back_check",
+            "once without --hicache-write-policy write_back",
+        ),
+        (
+            "--attention-backend torch_native",
+            "layers/attention/torch_native_backend.py",
+            "forward",
+            "once without --attention-backend torch_native, in whose own file it was raised",
+        ),
+    ],
+)
+def test_what_the_start_chose_for_the_part_that_failed_is_left_out(given, path, function, step):
+    log = f"$ python3 -m sglang.launch_server --model-path m {{}}\n{HIT}{frame(path, function)}KeyError: 'odd'\n"
+    assert any(one.startswith(step) for one in steps(log.format(given)))
+    assert not any(one.startswith(step) for one in steps(log.format("")))
+    elsewhere = log.format(given).replace(path, "managers/io_struct.py").replace(function, "__post_init__")
+    assert not any(one.startswith(step) for one in steps(elsewhere))
+
+
+def test_a_choice_that_a_release_makes_by_itself_is_none():
+    log = "$ python3 -m sglang.launch_server --model-path m --hicache-write-policy write_through\n"
+    log += HIT + frame("mem_cache/hiradix_cache.py", "write_back_check") + "KeyError: 'odd'\n"
+    assert not any("--hicache-write-policy" in step for step in steps(log))
+
+
+def test_a_backend_whose_code_stands_in_a_stack_is_named():
+    start = START.format(", dsa_prefill_backend='tilelang'")
+    log = "[2026-08-14 02:25:39 TP3] Watchdog timeout (self.watchdog_timeout=300)\n"
+    log += '[2026-08-14 02:25:39 TP3] Pyspy dump for PID 812:\nProcess 812: sglang::scheduler_TP3\nThread 812 (idle): "MainThread"\n    run ({}/kernel.py:200)\n'
+    assert any("--dsa-prefill-backend than tilelang" in step for step in steps(start + log.format("tilelang/jit")))
+    assert not any("--dsa-prefill-backend" in step for step in steps(start + log.format("other/jit")))
+
+
+def test_tiles_of_the_tower_of_images_are_of_its_own_backend():
+    start = START.format(", attention_backend='triton', mm_attention_backend='triton_attn'")
+    log = (
+        HIT
+        + frame("layers/attention/{}.py", "forward_attn")
+        + "triton.runtime.errors.OutOfResources: out of resource: "
+    )
+    log += "shared memory, Required: 147456, Hardware limit: 101376\n"
+    assert steps(start + log.format("vision"))[0].startswith("another --mm-attention-backend than triton_attn")
+    assert steps(start + log.format("other"))[0].startswith("another --attention-backend than triton")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -411,6 +412,7 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
     inside = " ".join(frame for stack in facts.stacks for frame in stack.frames)
     if _PDMUX.search(inside) or asked.get("enable_pdmux") == "True":
         found.insert(0, _NO_PDMUX)
+    found += list(_of_backends(facts, inside))
     for one in features(facts) if inside else ():
         if one.words is not None and one.setting not in _HAVE_THEIRS and one.words.search(inside):
             found.append(f"once {one.without}: its code stands in the stack")
@@ -424,6 +426,18 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
     return (*found, "another release; a longer --watchdog-timeout helps only where a compilation ran") if found else ()
 
 
+_WIDE = frozenset({"triton", "flashinfer", "auto", "torch_native"})
+
+
+def _of_backends(facts: LogFacts, inside: str) -> Iterator[str]:
+    """Yield which backends that the start names have their own code in a stack; of wide packages that says little."""
+    for name, value in facts.arguments.items():
+        of_stack = len(value) > _SHORTEST and re.search(rf"(?<![a-z]){re.escape(value)}(?![a-z])", inside)
+        if name.endswith("_backend") and value not in _WIDE and of_stack:
+            yield f"once with another --{name.replace('_', '-')} than {value}: its code stands in the stack"
+
+
+_SHORTEST = 4  # characters
 _TP_GATHER = (
     "once without --disable-attn-tp-gather: ranks of one attention group then each see the queue of their own, and one "
     "that finds work the others do not know of waits alone in its collective (SGLang 36928)"

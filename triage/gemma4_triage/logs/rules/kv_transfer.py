@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.kept_by_none import kept_by_none
 from gemma4_triage.logs.no_rdma import without_rdma
@@ -30,6 +29,7 @@ from gemma4_triage.logs.rule import (
     remarked,
 )
 from gemma4_triage.logs.split_sides import made_alike
+from gemma4_triage.logs.transfers_noted import OTHER_SIDE, noted
 
 _WORDS = pattern(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
@@ -221,10 +221,6 @@ _MARKED_LOOK = (
     "the first transfer that failed is the cause: its line, and the network at that time",
 )
 _NIXL_ONCE = "once with --disaggregation-transfer-backend nixl on both servers: if it then holds, Mooncake is at fault"
-_OTHER = (
-    "the other server's log at the same time says why: it died, has no room, or its network does not answer",
-    "both have to run the same release and page size",
-)
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
@@ -244,7 +240,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     why = "the log does not say which side failed"
     refused = next((error for error in facts.errors if _OF_THE_SPLIT.match(error.caller)), None)
     started = re.search(r"(?i)(?:registration|initialization) failed|to register memory", death.message) is not None
-    advice, confidence, shown = (*_OTHER, *((_NIXL_ONCE,) if mooncake else ())), Confidence.POSSIBLE, []
+    advice, confidence, shown = (*OTHER_SIDE, *((_NIXL_ONCE,) if mooncake else ())), Confidence.POSSIBLE, []
     if started and transport is None:
         why, confidence, advice = _REGISTERS, Confidence.LIKELY, _REGISTER
     elif (unregistered := not_registered(facts, death)) is not None:
@@ -396,7 +392,7 @@ _OF_DEATH = of_death(
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     found = [*_OF_DEATH.find(facts), *without_rdma(facts)]
-    yield from found or [*_of_the_transport(facts), *_noted(facts)]
+    yield from found or [*_of_the_transport(facts), *noted(facts)]
 
 
 _BY_ITSELF = ("transport_no_gpu", "transport_protection")
@@ -407,36 +403,6 @@ def _of_the_transport(facts: LogFacts) -> Iterator[Finding]:
     said = next((facts.remarks[name] for name in _BY_ITSELF if name in facts.remarks), None)
     if said is not None and not facts.deaths and all(alarm.kind == "failed" for alarm in facts.alarms):
         yield _tell(facts, Death(said.place, said.rank, "", said.text))
-
-
-def _noted(facts: LogFacts) -> Iterator[Finding]:
-    """Yield that transfers fail where a note alone says so."""
-    note = facts.remarks.get(said_in_notes.TRANSFERS)
-    asked = {**facts.arguments, **facts.settings}
-    split = asked.get("disaggregation_mode", "null") not in ("null", "None")
-    if note is None or not split or facts.deaths or facts.alarms:
-        return
-    used = asked.get("disaggregation_transfer_backend", "mooncake")
-    other = "mooncake" if used == "nixl" else "nixl"
-    yield Finding(
-        rule=RULE.id,
-        cause="Unknown cause: a note beside the log says that KV does not get from the prefill to the decode server, "
-        "and no line here shows it.",
-        confidence=Confidence.POSSIBLE,
-        evidence=(
-            at(facts, note.place, note.text, "the note"),
-            *of_settings(facts, "disaggregation_mode", "disaggregation_transfer_backend", "disaggregation_ib_device"),
-        ),
-        ruled_out_if=("the other server's log has an exception before it: then that is the beginning",),
-        advice=(
-            f"with --disaggregation-transfer-backend {other} on both servers, in place of {used}: another transport "
-            "over the same network. If it then holds, the transport or its release is at fault",
-            *_OTHER,
-            "the first lines of the transport itself at that time, in both logs: they say why (memory that is not "
-            "registered, a retry that was given up, a session that is held for dead)",
-        ),
-        next_commands=(COLLECT,),
-    )
 
 
 RULE = replace(_OF_DEATH, find=_find)
