@@ -209,7 +209,8 @@ def test_a_choice_that_a_release_makes_by_itself_is_none():
 def test_a_backend_whose_code_stands_in_a_stack_is_named():
     start = START.format(", dsa_prefill_backend='tilelang'")
     log = "[2026-08-14 02:25:39 TP3] Watchdog timeout (self.watchdog_timeout=300)\n"
-    log += '[2026-08-14 02:25:39 TP3] Pyspy dump for PID 812:\nProcess 812: sglang::scheduler_TP3\nThread 812 (idle): "MainThread"\n    run ({}/kernel.py:200)\n'
+    log += "[2026-08-14 02:25:39 TP3] Pyspy dump for PID 812:\nProcess 812: sglang::scheduler_TP3\n"
+    log += 'Thread 812 (idle): "MainThread"\n    run ({}/kernel.py:200)\n'
     assert any("--dsa-prefill-backend than tilelang" in step for step in steps(start + log.format("tilelang/jit")))
     assert not any("--dsa-prefill-backend" in step for step in steps(start + log.format("other/jit")))
 

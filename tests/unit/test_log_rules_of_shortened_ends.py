@@ -107,3 +107,31 @@ def test_a_library_of_the_toolkit_is_on_no_path_where_notes_have_no_toolkit():
     line = "ImportError: libnvrtc.so.12: cannot open shared object file: No such file or directory\n"
     assert found(f"{line}# runtime container without nvcc\n")[0].advice[0].startswith("export LD_LIBRARY_PATH")
     assert found(line)[0].advice[0].startswith("hold the library's number")
+
+
+@pytest.mark.parametrize(
+    ("note", "change"),
+    [
+        ("# only with MTP on; dies when the pool gets full", "without --speculative-algorithm"),
+        ("# happens only with --enable-mixed-chunk", "without --enable-mixed-chunk"),
+        ("# as soon as hicache is on", "without --enable-hierarchical-cache"),
+        ("# only at high concurrency", ""),
+        ("# only with MTP on it works", ""),
+        ("# started with --disable-radix-cache", ""),
+    ],
+)
+def test_what_a_note_needs_for_it_to_happen_is_left_out_first(note, change):
+    steps = found(f"{HIT}KeyError: 'odd'\n{note}\n")[0].advice
+    well = [step for step in steps if "with which all is well by the note" in step]
+    assert well == ([steps[0]] if change else [])
+    assert steps[0].startswith(change)
+
+
+@pytest.mark.parametrize(
+    "note", ["# server gone", "# takes it down", "# the decode server exits", "# the pod restarts"]
+)
+def test_other_words_for_an_end_are_one(note):
+    start = "$ sglang serve --model-path m --moe-runner-backend flashinfer_mxfp4\n"
+    assert found(f"{start}{note}\n")[0].rule == "other-crash"
+    pools = "pool memory leak detected!\n[full] total=1024, available=512, evictable=96, protected=0\n"
+    assert "other-crash" not in [one.rule for one in found(f"{start}{HIT}{pools}{note}\n")]

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding, ranked
-from gemma4_triage.logs import failed_requests, given_already, images, just_installed, not_registered, notes_in_prose
+from gemma4_triage.logs import (
+    failed_requests,
+    given_already,
+    images,
+    just_installed,
+    not_registered,
+    noted_end,
+    notes_in_prose,
+)
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule
@@ -246,6 +254,9 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     for rule in FALLBACKS:
         endings += rule.find(replace(facts, deaths=tuple(unexplained), alarms=()))
         unexplained = _apart_from(rule.explains, unexplained)
+    if endings:
+        # A note that the server died adds nothing to what it died of.
+        unexplained = [death for death in unexplained if not noted_end.is_told_by_a_note_alone(death)]
     endings += refused_by_check.find(facts, unexplained)
     endings += other_crash.find(facts, _apart_from(refused_by_check.explains, unexplained))
     loads = [finding for rule in LOADS[:-1] for finding in rule.find(facts)]

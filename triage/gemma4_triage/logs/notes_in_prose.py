@@ -140,7 +140,27 @@ def difference_in(text: str, worse: str = "") -> str:
         well = [clause for clause in clauses if best in _SHARE.findall(clause)]
     else:
         well = [clause for clause in clauses if _GOOD.search(clause) and not _NOT_GOOD.search(clause)]
-    return next(filter(None, map(_change_in, well)), "")
+    return next(filter(None, map(_change_in, well)), "") or next(filter(None, map(_needed_in, clauses)), "")
+
+
+_NEEDS = re.compile(
+    r"(?i)\b(?:only|as soon as|happens|dies|crashes|hangs|fails)\b(?: (?:happens|dies|crashes|hangs|fails|only))?"
+    r"(?: (?:with|when|if|while|once|since|after|as))?(?: (?:we|I))?"
+    r"(?: (?:set|enabled?|turn(?:ed)? on|switch(?:ed)? on|added|use[ds]?))? (?:the )?(.{2,60}?)"
+    r"(?: (?:is|are|was|were))? ?(?:on|enabled|set|used|in use)?\s*$"
+)
+
+
+def _needed_in(clause: str) -> str:
+    """Return without what a note says that it does not happen, as "only with MTP on"; "" if it says nothing so."""
+    found = _NEEDS.search(clause)
+    if found is None or _GOOD.search(clause):
+        return ""
+    if option := re.match(r"(--[a-z][\w-]*)(?:[ =][\w./:-]+)?$", found[1]):
+        name = option[1].removeprefix("--").replace("-", "_")
+        return f"without {option[1]}" if is_an_argument(name) else ""
+    spoken = found[1].removesuffix(" on").removesuffix(" enabled")
+    return next((f"without {flag}" for words, flag in _NAMED if words.fullmatch(spoken)), "")
 
 
 def _best_of(text: str) -> str:

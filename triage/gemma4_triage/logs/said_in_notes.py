@@ -40,7 +40,10 @@ SAID_BY_A_NOTE = "a note says: "
 """Where the message of such an end begins."""
 _ENDED = re.compile(
     rb"(?i)\b(?:dies|died|crash(?:es|ed)|segfaults|segfaulted|core dumps?|aborts)\b(?! (?:on|if) (?:the )?other)|"
-    rb"\bgoes down\b|\bkills the (?:server|scheduler|process)\b"
+    rb"\bgoes down\b|\b(?:kills|ends|takes down) the (?:\w+ )?(?:server|scheduler|process|engine|worker)\b|"
+    rb"\b(?:server|scheduler|engine|worker|process) (?:is )?gone\b|\btakes (?:it|the server) down\b|"
+    rb"\b(?:server|scheduler|engine|worker|process) (?:exits|quits|restarts|stops(?! (?:answer|respond)))|"
+    rb"\bpod restarts\b"
 )
 _NOT_ENDED = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|no longer|any ?more|instead of|before|until|used to) "
