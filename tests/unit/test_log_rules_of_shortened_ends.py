@@ -135,3 +135,17 @@ def test_other_words_for_an_end_are_one(note):
     assert found(f"{start}{note}\n")[0].rule == "other-crash"
     pools = "pool memory leak detected!\n[full] total=1024, available=512, evictable=96, protected=0\n"
     assert "other-crash" not in [one.rule for one in found(f"{start}{HIT}{pools}{note}\n")]
+
+
+@pytest.mark.parametrize(
+    ("note", "ended"),
+    [
+        ("# runs fine at first, dies once the cache is full", True),
+        ("# one request is fine, a second one ends the server", True),
+        ("# works with the radix cache, no crash", False),
+        ("# with triton it dies, and without it is fine", False),
+    ],
+)
+def test_what_was_well_before_an_end_denies_it_not(note, ended):
+    rules = [one.rule for one in found(f"$ sglang serve --model-path m\n{note}\n")]
+    assert ("other-crash" in rules) == ended

@@ -33,6 +33,8 @@ _DENIES = re.compile(
 )
 _CLAUSES = re.compile(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 """Between them a note may turn from this server to another try."""
+_TURNS = re.compile(rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|every|each|all|both|the server|server|and )\b)")
+"""Between them a note turns from what was well to an end."""
 
 DIES = "noted_death"
 """Name under which a note is kept by which the server dies where no line shows it."""
@@ -107,9 +109,11 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     if any(_SAYS.search(clause) and not _DENIES.search(clause) for clause in _CLAUSES.split(line)):
         # The last one, behind which the least work can stand.
         kept[NAME] = said
-    if _ENDED.search(line) and not _NOT_ENDED.search(line):
+    # Before an end a server may have been well.
+    parts = [part for clause in _CLAUSES.split(line) for part in _TURNS.split(clause)]
+    if any(_ENDED.search(part) and not _NOT_ENDED.search(part) for part in parts):
         kept[DIES] = said
-    if _MOVED.search(line) and not _NOT_MOVED.search(line):
+    if any(_MOVED.search(part) and not _NOT_MOVED.search(part) for part in parts):
         kept[TRANSFERS] = said
 
 
