@@ -4,6 +4,7 @@ import pytest
 
 from gemma4_triage.logs.catalog import findings, with_those_alike
 from gemma4_triage.logs.read import read_log
+from gemma4_triage.logs.suspects import suspects
 
 HIT = "[2026-08-14 02:20:33 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
 REFUSED = "Input length (160062 tokens) exceeds the maximum allowed length ({} tokens). Use a shorter input.\n"
@@ -149,3 +150,11 @@ def test_other_words_for_an_end_are_one(note):
 def test_what_was_well_before_an_end_denies_it_not(note, ended):
     rules = [one.rule for one in found(f"$ sglang serve --model-path m\n{note}\n")]
     assert ("other-crash" in rules) == ended
+
+
+def test_streamed_calls_of_gemma4_are_suspected_ahead_of_thoughts():
+    start = "server_args=ServerArgs(model_path='m', tool_call_parser='{}', reasoning_parser='{}')\n"
+    start += "[2026-07-01 10:00:35] The server is fired up and ready to roll!\n"
+    shown = [suspects(read_log("log", [start.format(name, name).encode()])) for name in ("gemma4", "kimi_k2")]
+    first_of_form = [next(one.id for one in each if one.of == "form") for each in shown]
+    assert first_of_form == ["streamed-calls-of-gemma4", "thoughts-as-answers"]

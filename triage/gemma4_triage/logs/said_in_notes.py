@@ -33,7 +33,9 @@ _DENIES = re.compile(
 )
 _CLAUSES = re.compile(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 """Between them a note may turn from this server to another try."""
-_TURNS = re.compile(rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|every|each|all|both|the server|server|and )\b)")
+_TURNS = re.compile(
+    rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|every|each|all|both|the server|server|and )\b)"
+)
 """Between them a note turns from what was well to an end."""
 
 DIES = "noted_death"
