@@ -225,3 +225,45 @@ def test_tiles_of_the_tower_of_images_are_of_its_own_backend():
     log += "shared memory, Required: 147456, Hardware limit: 101376\n"
     assert steps(start + log.format("vision"))[0].startswith("another --mm-attention-backend than triton_attn")
     assert steps(start + log.format("other"))[0].startswith("another --attention-backend than triton")
+
+
+@pytest.mark.parametrize(
+    ("said", "step"),
+    [
+        ("KeyError: 'MOONCAKE_MASTER'", "set MOONCAKE_MASTER in the environment"),
+        ("RuntimeError: NVSHMEM_IB_ENABLE_IBGDA must be set for that mode", "set NVSHMEM_IB_ENABLE_IBGDA in"),
+        ("RuntimeError: environment variable HF_TOKEN is not set", "set HF_TOKEN in the environment"),
+        ("AssertionError: SGLANG_MOE_CONFIG_DIR does not exist", "unset SGLANG_MOE_CONFIG_DIR"),
+    ],
+)
+def test_a_variable_that_an_exception_names_is_set_or_unset_first(said, step):
+    assert steps(f"{HIT}{said}\n")[0].startswith(step)
+    assert not any("environment" in one for one in steps(f"{HIT}{said.lower().replace('error', 'Error', 1)}\n"))
+
+
+def test_a_library_that_is_not_found_at_run_time_is_named():
+    line = "RuntimeError: cannot load libnvshmem_host.so.3\n"
+    assert "libnvshmem_host.so.3" in found(HIT + line)[0].cause
+    assert found(HIT + line.replace("cannot load libnvshmem_host.so.3", "cannot load it"))[0].rule == "other-crash"
+
+
+def test_a_request_that_may_ask_for_the_whole_pool_explains_who_stands():
+    pools = "[2026-07-01 10:00:00 TP0] max_total_num_tokens={}, chunked_prefill_size=512, context_len=8192\n"
+    note = "# the first request hangs\n"
+    assert steps(pools.format(3000) + note)[0].startswith("the pool holds 3000 tokens")
+    assert not any("the pool holds" in step for step in steps(pools.format(90000) + note))
+
+
+@pytest.mark.parametrize(
+    ("note", "rule"),
+    [
+        ("# outputs only <pad>", "noted-trouble"),
+        ("# RAM goes up by 2 GB per hour", "noted-trouble"),
+        ("# /model_info never becomes ready", "noted-silence"),
+        ("# outputs only what was asked", None),
+        ("# RAM is the same all day", None),
+    ],
+)
+def test_more_words_of_what_is_seen_are_notes(note, rule):
+    log = f"$ sglang serve --model-path m\n[2026-07-01 10:00:00] The server is fired up and ready to roll!\n{note}\n"
+    assert [one.rule for one in found(log)] == ([rule] if rule else [])

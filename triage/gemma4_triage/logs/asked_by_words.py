@@ -36,6 +36,15 @@ _DRAFTS_STORED = (
     "where a client that runs as a process of its own (standalone) knows the target's buffer alone. Or the store's "
     "client within the server, or the release before (0.5.12), which registered no such pool; then a later one"
 )
+_A_VARIABLE = r"[\"'`]?\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b[\"'`]?"
+_TO_BE_SET = pattern(
+    rf"{_A_VARIABLE} (?:must|has to|should|needs to) be set|{_A_VARIABLE} (?:environment variable )?(?:is )?"
+    rf"(?:not (?:set|defined)|unset|undefined|missing)|(?i:[Pp]lease set|environment variable|env var) {_A_VARIABLE}"
+)
+_NO_SUCH_PLACE = pattern(
+    rf"{_A_VARIABLE}[^.]{{0,60}} (?:does not exist|is not a (?:valid )?(?:directory|folder|file|path))"
+)
+_NAMES_ONE = pattern(r"'([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)'")
 _SERVES_MOST = ("triton", "flashinfer", "fa3")
 
 
@@ -43,6 +52,7 @@ def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to set where the words of an exception say it, the surest first."""
     words = " ".join(death.message.split())
     yield from _in_letters(facts)
+    yield from _of_an_environment(death, words)
     yield from health_checks_in_the_batch(facts, death)
     if found := _EXCEEDS.search(words):
         yield f"--{found[1].replace('_', '-')} of at most {found[3]}, where it has {found[2]} now"
@@ -61,6 +71,20 @@ def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
             "once with --disable-cuda-graph: it died as the graph of the drafts' own steps was captured, for which "
             "something was not set that a batch has; else without --speculative-algorithm. A later release mends it"
         )
+
+
+def _of_an_environment(death: Death, words: str) -> Iterator[str]:
+    """Yield which variable of the environment to set, or to mend, that an exception names."""
+    if death.type_name == "KeyError" and not death.statement and (one := _NAMES_ONE.fullmatch(words.strip())):
+        yield (
+            f"set {one[1]} in the environment of every process of the server (of the container or pod, of each node), "
+            "if it is a variable, as a name in capitals mostly is: the guide of what it is of says to what"
+        )
+    elif found := _TO_BE_SET.search(words):
+        name = next(filter(None, found.groups()))
+        yield f"set {name} in the environment of every process of the server (container, pod, each node), as it asks"
+    elif found := _NO_SUCH_PLACE.search(words):
+        yield f"unset {found[1]} in the environment, or give it a path that is there, inside the container too"
 
 
 _LETTERS = pattern(r"\[(?:'[^']', ){2,}'[^']'\]$")

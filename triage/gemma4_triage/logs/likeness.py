@@ -140,7 +140,7 @@ _BY_PYTHON = re.compile(
 _PYTHONS = """
 nonetype iterable callable subscriptable iterator len list range unsupported operand types enough values unpack many
 expected got interpreted integer errno directory such zero division dictionary changed size during iteration referenced
-before assignment defined access local variable int float str dict tuple bool real number required supported between
+before assignment defined access local variable too int float str dict tuple bool real number required supported between
 instances
 """
 _WORDS_OF_PYTHON = frozenset(_PYTHONS.split())

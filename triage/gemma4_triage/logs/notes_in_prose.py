@@ -19,7 +19,11 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         r"out)|no (?:further )?request is (?:ever )?answered|never (?:answered|answers|returns|opens|ends)|for ever\b|"
         r"no answer (?:ever )?comes",
     ),
-    ("memory", r"(?:memory|RSS)\b.{0,30}\bgrow(?:s|ing)?\b|\bgrow(?:s|ing)\b.{0,20}\b(?:memory|RSS)\b"),
+    (
+        "memory",
+        r"\b(?:memory|RSS|RAM|VRAM)\b.{0,30}\b(?:grow(?:s|ing)?|climb(?:s|ing)|ris(?:es|ing)|goes up|leak(?:s|ing))\b|"
+        r"\bgrow(?:s|ing)\b.{0,20}\b(?:memory|RSS)\b",
+    ),
     (
         "form",
         r"tool_calls?\W{1,4}(?:null|none|empty)|\breasoning_content\b|content\W{1,4}(?:null|empty)|no tool_calls",
@@ -29,6 +33,9 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition|far lower|"
         r"accuracy (?:is |of )?0\.[0-6]|replacement characters|mojibake|(?:gsm8k|mmlu)\b.{0,60}?[:=] ?0\.[0-4])|"
         r"answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?(?:wrong|repeated|empty)\b|"
+        r"\b(?:outputs?|answers?|prints?|generates?|returns?|produces|writes) (?:is |are )?"
+        r"(?:only|just|nothing but|always) (?:[\"'`]?(?:<pad>|!{2,}|<unk>|<unused)|exclamation|zeros|newlines|"
+        r"white ?space|pad tokens|one (?:token|word))|"
         r"(?:gsm8k|mmlu|accuracy)\b.{0,20}?\b0/\d|wrong answers?|text is broken|"
         r'"(\S)\1{7}|\boutput_ids?\W{1,4}(\d{2,7})(?:, \2){2}',
     ),

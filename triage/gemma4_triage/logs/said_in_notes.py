@@ -22,7 +22,11 @@ _SAYS = re.compile(
     rb"/(?:health|generate|v1)\S* (?:times? out|timed out|does not answer)|\b(?:un|not )responsive\b|"
     rb"\bno (?:\w+ )?lines? (?:at all|after|follow)|\bno (?:progress|batch line)\b|"
     rb"\bnothing (?:more|comes|follows|happens)\b|\bthen nothing\s*(?:[:,;.]|$)|"
-    rb"\b(?:server|request\w*|it|ranks?) stands\b|\banswered any more\b|\bfor ever\b"
+    rb"\b(?:server|request\w*|it|ranks?) stands\b|\banswered any more\b|\bfor ever\b|"
+    rb"\b(?:stays|sits|waits|remains) (?:here|there|like this)\b|"
+    rb"\b(?:here|there) for (?:\d+|many|some) (?:minutes|hours)\b|"
+    rb"\bnever (?:becomes|gets|is|was) ready\b|\bnever (?:starts|completes|gets past)\b|"
+    rb"\bdoes not (?:go on|continue|proceed)\b"
 )
 _DENIES = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "

@@ -108,7 +108,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 *(_of_its_types(facts) if (own := _of_its_index(facts)) else ()),
                 *own,
                 *_of_its_config(facts),
-                *(() if own else (_ITS_TARGET, *_of_its_types(facts))),
+                _ITS_TARGET,
+                *(() if own else _of_its_types(facts)),
             ),
             next_commands=("gemma4-triage repro mtp-zero-accept",),
         )
@@ -134,8 +135,7 @@ def _of_its_index(facts: LogFacts) -> tuple[str, ...]:
     """Return what to look at where the draft's layer lies in the model's own checkpoint (MTP, NEXTN)."""
     asked = facts.settings
     draft, model = asked.get("speculative_draft_model_path", "None"), asked.get("model_path", "")
-    own = asked.get("speculative_algorithm", "").upper() in ("EAGLE", "NEXTN") and draft in ("None", "", model)
-    if not own:
+    if asked.get("speculative_algorithm", "").upper() != "NEXTN" and (not model or draft != model):
         return ()
     return (
         "whether the draft's layer was read at all: it lies in the model's own checkpoint, and a file of it (mtp."

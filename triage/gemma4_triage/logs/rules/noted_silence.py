@@ -11,6 +11,7 @@ from gemma4_triage.logs.narrow_window_pool import narrow
 from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import hang, transfers_stand
 from gemma4_triage.logs.rules.start_stopped import unfinished
+from gemma4_triage.logs.rules.unexplained_line import as_long_as_the_pool
 from gemma4_triage.logs.suspects import suspects
 from gemma4_triage.logs.switched_on import MEET, NO_OVERLAP, features, switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
@@ -113,6 +114,8 @@ def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
     """Yield what to try, what the notes name first, then what its ranks meet in, then what is switched on."""
     if (small := narrow(facts)) is not None:
         yield from small.advice
+    if whole := as_long_as_the_pool(facts):
+        yield whole
     yield from said_in_notes.named_in_notes(facts)
     on = features(facts)
     if said_in_notes.goes_on(facts):

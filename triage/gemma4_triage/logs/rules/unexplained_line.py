@@ -244,7 +244,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (hidden, *look)
     if lead.kind == "health" and facts.settings.get("pp_size", "1") not in ("1", "None"):
         look = (STAGES, *look)
-    if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
+    if lead.kind == "health" and (tight := as_long_as_the_pool(facts)):
         look = (tight, *look)
     if lead.kind == "health" and facts.arguments.get("hicache_storage_prefetch_policy") == "wait_complete":
         look = (_WAITS_FOR_STORAGE, *look)
@@ -384,7 +384,7 @@ _OTHER_CPU = (
 _LONG_SILENCE = 60
 
 
-def _as_long_as_the_pool(facts: LogFacts) -> str:
+def as_long_as_the_pool(facts: LogFacts) -> str:
     """Return what to do where one request may ask for the whole pool; "" if none may."""
     pools = facts.remarks.get("pools")
     tokens = number_in(pools.text, "max_total_num_tokens") if pools else None
