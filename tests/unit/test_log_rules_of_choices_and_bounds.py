@@ -267,3 +267,40 @@ def test_a_request_that_may_ask_for_the_whole_pool_explains_who_stands():
 def test_more_words_of_what_is_seen_are_notes(note, rule):
     log = f"$ sglang serve --model-path m\n[2026-07-01 10:00:00] The server is fired up and ready to roll!\n{note}\n"
     assert [one.rule for one in found(log)] == ([rule] if rule else [])
+
+
+def test_families_of_failures_name_what_the_start_chose_for_their_part():
+    start = "$ python3 -m sglang.launch_server --model-path m {}\n"
+    log = start + HIT + frame("layers/moe/fused_moe_triton/layer.py", "forward")
+    log += (
+        "RuntimeError: The size of tensor a (704) must match the size of tensor b (352) at non-singleton dimension 1\n"
+    )
+    told = found(log.format("--moe-runner-backend flashinfer_trtllm"))[0]
+    assert told.rule == "sizes-differ"
+    assert told.advice[1].startswith("once without --moe-runner-backend flashinfer_trtllm")
+    assert "--moe-runner-backend" not in " ".join(steps(log.format("")))
+
+
+def test_a_code_of_cuda_is_no_size():
+    log = HIT + frame("layers/sampler.py", "forward") + "RuntimeError: Check failed: {} (700 vs. 0)\n"
+    assert found(log.format("status == cudaSuccess"))[0].rule == "illegal-access"
+    assert found(log.format("rows.size(0) == batch_size"))[0].rule == "sizes-differ"
+
+
+@pytest.mark.parametrize(
+    ("note", "step"),
+    [
+        ("# no traceback, exit code 139", "start it with PYTHONFAULTHANDLER=1"),
+        ("# the server exits with code 137", "dmesg -T | grep -i oom"),
+        ("# SIGABRT, nothing else", "the lines of native code above its end"),
+    ],
+)
+def test_a_code_that_a_note_names_says_where_to_look(note, step):
+    assert steps(f"$ sglang serve --model-path m\n{note}\n")[0].startswith(step)
+    assert found("$ sglang serve --model-path m\n# exit code 0\n") == ()
+
+
+def test_a_core_that_is_busy_is_no_reason_for_slow_answers():
+    log = "$ sglang serve --model-path m\n[2026-07-01 10:00:00] The server is fired up and ready to roll!\n{}\n"
+    assert found(log.format("# only 3 tokens/s")) == ()
+    assert "--sleep-on-idle" in steps(log.format("# slow, one core at 100% while idle"))[0]

@@ -14,6 +14,7 @@ from gemma4_triage.logs import (
     not_registered,
     noted_end,
     notes_in_prose,
+    options_near,
 )
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -280,7 +281,8 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
     leads = kv_transfer.RULE.id if not_registered.told_before(facts) else known_issue.ID
-    ended = images.beside(facts, list(ranked([*endings, *floor], leads=leads)))
+    chosen = [options_near.beside(facts, one) if one.rule in _OF_A_PART else one for one in endings]
+    ended = images.beside(facts, list(ranked([*chosen, *floor], leads=leads)))
     ended = given_already.told(facts, just_installed.before(facts, ended))
     # What only a note says is told where the log itself says nothing.
     loads = loads if ended or behind or loads else list(noted_trouble.RULE.find(facts))
@@ -301,6 +303,8 @@ def _split_off(rule: str, found: Iterable[Finding]) -> tuple[list[Finding], list
     return [one for one in listed if one.rule == rule], [one for one in listed if one.rule != rule]
 
 
+_OF_A_PART = frozenset({"sizes-differ", "types-differ", "index-outside-tensor", "library-kernel", "triton-compile"})
+"""Rules of families of failures, whose part may be one that the start chose by hand."""
 _ENGINE_ENDED = frozenset({"EngineDeadError"})
 """What vLLM's server answers requests with once its engine has ended: no request failed of it alone."""
 

@@ -27,6 +27,26 @@ _TRITON = (
 )
 
 
+_SIGNALS = (
+    (
+        pattern(r"\b(?:137|-9)\b|SIGKILL"),
+        "dmesg -T | grep -i oom on the host, docker inspect or kubectl describe pod: by its code it was killed from "
+        "outside, mostly for the host's memory",
+    ),
+    (
+        pattern(r"\b(?:139|-11)\b|SIGSEGV|segfault"),
+        "start it with PYTHONFAULTHANDLER=1, which prints where it was: by its code it ended in native code, mostly a "
+        "library that does not fit this GPU, its driver or the CPU; SGLang's image has those that do",
+    ),
+    (
+        pattern(r"\b(?:134|-6)\b|SIGABRT"),
+        "the lines of native code above its end (terminate called, what(): …, an assertion of a .cpp or .cu): by its "
+        "code it aborted itself; PYTHONFAULTHANDLER=1 prints where it was",
+    ),
+)
+"""What a code or a signal says that a note names."""
+
+
 def is_told_by_a_note_alone(death: Death) -> bool:
     """Return whether no line of the log itself tells of an end."""
     return not death.type_name and death.message.startswith(SAID_BY_A_NOTE)
@@ -112,6 +132,7 @@ def told(facts: LogFacts, death: Death) -> Finding:
         evidence=(at(facts, death.place, death.message.removeprefix(SAID_BY_A_NOTE), "the note"),),
         ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
         advice=(
+            *(advice for words, advice in _SIGNALS if words.search(death.message)),
             *chosen_by_hand(facts, death),
             *((_CAPTURES,) if captures and not ready else ()),
             *switched_on(facts, death),

@@ -41,7 +41,8 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
     ),
     (
         "speed",
-        r"\bslow(?:er|ly)?\b|\b(?:several|many|\d+|two|three|four|five|ten) times (?:this|that|the) (?:speed|rate|"
+        r"\bslow(?:er|ly)?\b|\bonly \d+(?:\.\d+)? (?:tok|t)(?:ens?|s)?(?:/s|ps| per second)|"
+        r"\b(?:several|many|\d+|two|three|four|five|ten) times (?:this|that|the) (?:speed|rate|"
         r"throughput)|\b(?:twice|double|half|third|quarter|fraction) (?:of )?(?:this|that|the) (?:speed|rate)|"
         r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence",
     ),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.known_arguments import known_arguments
 
@@ -80,7 +81,10 @@ _CONCERNS = (
     ),
     _Concern(
         ("hybrid_kvcache_ratio", "swa_full_tokens_ratio"),
-        re.compile(r"(?i)\bswa_kv_pool\b|swa_memory_pool|\bhybrid_\w*pool|\bmemory_pool\.py:\d+ _?create_buffers$"),
+        re.compile(
+            r"(?i)\bswa_kv_pool\b|swa_memory_pool|full_to_swa|\bswa_\w*alloc|\bhybrid_\w*pool|"
+            r"\bmemory_pool\.py:\d+ _?create_buffers$"
+        ),
         "the release then sizes both pools itself, or has one pool for all layers (--disable-hybrid-swa-memory)",
     ),
 )
@@ -159,6 +163,25 @@ def named_by(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append((not quoted, f"once without {flags}, which the start has chosen for this part: {instead}"))
     found += [(True, text) for text in _chosen(facts, near)]
     return tuple(text for _, text in sorted(found, key=lambda one: one[0]))
+
+
+def beside(facts: LogFacts, finding: Finding) -> Finding:
+    """Return a finding with what the start chose for the part that failed behind its own first step."""
+    death = next((one for one in facts.failures if finding.evidence and _of_line(finding, one)), None)
+    if death is None:
+        return finding
+    first, own = finding.advice[:1], " ".join(finding.advice)
+    attention = () if "--attention-backend" in own else by_file(facts, death)
+    found = [one for one in (*named_by(facts, death), *attention) if _flags(one) not in own]
+    return finding.model_copy(update={"advice": (*first, *found, *finding.advice[1:])}) if found else finding
+
+
+def _flags(advice: str) -> str:
+    return advice.removeprefix("once without ").partition(",")[0]
+
+
+def _of_line(finding: Finding, death: Death) -> bool:
+    return any(one.field == f"line {death.place.line}" for one in finding.evidence)
 
 
 def _chosen(facts: LogFacts, near: str) -> Iterator[str]:

@@ -51,7 +51,8 @@ _ENDED = re.compile(
     rb"\bgoes down\b|\b(?:kills|ends|takes down) the (?:\w+ )?(?:server|scheduler|process|engine|worker)\b|"
     rb"\b(?:server|scheduler|engine|worker|process) (?:is )?gone\b|\btakes (?:it|the server) down\b|"
     rb"\b(?:server|scheduler|engine|worker|process) (?:exits|quits|restarts|stops(?! (?:answer|respond)))|"
-    rb"\bpod restarts\b"
+    rb"\bpod restarts\b|\bexits silently\b|\bSIG(?:SEGV|ABRT|KILL|BUS)\b|"
+    rb"\bexit(?:s|ed)?(?: with)? (?:code|status)[ :=]{1,3}(?!0\b)-?\d{1,3}\b"
 )
 _NOT_ENDED = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|no longer|any ?more|instead of|before|until|used to) "
