@@ -304,3 +304,24 @@ def test_a_core_that_is_busy_is_no_reason_for_slow_answers():
     log = "$ sglang serve --model-path m\n[2026-07-01 10:00:00] The server is fired up and ready to roll!\n{}\n"
     assert found(log.format("# only 3 tokens/s")) == ()
     assert "--sleep-on-idle" in steps(log.format("# slow, one core at 100% while idle"))[0]
+
+
+@pytest.mark.parametrize(
+    ("note", "step"),
+    [
+        ("# one request with 20 images takes the server down", "such a request alone, then as text alone"),
+        ("# a long prompt kills the server", "such a prompt alone"),
+        ("# dies when clients go away", "clients and routers that wait longer"),
+        ("# crashes as soon as the second adapter is used", "the same request without its adapter"),
+    ],
+)
+def test_requests_that_a_note_has_the_server_die_of_are_tried_alone(note, step):
+    assert steps(f"$ sglang serve --model-path m\n{note}\n")[0].startswith(step)
+    assert steps("$ sglang serve --model-path m\n# takes the server down\n")[0].startswith("start it again")
+
+
+def test_a_type_of_kv_that_its_backend_refuses_is_left_out():
+    log = "$ sglang serve --model-path m --kv-cache-dtype {}\n" + HIT
+    log += frame("layers/attention/triton_backend.py", "forward_decode") + "AssertionError: fp8 not supported here\n"
+    assert steps(log.format("fp8_e4m3"))[0].startswith("--kv-cache-dtype auto in place of fp8_e4m3")
+    assert not steps(log.format("auto"))[0].startswith("--kv-cache-dtype auto")

@@ -15,6 +15,8 @@ _ONE_OF = pattern(
     r"([a-z][\w -]{2,40}))?"
 )
 _DTYPE = pattern(r"(?i)unsupported (?:data ?type|dtype)\W+(?:torch\.)?(float8_\w+|float4_\w+)")
+_NO_FP8 = pattern(r"(?i)\bfp8\b.{0,60}(?:not|n't|un)[ -]?(?:yet )?support|(?:not|un)[ -]?support\w*.{0,40}\bfp8\b")
+_ATTENDS = pattern(r"layers/(?:radix_)?attention")
 _THOUGHTS = pattern(
     r"(?i)(?:</?think(?:ing)?>|<\|channel\|?>|\[/?THINK\]).{0,80}grammar|grammar.{0,80}(?:</?think|<\|channel)"
 )
@@ -60,6 +62,12 @@ def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
         yield from _one_of(found[1], found[2], found[3])
     if found := _DTYPE.search(words):
         yield _of_a_dtype(facts, found[1])
+    given = {**facts.arguments, **facts.settings}.get("kv_cache_dtype", "")
+    if given.startswith("fp8") and _NO_FP8.search(words) and _ATTENDS.match(death.path):
+        yield (
+            f"--kv-cache-dtype auto in place of {given}, which the start sets and this attention backend refuses; or "
+            "another --attention-backend, which has it (fa3, trtllm_mha, flashinfer, by GPU)"
+        )
     if _THOUGHTS.search(words):
         yield _WITHOUT_THOUGHTS
     if "NoneType" in words and any(map(_TRACKS.match, death.frames[-2:])):

@@ -74,6 +74,34 @@ _A_SCHEMA = (
     "request. Refuse it before it reaches the server; another --grammar-backend; a later release answers it with 400 "
     "(SGLang 4578)"
 )
+_OF_REQUESTS = (
+    (_OF_GRAMMARS, _A_SCHEMA),
+    (
+        pattern(r"(?i)\bimages?\b|\bpictures?\b|\bvideos?\b|\baudio\b"),
+        "such a request alone, then as text alone, then with one small image: what an encoder takes of the GPU grows "
+        "with images and their size. --limit-mm-data-per-request, a lower --mem-fraction-static, and refused before "
+        "the server until it holds; then a later release",
+    ),
+    (
+        pattern(
+            r"(?i)\b(?:long|longer|longest|huge) (?:prompt|context|input|request)s?\b|\b\d{2,4}k (?:tokens|prompts?)\b"
+        ),
+        "such a prompt alone, then with a smaller --chunked-prefill-size (2048) and --mem-fraction-static, then "
+        "with another --attention-backend: a length at which it dies is a bound of one of them; --context-length below "
+        "it until then",
+    ),
+    (
+        pattern(r"(?i)\badapters?\b|\bLoRAs?\b"),
+        "the same request without its adapter, and the adapter merged into the weights until it holds; another "
+        "--lora-backend (triton), then a later release",
+    ),
+    (
+        pattern(r"(?i)\babort\w*|\bcancel\w*|\bdisconnect\w*|\bclients? (?:goes|go) away"),
+        "clients and routers that wait longer and give up fewer: a request that ends in the middle of a step is a "
+        "frequent defect; then a later release",
+    ),
+)
+"""What notes name as that by which a server dies, and what to do about such requests."""
 _SIZES = pattern(r"(?i)\b(?:shapes?|sizes?)\b.{0,40}\b(?:differs?|mismatch|do(?:es)? not (?:fit|match)|unequal)")
 _OF_SIZES = (
     "a later release, whose class of this model has the sizes of its checkpoint: the note has a parameter whose size "
@@ -132,7 +160,7 @@ def told(facts: LogFacts, death: Death) -> Finding:
         evidence=(at(facts, death.place, death.message.removeprefix(SAID_BY_A_NOTE), "the note"),),
         ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
         advice=(
-            *(advice for words, advice in _SIGNALS if words.search(death.message)),
+            *(advice for words, advice in (*_SIGNALS, *_OF_REQUESTS) if words.search(death.message)),
             *chosen_by_hand(facts, death),
             *((_CAPTURES,) if captures and not ready else ()),
             *switched_on(facts, death),
