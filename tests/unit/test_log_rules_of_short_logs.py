@@ -52,7 +52,7 @@ class TestLinesOfBatches:
     def test_a_draft_of_a_quantised_target_may_be_read_as_it(self):
         given = "--quantization modelslim --speculative-algorithm NEXTN"
         finding = first(started(given), *(decode(at, accept=1.02) for at in (1, 2)))
-        assert finding.advice[-1].startswith("--speculative-draft-model-quantization")
+        assert finding.advice[0].startswith("--speculative-draft-model-quantization")
 
     CAPTURED = f"{stamp(0)} Capture cuda graph bs [1, 2, 4, 8]\n"
     EAGER = tuple(decode(at, running=20, rate=2000, graph=False) for at in (3, 4))

@@ -15,6 +15,8 @@ _ONE_OF = pattern(
     r"([a-z][\w -]{2,40}))?"
 )
 _DTYPE = pattern(r"(?i)unsupported (?:data ?type|dtype)\W+(?:torch\.)?(float8_\w+|float4_\w+)")
+_NO_FP8 = pattern(r"(?i)\bfp8\b.{0,60}(?:not|n't|un)[ -]?(?:yet )?support|(?:not|un)[ -]?support\w*.{0,40}\bfp8\b")
+_ATTENDS = pattern(r"layers/(?:radix_)?attention")
 _THOUGHTS = pattern(
     r"(?i)(?:</?think(?:ing)?>|<\|channel\|?>|\[/?THINK\]).{0,80}grammar|grammar.{0,80}(?:</?think|<\|channel)"
 )
@@ -36,6 +38,15 @@ _DRAFTS_STORED = (
     "where a client that runs as a process of its own (standalone) knows the target's buffer alone. Or the store's "
     "client within the server, or the release before (0.5.12), which registered no such pool; then a later one"
 )
+_A_VARIABLE = r"[\"'`]?\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b[\"'`]?"
+_TO_BE_SET = pattern(
+    rf"{_A_VARIABLE} (?:must|has to|should|needs to) be set|{_A_VARIABLE} (?:environment variable )?(?:is )?"
+    rf"(?:not (?:set|defined)|unset|undefined|missing)|(?i:[Pp]lease set|environment variable|env var) {_A_VARIABLE}"
+)
+_NO_SUCH_PLACE = pattern(
+    rf"{_A_VARIABLE}[^.]{{0,60}} (?:does not exist|is not a (?:valid )?(?:directory|folder|file|path))"
+)
+_NAMES_ONE = pattern(r"'([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)'")
 _SERVES_MOST = ("triton", "flashinfer", "fa3")
 
 
@@ -43,6 +54,7 @@ def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to set where the words of an exception say it, the surest first."""
     words = " ".join(death.message.split())
     yield from _in_letters(facts)
+    yield from _of_an_environment(death, words)
     yield from health_checks_in_the_batch(facts, death)
     if found := _EXCEEDS.search(words):
         yield f"--{found[1].replace('_', '-')} of at most {found[3]}, where it has {found[2]} now"
@@ -50,6 +62,12 @@ def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
         yield from _one_of(found[1], found[2], found[3])
     if found := _DTYPE.search(words):
         yield _of_a_dtype(facts, found[1])
+    given = {**facts.arguments, **facts.settings}.get("kv_cache_dtype", "")
+    if given.startswith("fp8") and _NO_FP8.search(words) and _ATTENDS.match(death.path):
+        yield (
+            f"--kv-cache-dtype auto in place of {given}, which the start sets and this attention backend refuses; or "
+            "another --attention-backend, which has it (fa3, trtllm_mha, flashinfer, by GPU)"
+        )
     if _THOUGHTS.search(words):
         yield _WITHOUT_THOUGHTS
     if "NoneType" in words and any(map(_TRACKS.match, death.frames[-2:])):
@@ -61,6 +79,20 @@ def by_its_words(facts: LogFacts, death: Death) -> Iterator[str]:
             "once with --disable-cuda-graph: it died as the graph of the drafts' own steps was captured, for which "
             "something was not set that a batch has; else without --speculative-algorithm. A later release mends it"
         )
+
+
+def _of_an_environment(death: Death, words: str) -> Iterator[str]:
+    """Yield which variable of the environment to set, or to mend, that an exception names."""
+    if death.type_name == "KeyError" and not death.statement and (one := _NAMES_ONE.fullmatch(words.strip())):
+        yield (
+            f"set {one[1]} in the environment of every process of the server (of the container or pod, of each node), "
+            "if it is a variable, as a name in capitals mostly is: the guide of what it is of says to what"
+        )
+    elif found := _TO_BE_SET.search(words):
+        name = next(filter(None, found.groups()))
+        yield f"set {name} in the environment of every process of the server (container, pod, each node), as it asks"
+    elif found := _NO_SUCH_PLACE.search(words):
+        yield f"unset {found[1]} in the environment, or give it a path that is there, inside the container too"
 
 
 _LETTERS = pattern(r"\[(?:'[^']', ){2,}'[^']'\]$")

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding, ranked
-from gemma4_triage.logs import failed_requests, given_already, images, just_installed, not_registered, notes_in_prose
+from gemma4_triage.logs import (
+    failed_requests,
+    given_already,
+    images,
+    just_installed,
+    not_registered,
+    noted_end,
+    notes_in_prose,
+    options_near,
+)
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule
@@ -246,6 +255,9 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     for rule in FALLBACKS:
         endings += rule.find(replace(facts, deaths=tuple(unexplained), alarms=()))
         unexplained = _apart_from(rule.explains, unexplained)
+    if endings:
+        # A note that the server died adds nothing to what it died of.
+        unexplained = [death for death in unexplained if not noted_end.is_told_by_a_note_alone(death)]
     endings += refused_by_check.find(facts, unexplained)
     endings += other_crash.find(facts, _apart_from(refused_by_check.explains, unexplained))
     loads = [finding for rule in LOADS[:-1] for finding in rule.find(facts)]
@@ -269,13 +281,30 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     endings, behind = _what_ended_nothing(endings, facts)
     # A record fits one failure of one kind letter by letter; a rule of a whole kind says less.
     leads = kv_transfer.RULE.id if not_registered.told_before(facts) else known_issue.ID
-    ended = images.beside(facts, list(ranked([*endings, *floor], leads=leads)))
+    chosen = [options_near.beside(facts, one) if one.rule in _OF_A_PART else one for one in endings]
+    ended = images.beside(facts, list(ranked([*chosen, *floor], leads=leads)))
     ended = given_already.told(facts, just_installed.before(facts, ended))
     # What only a note says is told where the log itself says nothing.
     loads = loads if ended or behind or loads else list(noted_trouble.RULE.find(facts))
+    if refused_for_room.ended_right_behind(facts) and all(map(_repeats, ended)):
+        # What a release of that time made of a prompt that it refuses says less than the refusal.
+        behind = [*ended, *behind]
+        ended, loads = _split_off(refused_for_room.RULE.id, loads)
     return for_its_engine((*notes_in_prose.beside(facts, ended), *behind, *ranked(loads)), facts)
 
 
+def _repeats(finding: Finding) -> bool:
+    return finding.rule in SAYING_LITTLE and finding.confidence is Confidence.POSSIBLE
+
+
+def _split_off(rule: str, found: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings of a rule, and the others."""
+    listed = list(found)
+    return [one for one in listed if one.rule == rule], [one for one in listed if one.rule != rule]
+
+
+_OF_A_PART = frozenset({"sizes-differ", "types-differ", "index-outside-tensor", "library-kernel", "triton-compile"})
+"""Rules of families of failures, whose part may be one that the start chose by hand."""
 _ENGINE_ENDED = frozenset({"EngineDeadError"})
 """What vLLM's server answers requests with once its engine has ended: no request failed of it alone."""
 

@@ -133,13 +133,15 @@ _BY_PYTHON = re.compile(
     r"'?NoneType'?|object is not (?:iterable|callable|subscriptable|an iterator)|has no len\(\)|index out of range|"
     r"unsupported operand type|object has no attribute|(?:not enough|too many) values to unpack|"
     r"cannot be interpreted as|must be \w+, not \w+|No such file or directory|division by zero|"
-    r"dictionary changed size|before assignment|is not defined|cannot access local variable"
+    r"dictionary changed size|before assignment|is not defined|cannot access local variable|"
+    r"not supported between instances of"
 )
 """Messages that Python words itself, whatever the code was."""
 _PYTHONS = """
 nonetype iterable callable subscriptable iterator len list range unsupported operand types enough values unpack many
 expected got interpreted integer errno directory such zero division dictionary changed size during iteration referenced
-before assignment defined access local variable int float str dict tuple bool real number required
+before assignment defined access local variable too int float str dict tuple bool real number required supported between
+instances
 """
 _WORDS_OF_PYTHON = frozenset(_PYTHONS.split())
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.options_near import LEFT_TO_THE_RELEASE
-from gemma4_triage.logs.rule import at
+from gemma4_triage.logs.rule import at, pattern
 from gemma4_triage.logs.said_in_notes import SAID_BY_A_NOTE
 from gemma4_triage.logs.switched_on import switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
@@ -27,14 +27,107 @@ _TRITON = (
 )
 
 
+_SIGNALS = (
+    (
+        pattern(r"\b(?:137|-9)\b|SIGKILL"),
+        "dmesg -T | grep -i oom on the host, docker inspect or kubectl describe pod: by its code it was killed from "
+        "outside, mostly for the host's memory",
+    ),
+    (
+        pattern(r"\b(?:139|-11)\b|SIGSEGV|segfault"),
+        "start it with PYTHONFAULTHANDLER=1, which prints where it was: by its code it ended in native code, mostly a "
+        "library that does not fit this GPU, its driver or the CPU; SGLang's image has those that do",
+    ),
+    (
+        pattern(r"\b(?:134|-6)\b|SIGABRT"),
+        "the lines of native code above its end (terminate called, what(): …, an assertion of a .cpp or .cu): by its "
+        "code it aborted itself; PYTHONFAULTHANDLER=1 prints where it was",
+    ),
+)
+"""What a code or a signal says that a note names."""
+
+
 def is_told_by_a_note_alone(death: Death) -> bool:
     """Return whether no line of the log itself tells of an end."""
     return not death.type_name and death.message.startswith(SAID_BY_A_NOTE)
 
 
+_OF_ANY_LIST = pattern(r"(?:list|tuple|string|deque) index out of range|pop from empty \w+|list assignment index \w.*")
+
+
+def _says_nothing(death: Death) -> bool:
+    """Say whether an exception without frames has no words but Python's own, which any code may raise."""
+    words = death.message.strip()
+    if death.statement and words != TORN:
+        return False
+    return not words or words == TORN or _OF_ANY_LIST.fullmatch(words) is not None
+
+
+_WHEN = pattern(
+    r"(?i)\b(?:happens|dies|died|crash(?:es|ed)?|fails|every time|always) (?:only )?"
+    r"(?:whenever|when|as soon as|once|if|with|on) (.{8,200})"
+)
+_OF_GRAMMARS = pattern(r"(?i)\bgrammar|response_format|json_?schema|\bregex\b|\bebnf\b|structural_tag")
+_A_SCHEMA = (
+    "that response_format alone, to a server of its own, and its schema looked at: one that is no JSON schema, or that "
+    "the grammar's library does not take, has raised where nobody catches it, and the scheduler died of one client's "
+    "request. Refuse it before it reaches the server; another --grammar-backend; a later release answers it with 400 "
+    "(SGLang 4578)"
+)
+_OF_REQUESTS = (
+    (_OF_GRAMMARS, _A_SCHEMA),
+    (
+        pattern(r"(?i)\bimages?\b|\bpictures?\b|\bvideos?\b|\baudio\b"),
+        "such a request alone, then as text alone, then with one small image: what an encoder takes of the GPU grows "
+        "with images and their size. --limit-mm-data-per-request, a lower --mem-fraction-static, and refused before "
+        "the server until it holds; then a later release",
+    ),
+    (
+        pattern(
+            r"(?i)\b(?:long|longer|longest|huge) (?:prompt|context|input|request)s?\b|\b\d{2,4}k (?:tokens|prompts?)\b"
+        ),
+        "such a prompt alone, then with a smaller --chunked-prefill-size (2048) and --mem-fraction-static, then "
+        "with another --attention-backend: a length at which it dies is a bound of one of them; --context-length below "
+        "it until then",
+    ),
+    (
+        pattern(r"(?i)\badapters?\b|\bLoRAs?\b"),
+        "the same request without its adapter, and the adapter merged into the weights until it holds; another "
+        "--lora-backend (triton), then a later release",
+    ),
+    (
+        pattern(r"(?i)\babort\w*|\bcancel\w*|\bdisconnect\w*|\bclients? (?:goes|go) away"),
+        "clients and routers that wait longer and give up fewer: a request that ends in the middle of a step is a "
+        "frequent defect; then a later release",
+    ),
+)
+"""What notes name as that by which a server dies, and what to do about such requests."""
+_SIZES = pattern(r"(?i)\b(?:shapes?|sizes?)\b.{0,40}\b(?:differs?|mismatch|do(?:es)? not (?:fit|match)|unequal)")
+_OF_SIZES = (
+    "a later release, whose class of this model has the sizes of its checkpoint: the note has a parameter whose size "
+    "is not that of the tensor, which no option of the start changes; the publisher's own checkpoint, if this is "
+    "another's copy"
+)
+_AUDIO_OF_GEMMA = pattern(r"(?i)\bembed_audio\b|\baudio embedder|Gemma4Unified\w*Embedder")
+
+
+def noted_of_it(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what notes beside a traceback without words of its own make the first thing to try."""
+    if not _says_nothing(death):
+        return
+    notes = [facts.remarks[name] for name in ("notes", "asked_schema") if name in facts.remarks]
+    text = "\n".join(one.text for one in notes if one.text.lstrip().startswith("#"))
+    if _OF_GRAMMARS.search(text):
+        yield _A_SCHEMA
+    if _SIZES.search(text):
+        yield f"{_OF_SIZES} (of Gemma-4's sound: SGLang 34392)" if _AUDIO_OF_GEMMA.search(text) else _OF_SIZES
+    if (when := _WHEN.search(text)) is not None:
+        yield f"once without what the note says that it happens by ({when[1].strip()}), then once with that alone"
+
+
 def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to leave to the release where nothing says of what a process died; nothing where something does."""
-    if death.frames or not (is_told_by_a_note_alone(death) or death.message == TORN):
+    if death.frames or not (is_told_by_a_note_alone(death) or _says_nothing(death)):
         return
     given = {
         name: value
@@ -47,10 +140,12 @@ def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
         del given["attention_backend"]
     if given:
         named = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+        of_kernels = any(name in given for name in ("attention_backend", "moe_runner_backend"))
+        other = "flashinfer, fa3" if given.get("attention_backend") == "triton" else "triton serves most" * of_kernels
         each = "one at a time" if len(given) > 1 else "as the release chooses by itself"
         yield (
             f"once without {named}, {each}: the start names it by hand, and no kernel is right for every model and "
-            "GPU; then with another in its place (triton serves most)"
+            f"GPU; then with another in its place{f' ({other})' if other else ''}"
         )
 
 
@@ -65,6 +160,7 @@ def told(facts: LogFacts, death: Death) -> Finding:
         evidence=(at(facts, death.place, death.message.removeprefix(SAID_BY_A_NOTE), "the note"),),
         ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
         advice=(
+            *(advice for words, advice in (*_SIGNALS, *_OF_REQUESTS) if words.search(death.message)),
             *chosen_by_hand(facts, death),
             *((_CAPTURES,) if captures and not ready else ()),
             *switched_on(facts, death),

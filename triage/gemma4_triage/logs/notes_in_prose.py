@@ -19,7 +19,11 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         r"out)|no (?:further )?request is (?:ever )?answered|never (?:answered|answers|returns|opens|ends)|for ever\b|"
         r"no answer (?:ever )?comes",
     ),
-    ("memory", r"(?:memory|RSS)\b.{0,30}\bgrow(?:s|ing)?\b|\bgrow(?:s|ing)\b.{0,20}\b(?:memory|RSS)\b"),
+    (
+        "memory",
+        r"\b(?:memory|RSS|RAM|VRAM)\b.{0,30}\b(?:grow(?:s|ing)?|climb(?:s|ing)|ris(?:es|ing)|goes up|leak(?:s|ing))\b|"
+        r"\bgrow(?:s|ing)\b.{0,20}\b(?:memory|RSS)\b",
+    ),
     (
         "form",
         r"tool_calls?\W{1,4}(?:null|none|empty)|\breasoning_content\b|content\W{1,4}(?:null|empty)|no tool_calls",
@@ -29,12 +33,16 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition|far lower|"
         r"accuracy (?:is |of )?0\.[0-6]|replacement characters|mojibake|(?:gsm8k|mmlu)\b.{0,60}?[:=] ?0\.[0-4])|"
         r"answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?(?:wrong|repeated|empty)\b|"
+        r"\b(?:outputs?|answers?|prints?|generates?|returns?|produces|writes) (?:is |are )?"
+        r"(?:only|just|nothing but|always) (?:[\"'`]?(?:<pad>|!{2,}|<unk>|<unused)|exclamation|zeros|newlines|"
+        r"white ?space|pad tokens|one (?:token|word))|"
         r"(?:gsm8k|mmlu|accuracy)\b.{0,20}?\b0/\d|wrong answers?|text is broken|"
         r'"(\S)\1{7}|\boutput_ids?\W{1,4}(\d{2,7})(?:, \2){2}',
     ),
     (
         "speed",
-        r"\bslow(?:er|ly)?\b|\b(?:several|many|\d+|two|three|four|five|ten) times (?:this|that|the) (?:speed|rate|"
+        r"\bslow(?:er|ly)?\b|\bonly \d+(?:\.\d+)? (?:tok|t)(?:ens?|s)?(?:/s|ps| per second)|"
+        r"\b(?:several|many|\d+|two|three|four|five|ten) times (?:this|that|the) (?:speed|rate|"
         r"throughput)|\b(?:twice|double|half|third|quarter|fraction) (?:of )?(?:this|that|the) (?:speed|rate)|"
         r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence",
     ),
@@ -48,7 +56,7 @@ _DENIED = re.compile(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?
 _CLAUSES = re.compile(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
 _GOOD = re.compile(
     r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
-    r"as expected|holds|serves|never happens)\b"
+    r"as expected|holds|serves|never happens|(?:model|server|it) runs(?! (?:out|into)))\b"
 )
 _NOT_GOOD = re.compile(
     r"(?i)\b(?:not|still|also|too|fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|crash\w*|only|"
@@ -61,6 +69,10 @@ _FLAG = re.compile(
     r"(--[a-z][\w-]*(?:[ =](?!-)[\w./:]*\d[\w./:]*)?)"
 )
 _VALUED = re.compile(r"(?i)\b(with)\s+(--[a-z][\w-]*-backend[ =][a-z]\w*)")
+_SHORT_OR_VLLMS = re.compile(
+    r"[tdpe]p|(?:tensor|pipeline|data)_parallel_size|enable_expert_parallel|enforce_eager|max_model_len|max_num_\w+|"
+    r"gpu_memory_utilization|compilation_config|no_enable_\w+"
+)
 _BEFORE = re.compile(
     r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})"
 )
@@ -136,7 +148,27 @@ def difference_in(text: str, worse: str = "") -> str:
         well = [clause for clause in clauses if best in _SHARE.findall(clause)]
     else:
         well = [clause for clause in clauses if _GOOD.search(clause) and not _NOT_GOOD.search(clause)]
-    return next(filter(None, map(_change_in, well)), "")
+    return next(filter(None, map(_change_in, well)), "") or next(filter(None, map(_needed_in, clauses)), "")
+
+
+_NEEDS = re.compile(
+    r"(?i)\b(?:only|as soon as|happens|dies|crashes|hangs|fails)\b(?: (?:happens|dies|crashes|hangs|fails|only))?"
+    r"(?: (?:with|when|if|while|once|since|after|as))?(?: (?:we|I))?"
+    r"(?: (?:set|enabled?|turn(?:ed)? on|switch(?:ed)? on|added|use[ds]?))? (?:the )?(.{2,60}?)"
+    r"(?: (?:is|are|was|were))? ?(?:on|enabled|set|used|in use)?\s*$"
+)
+
+
+def _needed_in(clause: str) -> str:
+    """Return without what a note says that it does not happen, as "only with MTP on"; "" if it says nothing so."""
+    found = _NEEDS.search(clause)
+    if found is None or _GOOD.search(clause):
+        return ""
+    if option := re.match(r"(--[a-z][\w-]*)(?:[ =][\w./:-]+)?$", found[1]):
+        name = option[1].removeprefix("--").replace("-", "_")
+        return f"without {option[1]}" if is_an_argument(name) else ""
+    spoken = found[1].removesuffix(" on").removesuffix(" enabled")
+    return next((f"without {flag}" for words, flag in _NAMED if words.fullmatch(spoken)), "")
 
 
 def _best_of(text: str) -> str:
@@ -154,7 +186,7 @@ def _change_in(clause: str) -> str:
         return f"without {_OF_THE_HOST}"
     if found := _VALUED.search(clause) or _FLAG.search(clause):
         name = found[2].removeprefix("--").partition(" ")[0].partition("=")[0].replace("-", "_")
-        if is_an_argument(name) or name in ("tp", "dp", "pp", "ep") or found[2].startswith("--speculative"):
+        if is_an_argument(name) or _SHORT_OR_VLLMS.fullmatch(name) or found[2].startswith("--speculative"):
             how = "without" if found[1].lower() in ("without", "no") else "with"
             return f"{how} {found[2] if found[2] != '--speculative' else '--speculative-algorithm'}"
     if found := _BEFORE.search(clause):

@@ -33,7 +33,7 @@ from gemma4_triage.logs.lines import Block, Sieve, blocks_of_lines, lines_with
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
 from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
-from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader, tells_its_end
+from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader, tells_its_end, told_frame
 from gemma4_triage.logs.unwrap import Unwrapper
 
 DEFAULT_POINTS = 240
@@ -383,8 +383,10 @@ class LogReading:
         read = self._stamps.read if kind == "remark flushed" else self._stamp
         stamp = read(line, len(line))
         place = Place(number, stamp.text)
-        said_in_notes.keep(self._remarks, line, place)
-        of_another = notes_in_prose.keep(self._remarks, line, place)
+        # Behind a command may stand a note of its own.
+        spoken = start_line.comment(line) if kind == "command" and not line.startswith(b"#") else line
+        said_in_notes.keep(self._remarks, spoken, place)
+        of_another = notes_in_prose.keep(self._remarks, spoken, place) and spoken is line
         if (noted := notes_in_prose.stack_in(line, place)) is not None:
             self._stacks.add(noted)
         if kind.startswith("remark "):
@@ -503,12 +505,16 @@ class LogReading:
         """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
         if self._tracebacks.is_bare and b"] total=" in line:
             # The pools' equation, which a traceback that is shortened to nothing ends in.
+            if (leaked := self._tracebacks.leaked(line)) is not None:
+                self._die(leaked)
             return False
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
             return False
         if self._tracebacks.inside and line.startswith(b"# ") and not tells_its_end(line):
             # Somebody wrote below what was cut off.
             self._shown = number
+            if told_frame(line) is not None:
+                self._tracebacks.line(line)
             return False
         self._shown = number
         if (longer := self._tracebacks.detailed(line)) is not None:

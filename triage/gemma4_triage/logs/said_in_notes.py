@@ -22,7 +22,11 @@ _SAYS = re.compile(
     rb"/(?:health|generate|v1)\S* (?:times? out|timed out|does not answer)|\b(?:un|not )responsive\b|"
     rb"\bno (?:\w+ )?lines? (?:at all|after|follow)|\bno (?:progress|batch line)\b|"
     rb"\bnothing (?:more|comes|follows|happens)\b|\bthen nothing\s*(?:[:,;.]|$)|"
-    rb"\b(?:server|request\w*|it|ranks?) stands\b|\banswered any more\b|\bfor ever\b"
+    rb"\b(?:server|request\w*|it|ranks?) stands\b|\banswered any more\b|\bfor ever\b|"
+    rb"\b(?:stays|sits|waits|remains) (?:here|there|like this)\b|"
+    rb"\b(?:here|there) for (?:\d+|many|some) (?:minutes|hours)\b|"
+    rb"\bnever (?:becomes|gets|is|was) ready\b|\bnever (?:starts|completes|gets past)\b|"
+    rb"\bdoes not (?:go on|continue|proceed)\b"
 )
 _DENIES = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "
@@ -33,6 +37,10 @@ _DENIES = re.compile(
 )
 _CLAUSES = re.compile(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 """Between them a note may turn from this server to another try."""
+_TURNS = re.compile(
+    rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|every|each|all|both|the server|server|and )\b)"
+)
+"""Between them a note turns from what was well to an end."""
 
 DIES = "noted_death"
 """Name under which a note is kept by which the server dies where no line shows it."""
@@ -40,7 +48,11 @@ SAID_BY_A_NOTE = "a note says: "
 """Where the message of such an end begins."""
 _ENDED = re.compile(
     rb"(?i)\b(?:dies|died|crash(?:es|ed)|segfaults|segfaulted|core dumps?|aborts)\b(?! (?:on|if) (?:the )?other)|"
-    rb"\bgoes down\b|\bkills the (?:server|scheduler|process)\b"
+    rb"\bgoes down\b|\b(?:kills|ends|takes down) the (?:\w+ )?(?:server|scheduler|process|engine|worker)\b|"
+    rb"\b(?:server|scheduler|engine|worker|process) (?:is )?gone\b|\btakes (?:it|the server) down\b|"
+    rb"\b(?:server|scheduler|engine|worker|process) (?:exits|quits|restarts|stops(?! (?:answer|respond)))|"
+    rb"\bpod restarts\b|\bexits silently\b|\bSIG(?:SEGV|ABRT|KILL|BUS)\b|"
+    rb"\bexit(?:s|ed)?(?: with)? (?:code|status)[ :=]{1,3}(?!0\b)-?\d{1,3}\b"
 )
 _NOT_ENDED = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|no longer|any ?more|instead of|before|until|used to) "
@@ -48,6 +60,15 @@ _NOT_ENDED = re.compile(
     # Of somebody else, or of another try than this log's.
     rb"\b(?:client|router|gateway|browser|script|benchmark|notebook|other)s? (?:\w+ )?(?:dies|died|crash|abort|goes)|"
     rb"^#+ *(?:with|without|same|if|vllm|on|in)\b|\b(?:fine|works?|ok)\b|\brequests? (?:\w+ )?(?:aborts|died)"
+)
+
+TRANSFERS = "noted_transfers"
+"""Name under which a note is kept by which KV no longer gets from a prefill to a decode server."""
+_FAILS = rb"(?:fail(?:s|ed|ing|ures?)?|break(?:s|ing)?|broke|tim(?:es?|ed) out|(?:gets?|is|are) lost|unstable)"
+_MOVED = re.compile(rb"(?i)\btransfers?\b.{0,50}\b" + _FAILS + rb"\b|\bfail(?:s|ed|ures?|ing)?\b.{0,20}\btransfers?\b")
+_NOT_MOVED = re.compile(
+    rb"(?i)\b(?:no|not|n't|never|without|nothing) (?:\w+ ){0,2}(?:transfers?|" + _FAILS + rb")\b|"
+    rb"^#+ *(?:with|without|same|if)\b"
 )
 
 _FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:size )?(?:of )?1)\b|\b\d clients?\b)"
@@ -95,8 +116,12 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     if any(_SAYS.search(clause) and not _DENIES.search(clause) for clause in _CLAUSES.split(line)):
         # The last one, behind which the least work can stand.
         kept[NAME] = said
-    if _ENDED.search(line) and not _NOT_ENDED.search(line):
+    # Before an end a server may have been well.
+    parts = [part for clause in _CLAUSES.split(line) for part in _TURNS.split(clause)]
+    if any(_ENDED.search(part) and not _NOT_ENDED.search(part) for part in parts):
         kept[DIES] = said
+    if any(_MOVED.search(part) and not _NOT_MOVED.search(part) for part in parts):
+        kept[TRANSFERS] = said
 
 
 _SCORE = re.compile(rb"(?<![\d.])0\.\d{2,3}(?![\d.])")
@@ -171,8 +196,14 @@ def goes_on(facts: LogFacts) -> bool:
     return any(_GOES_ON.search(facts.remarks[name].text) for name in (NAME, "notes") if name in facts.remarks)
 
 
-def named_in_notes(facts: LogFacts) -> Iterator[str]:
-    """Yield what to leave out by what notes beside the log, and lines of NCCL and fused sums, name."""
+def named_in_notes(facts: LogFacts, stacks: bool = False) -> Iterator[str]:
+    """Yield what to leave out by what notes beside the log, and lines of NCCL and fused sums, name.
+
+    Args:
+        facts: the log.
+        stacks: whether frames of stacks that somebody took name it too.
+    """
     names = ("stands", "notes", "fused_sums", "nccl_p2p")
     said = "\n".join(facts.remarks[name].text for name in names if name in facts.remarks)
+    said += "\n".join(("", *(frame for stack in facts.stacks for frame in stack.frames))) if stacks else ""
     yield from (advice for words, advice in _NAMED if words.search(said))

@@ -57,6 +57,7 @@ _PAIR = re.compile(r"\b([a-z][a-z0-9]*_[a-z0-9_]{1,60})=(True|\d{1,9}|'[^']{1,20
 _VARIABLE = re.compile(r"\b((?:SGLANG|SGL|VLLM|MOONCAKE|CUDA_LAUNCH)_[A-Z0-9_]{2,80})=([\w./:-]{1,80})")
 _SIZE = re.compile(r"(?i)(?<![\w-])(tp|pp|dp|ep)[ =](\d{1,3})\b")
 _FLAG = re.compile(r"(?<![\w`'-])--([a-z][a-z0-9_-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
+_COMMENT = re.compile(r"(?<=\S)\s+#+ [^'\"]+$")
 _SHORT = {
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
@@ -77,9 +78,17 @@ def typed(line: bytes) -> dict[str, str]:
     if begin is None:
         return {}
     text = line[begin : begin + LONGEST_VALUE * 4].decode(errors="replace")
+    if (comment := _COMMENT.search(text)) is not None:
+        text = text[: comment.start()]
     model = _MODEL.match(text)
     variables = dict(_VARIABLE.findall(line[:begin][-LONGEST_VALUE:].decode(errors="replace")))
     return variables | ({"model_path": model[1]} if model else {}) | _flags(text)
+
+
+def comment(line: bytes) -> bytes:
+    """Return what somebody wrote behind a command, as a note of its own; b"" if there is nothing."""
+    found = _COMMENT.search(line[: LONGEST_VALUE * 4].decode(errors="replace"))
+    return b"" if found is None else found[0].strip().encode()
 
 
 def noted(line: bytes) -> dict[str, str]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.options_near import named_by
+from gemma4_triage.logs.options_near import by_file, named_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,10 @@ _FEATURES = {
     "ep_size": (r"ep_moe|expert_parallel|\bep_|moe_ep", "with --ep-size 1 (--tp alone)"),
     "cpu_offload_gb": (r"offload", ""),
     "moe_dense_tp_size": (r"gate_up|dense|moe_dense|base partition", ""),
-    "moe_a2a_backend": (r"deep_?ep|a2a|token_dispatcher|mooncake_ep|\bmori", "with --moe-a2a-backend none"),
+    "moe_a2a_backend": (
+        r"deep_?ep|fused_?deep_?moe|a2a|token_dispatcher|mooncake_ep|\bmori",
+        "with --moe-a2a-backend none",
+    ),
     "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch|nixl|batch_get|hicache(?:file|eic|aibrix|simm)", ""),
     "enable_return_routed_experts": (r"experts_capturer|routed_expert", ""),
     "enable_forward_pass_metrics": (r"metrics_reporter|forward_pass_metrics", ""),
@@ -247,6 +250,7 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
         *((_NO_GRAMMARS,) * (facts.settings.get("grammar_backend") == "none")),
         *(f"{one}. {CHOSEN}" for one in (named_by(facts, death) if death is not None else ())),
         *(f"once {one.without}: {NAMED}" for one in named),
+        *(f"{one}. {CHOSEN}" for one in (by_file(facts, death) if death is not None else ())),
         *((given_up,) * bool(given_up)),
         *(
             (f"this server has {', '.join(rest)}: leave out one at a time, with the same load, until it holds",)

@@ -123,6 +123,34 @@ _MOST_DETAILS = 40  # lines of a message that begins below its exception
 _MOST_FOREIGN = 5  # lines of others, without a stamp, that may stand between two of a traceback
 
 
+# A frame as somebody tells it: "in sglang/srt/utils.py parse", or beside it: "# ... down to deep_gemm/__init__.py".
+_TOLD_FRAME = re.compile(
+    rb"(?:\s+|\s*#+ (?:(?:\.\.\.|\xe2\x80\xa6) ?)?(?:[\w, ]{0,40}\b)?)(?:in|at|down to|inside|within) "
+    rb"((?:[\w.-]+/)+\w+\.py)(?:(?::\d+)?[ :]+([A-Za-z_]\w*)(?:\(\))?)?\s*"
+)
+
+
+# "  in LoRAManager.fetch_new_loras": of a class whose file has its name.
+_TOLD_METHOD = re.compile(rb"\s+in ([A-Z]\w+)\.(\w+)\s*")
+_FILE_OF = {name.removesuffix(".py").replace("_", ""): name for name in FOLDER_OF}
+
+
+def told_frame(line: bytes) -> bytes | None:
+    """Return the frame that somebody tells in a line of his own, as Python writes one; None if it tells none."""
+    if (method := _TOLD_METHOD.fullmatch(line)) is not None:
+        file = _FILE_OF.get(method[1].decode().lower())
+        return None if file is None else b'  File "' + file.encode() + b'", in ' + method[2]
+    found = _TOLD_FRAME.fullmatch(line[: _LONGEST_STATEMENT * 40])
+    if found is None:
+        return None
+    name = found[2] or b"<module>" if found[1].endswith(b"__init__.py") else found[2] or b"?"
+    for path in (found[1], b".../" + found[1], b"/site-packages/" + found[1]):
+        frame = b'  File "' + path + b'", in ' + name
+        if _OF_SGLANG.match(frame) or _OF_PACKAGE.match(frame):
+            return frame
+    return None
+
+
 def tells_its_end(line: bytes) -> bool:
     """Say whether somebody wrote in a line what the traceback above it ended in."""
     return _TOLD_END.match(line) is not None
@@ -154,6 +182,7 @@ class TracebackReader:
         self._begin = self._chain = Place(0)
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self._statement: list[bytes] = []
+        self._leak = b""
         self._left = self._foreign = 0
         self._first_frame = self._flush = False
         self._group = False
@@ -206,7 +235,7 @@ class TracebackReader:
         self._left, self._foreign = _LONGEST_TRACEBACK, _MOST_FOREIGN
         self._begin = place
         self._frames.clear()
-        self._statement = []
+        self._statement, self._leak = [], b""
         self._first_frame = self._flush = False
 
     def torn(self, at_end: bool) -> Death | None:
@@ -220,6 +249,15 @@ class TracebackReader:
             return None
         statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
         return death_of(self._begin, self._rank, "", TORN, tuple(self._frames), self._chain, statement)
+
+    def leaked(self, line: bytes) -> Death | None:
+        """Return the end of a traceback that is shortened to the words of a leak, with the pool's equation below."""
+        if not self._leak or not self._fatal:
+            return None
+        self.inside = False
+        message = f"{self._leak.decode(errors='replace')} {line.decode(errors='replace').strip()}"
+        self._last = death_of(self._begin, self._rank, "", message[:_LONGEST_MESSAGE], (), self._chain)
+        return self._last
 
     def introduce(self, line: bytes) -> None:
         """Read a line with one of INTRODUCTIONS in it: if it begins with one, a traceback that follows is a death."""
@@ -278,6 +316,7 @@ class TracebackReader:
         if self._left < 0:
             self.inside = self._fatal = False
             return None
+        line = told_frame(line) or line
         if _SHIFTED.match(line) and self._frames:
             line = line.lstrip()
         if not line or line[:1].isspace() or self._is_a_frame(line):
@@ -297,6 +336,8 @@ class TracebackReader:
             if self._flush and len(self._statement) < _LONGEST_STATEMENT:
                 self._statement.append(line[:_LONGEST_MESSAGE].strip())
                 return None
+            if b"leak detected" in line[:_LONGEST_MESSAGE]:
+                self._leak = line[:_LONGEST_MESSAGE].strip()
             self._foreign -= 1
             self.inside = self._foreign > 0
             return None

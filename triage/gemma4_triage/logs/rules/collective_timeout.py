@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import native_crashes
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over, pattern
-from gemma4_triage.logs.rules import hang, unexplained_line
+from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.switched_on import features
 
 _TIMEOUT = pattern(
@@ -128,7 +129,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             confidence = Confidence.POSSIBLE
             advice = (
                 f"line {native.place.line} says that a process ended in native code: begin there",
-                *unexplained_line.native_looks(facts, native),
+                *native_crashes.looks(facts, native),
             )
         elif others:
             # That end has a finding of its own, which leads.

@@ -101,13 +101,23 @@ def _captured(facts: LogFacts, death: Death) -> tuple[str, ...]:
     )
 
 
+def _as_it_captured(facts: LogFacts, death: Death) -> bool:
+    """Say whether ROCm refused a call as a graph was captured, by the fault's words or by a line right before it."""
+    said = facts.remarks.get("capture_refused")
+    return "captur" in death.message or (said is not None and 0 < death.place.line - said.place.line <= _RIGHT_BELOW)
+
+
 def _of_rocm(facts: LogFacts, death: Death) -> Finding:
-    if "captur" in death.message:
+    if _as_it_captured(facts, death):
         return Finding(
             rule=RULE.id,
             cause="ROCm refused a call while a HIP graph was captured: a thread beside the capture asked for an event.",
             confidence=Confidence.LIKELY,
-            evidence=tuple(of_failure(facts, death, "what ROCm reported")),
+            evidence=(
+                *remarked(facts, "capture_refused", "the call that was refused"),
+                *of_failure(facts, death, "what ROCm reported"),
+                *remarked(facts, "of_rocm", "the release of ROCm"),
+            ),
             ruled_out_if=("it dies alike with --disable-cuda-graph",),
             advice=(
                 "a newer image of ROCm: 7.2.1 and later are reported to capture beside such a thread",

@@ -85,11 +85,29 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 else ()
             ),
             *_of_trees(facts),
+            *_of_ids(facts, death),
             "serve without --speculative-algorithm, or take another release of SGLang",
             *(("spec v2 alone: unset SGLANG_ENABLE_SPEC_V2, or --disable-overlap-schedule",) if second else ()),
             *(("EAGLE with a draft made for this target instead of STANDALONE",) if algorithm == "STANDALONE" else ()),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+_LOOKS_UP = pattern(r"indexSelect|srcSelectDimSize|vectorized_gather_kernel")
+_DRAFTS_ALONE = pattern(r".* draft(?:_forward|_extend\w*)?$")
+
+
+def _of_ids(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to look at where a draft looked up a token, or a row, that its embedding does not have."""
+    said = any(_LOOKS_UP.search(text) for one in facts.alarms for text in (one.text, *one.more))
+    said = said or any(_LOOKS_UP.search(one.message) for one in facts.failures)
+    if not said or not any(map(_DRAFTS_ALONE.match, death.frames[-2:])):
+        return ()
+    return (
+        "a draft that was made for this very target: by the assertion a row was looked up that a table lacks, as where "
+        "vocab_size, draft_vocab_size or the table from one to the other (d2t, --speculative-token-map) are another "
+        "model's; hold both config.json against each other",
     )
 
 

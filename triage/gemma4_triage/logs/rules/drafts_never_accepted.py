@@ -105,15 +105,18 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
             advice=(
                 *mixed_up,
+                *(_of_its_types(facts) if (own := _of_its_index(facts)) else ()),
+                *own,
                 *_of_its_config(facts),
-                "check that the draft was made for this target, and that both have the same quantisation of the head",
-                *_of_its_types(facts),
+                _ITS_TARGET,
+                *(() if own else _of_its_types(facts)),
             ),
             next_commands=("gemma4-triage repro mtp-zero-accept",),
         )
         return
 
 
+_ITS_TARGET = "check that the draft was made for this target, and that both have the same quantisation of the head"
 _ITS_ANSWERS = "answers are wrong too: then the target's own steps are at fault (NaN, a corrupt prefix), not its drafts"
 
 
@@ -125,6 +128,19 @@ def _of_its_types(facts: LogFacts) -> tuple[str, ...]:
     return (
         f"--speculative-draft-model-quantization of what the draft's weights are (unquant, or {kind}): the start has "
         "--quantization for the target, and a draft that is read as another type than it has answers noise",
+    )
+
+
+def _of_its_index(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to look at where the draft's layer lies in the model's own checkpoint (MTP, NEXTN)."""
+    asked = facts.settings
+    draft, model = asked.get("speculative_draft_model_path", "None"), asked.get("model_path", "")
+    if asked.get("speculative_algorithm", "").upper() != "NEXTN" and (not model or draft != model):
+        return ()
+    return (
+        "whether the draft's layer was read at all: it lies in the model's own checkpoint, and a file of it (mtp."
+        "safetensors) that model.safetensors.index.json does not name is passed over without a word (grep -c mtp, or "
+        "the number of the layer behind the last, in that index): its tensors into the index, or a later release",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -126,7 +127,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=tuple(
             dict.fromkeys(
                 (
-                    *(one for one in once if one is _NO_PDMUX),
+                    *(one for one in once if one in (_NO_PDMUX, _TP_GATHER)),
                     *of_encoders(facts, stacks=True),
                     *groups_without_attention(facts, death),
                     *said_in_notes.named_in_notes(facts),
@@ -369,6 +370,8 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
     """Return what this server has that may hold up a step, each to be left out once, alone."""
     asked = facts.settings
     found = []
+    if facts.arguments.get("disable_attn_tp_gather") == "True":
+        found.append(_TP_GATHER)
     refused = next((alarm for alarm in facts.alarms if alarm.kind == "grammar"), None)
     if refused is not None and asked.get("speculative_algorithm", "None") != "None":
         found.append(
@@ -409,6 +412,7 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
     inside = " ".join(frame for stack in facts.stacks for frame in stack.frames)
     if _PDMUX.search(inside) or asked.get("enable_pdmux") == "True":
         found.insert(0, _NO_PDMUX)
+    found += list(_of_backends(facts, inside))
     for one in features(facts) if inside else ():
         if one.words is not None and one.setting not in _HAVE_THEIRS and one.words.search(inside):
             found.append(f"once {one.without}: its code stands in the stack")
@@ -422,6 +426,22 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
     return (*found, "another release; a longer --watchdog-timeout helps only where a compilation ran") if found else ()
 
 
+_WIDE = frozenset({"triton", "flashinfer", "auto", "torch_native"})
+
+
+def _of_backends(facts: LogFacts, inside: str) -> Iterator[str]:
+    """Yield which backends that the start names have their own code in a stack; of wide packages that says little."""
+    for name, value in facts.arguments.items():
+        of_stack = len(value) > _SHORTEST and re.search(rf"(?<![a-z]){re.escape(value)}(?![a-z])", inside)
+        if name.endswith("_backend") and value not in _WIDE and of_stack:
+            yield f"once with another --{name.replace('_', '-')} than {value}: its code stands in the stack"
+
+
+_SHORTEST = 4  # characters
+_TP_GATHER = (
+    "once without --disable-attn-tp-gather: ranks of one attention group then each see the queue of their own, and one "
+    "that finds work the others do not know of waits alone in its collective (SGLang 36928)"
+)
 _PDMUX = pattern(r"pdmux|multiplexing_mixin|split_prefill")
 _NO_PDMUX = (
     "once without --enable-pdmux: prefill and decode then share the GPU by streams, which wait for each other "
@@ -469,8 +489,20 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         noted = facts.remarks.get(said_in_notes.NAME)
         stands = noted is not None and noted.place.line > last_work(facts)
         death = Death(noted.place, noted.rank, "", noted.text) if noted is not None and stands else None
+    elif death is None and (pasted := _pasted_alone(facts)) is not None:
+        death = Death(pasted.place, pasted.rank, "", "a stack that somebody took, with no line of the server beside it")
     if death is not None:
         yield _tell(facts, death)
+
+
+_MEETS_ONLY = frozenset({"the meeting of symmetric memory", "a collective", "a lock", "a compilation"})
+
+
+def _pasted_alone(facts: LogFacts) -> Stack | None:
+    """Return the first stack that waits for others, of a log that has stacks alone, which are taken of what stands."""
+    if not facts.stacks or facts.deaths or facts.alarms or set(facts.understood) - {"stack"} or facts.remarks:
+        return None
+    return next((stack for stack in facts.stacks if where(stack) in _MEETS_ONLY), None)
 
 
 _OF_THE_CODE = frozenset({"TypeError", "AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError"})

@@ -23,6 +23,7 @@ from gemma4_triage.logs.switched_on import CHOSEN, NO_OVERLAP, switched_on, vari
 SWA_PRESSED_AT = 0.8
 _SENTENCES = (
     "illegal memory access",
+    "cudaSuccess (700",
     "operation not supported on global/shared address space",
 )
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"

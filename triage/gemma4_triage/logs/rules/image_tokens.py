@@ -164,6 +164,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 evidence=(*remarked(facts, "no_media_marks", "the last of them"), *_shortest(facts)),
                 ruled_out_if=("the prompt of such a request, in --log-requests, has a mark for each image",),
                 advice=(
+                    *_of_its_processor(facts),
                     "the chat template has to be this model's: leave --chat-template out, or the publisher's; text "
                     "that the client puts together needs the model's mark of an image once for each",
                     "text alone: send no empty image_data; a later release, which puts such requests (rerankers of "
@@ -173,6 +174,22 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             )
         )
     yield from found
+
+
+_NOT_TAKEN = pattern(r"argument `(\w+)` is not a valid argument for this processor")
+
+
+def _of_its_processor(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do where the model's processor passed over what it was handed, by another name than it takes."""
+    said = facts.remarks.get("processor_passes_over")
+    found = _NOT_TAKEN.search(said.text) if said is not None else None
+    if said is None or found is None:
+        return ()
+    return (
+        f"the transformers that SGLang's pyproject names (pip show transformers), or a later SGLang: line "
+        f"{said.place.line} says that the model's processor takes no `{found[1]}` and passes it over, so that it wrote "
+        "no marks for them; a release of transformers calls that argument otherwise than SGLang does",
+    )
 
 
 def _shortest(facts: LogFacts) -> list[Evidence]:

@@ -66,6 +66,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 if (part := of_files(death.frames[-_INNER:])) is not None
                 else ()
             ),
+            *_of_a_bound(facts),
             *_of_a_draft(facts),
             "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
             "hold the last request's length against max_position_embeddings in config.json, and its token ids against "
@@ -73,6 +74,29 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *switched_on(facts),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+_BOUND = pattern(r"out of bounds: 0 <= .{1,60}? < (\d+)")
+_OF_EAGLE3 = 2048
+
+
+def _of_a_bound(facts: LogFacts) -> tuple[str, ...]:
+    """Return whose table it was by its number of rows, where an assertion of a compiled kernel names that."""
+    said = facts.remarks.get("bound_asserted")
+    found = _BOUND.search(said.text) if said is not None else None
+    if said is None or found is None:
+        return ()
+    rows = int(found[1])
+    draft = (
+        " (drafts of EAGLE3 mostly have 2048 positions): a draft with a larger max_position_embeddings in its "
+        "config.json, or requests that stay within it (--max-model-len, --context-length)"
+        if rows == _OF_EAGLE3
+        else ", of the draft too: a table of angles that ends there is left by a longer request"
+    )
+    return (
+        f"look which number in config.json is {rows}, for line {said.place.line} says that the table has so many rows: "
+        f"max_position_embeddings of the model or of its draft{draft}; vocab_size: ids of another tokenizer",
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import flashinfer_workspace, host_pinning
-from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_wordings, pattern, remarked, says
-from gemma4_triage.logs.rules import graph_capture
-from gemma4_triage.logs.switched_on import switched_on
+from gemma4_triage.logs.rules import graph_capture, library_kernel
+from gemma4_triage.logs.switched_on import features, switched_on
 
 _ON_THE_DEVICE = "It is noticed later"
 
@@ -36,15 +36,39 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         behind = "prefill_graphs" in facts.remarks and any(map(says(_CAPTURE), facts.failures))
         for found in _OF_WORDINGS.find(facts):
             apart = switched_on(facts) if _ON_THE_DEVICE in found.cause else ()
+            death = next((one for one in facts.failures if f"line {one.place.line}" == found.evidence[0].field), None)
             own = flashinfer_workspace.of_the_start(facts, found)
             advice = (
                 *own,
+                *(_of_its_experts(facts, death) if death is not None else ()),
                 *(_WITHOUT_GRAPH,) * graphs,
                 *(_BEHIND_GRAPH,) * (behind and not graphs),
                 *apart,
+                *(_of_its_kernel(death) if death is not None else ()),
                 *found.advice,
             )
             yield host_pinning.at_a_later_call(facts, _of_an_npu(facts, found.model_copy(update={"advice": advice})))
+
+
+def _of_its_experts(facts: LogFacts, death: Death) -> Iterator[str]:
+    """Yield what to choose in place of the way to the experts that an exception names, and the start by hand."""
+    for one in features(facts):
+        if one.setting == "moe_a2a_backend" and one.is_named(death):
+            given = facts.settings["moe_a2a_backend"]
+            other = "none" if given == "deepep" else "deepep or none"
+            yield f"with --moe-a2a-backend {other} in place of {given}, whose own kernel the exception is about"
+
+
+def _of_its_kernel(death: Death) -> Iterator[str]:
+    """Yield what to choose in place of the kernel in Triton that was launched as the failure was noticed."""
+    launched = library_kernel.part_of(death) if death.package == "triton" else None
+    if launched is not None:
+        yield (
+            f"{library_kernel.look_beside(launched, death)}: a kernel of {launched.what} was launched in Triton as it "
+            "was noticed; "
+            "rm -r ~/.triton/cache, then the triton that the installed torch pins; dmesg -T | grep -i xid, and a card "
+            "that has had one is reset, or its host started again, before the next try"
+        )
 
 
 _GRID = pattern(r"value (\d+) for parameter coreDim .{0,80}?(\d+)\.?$")

@@ -16,6 +16,7 @@ _OF_EXPERTS = pattern(r"(?i)moe|-a\d+(?:\.\d+)?b|mixtral|gpt-oss|deepseek-(?:v\d
 _QUANTISED = pattern(r"(?i)fp8|int8|awq|gptq|nvfp4|w8a8|w4a")
 _EXPERTS = pattern(r"(?i).*(?:moe|grouped_gemm|expert)")
 _ATTENTION = pattern(r"(?i).*(?:attention|attn|extend_|decode_.*fwd|prefill_.*fwd|_fwd_kernel)")
+_OF_IMAGES = pattern(r"(?i).*(?:vision|visual|\bvit)")
 _INVARIANT = pattern(r"(?i).*batch_invariant")
 _LINEAR = pattern(r"(?i).*(?:fp8|int8|awq|gptq|quant|scaled_mm|matmul)")
 
@@ -40,6 +41,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice = (
             "another kernel for the experts: --moe-runner-backend, or without --enable-ep-moe or --ep-size (--tp "
             "instead)",
+        )
+    elif (
+        attention
+        and (of_images := facts.arguments.get("mm_attention_backend", "None")) != "None"
+        and any(map(_OF_IMAGES.match, frames))
+    ):
+        advice = (
+            f"another --mm-attention-backend than {of_images} (sdpa, or none: the release's own), for it is the "
+            "attention of the tower of images; --attention-backend does not concern it",
         )
     elif attention:
         given = facts.settings.get("attention_backend", "None")

@@ -49,6 +49,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=(
             *_of_the_host_cache(facts),
             *((_ROOMS,) if for_memory and _waits_for_rooms(facts) else ()),
+            *((_COPIES_OF_RETRACTED,) if for_memory and _retracts_as_it_decodes(facts) else ()),
             *((_LOADS,) if loading else ()),
             *((_GROWS,) if not starting and facts.settings.get("hicache_storage_backend", "None") != "None" else ()),
             "dmesg -T | grep -i oom on the host; docker inspect, kubectl describe pod: OOMKilled; free -g meanwhile",
@@ -72,6 +73,19 @@ def _waits_for_rooms(facts: LogFacts) -> bool:
     """Say whether a decode server's requests were never met by the prefill server."""
     transfers = [alarm for alarm in facts.alarms if alarm.kind == "transfer"]
     return any(_HANDSHAKE.search(alarm.text) and "timed out" in alarm.text for alarm in transfers)
+
+
+_COPIES_OF_RETRACTED = (
+    "fewer retractions on this decode server (--max-running-requests, a larger --num-reserved-decode-tokens, more "
+    "room for KV): it keeps a copy of the KV of each retracted request in the host's memory until that comes back, and "
+    "of one that is aborted meanwhile some releases keep it for good (SGLang 18701); then a later release"
+)
+
+
+def _retracts_as_it_decodes(facts: LogFacts) -> bool:
+    """Say whether a decode server of a split pair had to retract requests."""
+    decodes = facts.settings.get("disaggregation_mode") == "decode"
+    return decodes and any(rank.retractions.requests for rank in facts.schedulers)
 
 
 _LOADS = (

@@ -29,6 +29,7 @@ from gemma4_triage.logs.rule import (
     remarked,
 )
 from gemma4_triage.logs.split_sides import made_alike
+from gemma4_triage.logs.transfers_noted import OTHER_SIDE, noted
 
 _WORDS = pattern(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
@@ -165,6 +166,17 @@ _REGISTER = (
     "--disaggregation-ib-device with names of ibv_devices, on both servers",
     "once with --disaggregation-transfer-backend nixl",
 )
+_NO_UCX = (
+    "NIXL could not set its backend (UCX) up as the server started, before there was any request",
+    (
+        "one UCX alone: the wheel of nixl brings its own, and another that is installed (ldconfig -p | grep libuc; "
+        "apt list --installed | grep ucx; LD_LIBRARY_PATH) is loaded in its place: remove that, or build nixl against "
+        "it; UCX_LOG_LEVEL=info says which it takes",
+        "once with --disaggregation-transfer-backend mooncake on both sides; then the nixl of SGLang's image",
+        "/dev/infiniband and IPC_LOCK in the container, ulimit -l unlimited: a UCX that may register no memory fails "
+        "alike",
+    ),
+)
 _OF_THE_SPLIT = pattern(r"disaggregation/")
 _REFUSED = (
     "both servers have to be asked for the same: --tp, --dp and --pp, --page-size, --kv-cache-dtype, model and "
@@ -209,10 +221,6 @@ _MARKED_LOOK = (
     "the first transfer that failed is the cause: its line, and the network at that time",
 )
 _NIXL_ONCE = "once with --disaggregation-transfer-backend nixl on both servers: if it then holds, Mooncake is at fault"
-_OTHER = (
-    "the other server's log at the same time says why: it died, has no room, or its network does not answer",
-    "both have to run the same release and page size",
-)
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
@@ -232,7 +240,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     why = "the log does not say which side failed"
     refused = next((error for error in facts.errors if _OF_THE_SPLIT.match(error.caller)), None)
     started = re.search(r"(?i)(?:registration|initialization) failed|to register memory", death.message) is not None
-    advice, confidence, shown = (*_OTHER, *((_NIXL_ONCE,) if mooncake else ())), Confidence.POSSIBLE, []
+    advice, confidence, shown = (*OTHER_SIDE, *((_NIXL_ONCE,) if mooncake else ())), Confidence.POSSIBLE, []
     if started and transport is None:
         why, confidence, advice = _REGISTERS, Confidence.LIKELY, _REGISTER
     elif (unregistered := not_registered(facts, death)) is not None:
@@ -244,6 +252,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         why, confidence, advice = _BOOTSTRAP.format(address[1] or "its address"), Confidence.LIKELY, _REACH
     elif transport is not None:
         (name, why, advice), confidence = transport, Confidence.LIKELY
+        if "NIXL_ERR_BACKEND" in said and not facts.served and "ready" not in facts.remarks:
+            why, advice = _NO_UCX
         shown = remarked(facts, name, "what the transport said")
         drafts = facts.settings.get("speculative_algorithm", "None")
         advice = (*((_OF_DRAFTS.format(drafts),) if name == "transport_outside" and drafts != "None" else ()), *advice)
@@ -381,8 +391,18 @@ _OF_DEATH = of_death(
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    yield from _OF_DEATH.find(facts)
-    yield from without_rdma(facts)
+    found = [*_OF_DEATH.find(facts), *without_rdma(facts)]
+    yield from found or [*_of_the_transport(facts), *noted(facts)]
+
+
+_BY_ITSELF = ("transport_no_gpu", "transport_protection")
+
+
+def _of_the_transport(facts: LogFacts) -> Iterator[Finding]:
+    """Yield what lines of the transport alone say, where none of SGLang's own tells of a transfer."""
+    said = next((facts.remarks[name] for name in _BY_ITSELF if name in facts.remarks), None)
+    if said is not None and not facts.deaths and all(alarm.kind == "failed" for alarm in facts.alarms):
+        yield _tell(facts, Death(said.place, said.rank, "", said.text))
 
 
 RULE = replace(_OF_DEATH, find=_find)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
+from gemma4_triage.logs.narrow_window_pool import narrow
 from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import hang, transfers_stand
 from gemma4_triage.logs.rules.start_stopped import unfinished
+from gemma4_triage.logs.rules.unexplained_line import as_long_as_the_pool
 from gemma4_triage.logs.suspects import suspects
 from gemma4_triage.logs.switched_on import MEET, NO_OVERLAP, features, switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
@@ -70,12 +72,18 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         return
     stands = _start(facts, note)
     warms_up = stands is None and _in_its_warmup(facts)
-    last = _last_line(facts)
+    last, small = _last_line(facts), narrow(facts)
     phase = f" The log ends before the server was ready, in {stands[0]}: {stands[1][:120]}" if stands else ""
     yield Finding(
         rule=RULE.id,
-        cause="Unknown cause: a note beside the log says that the server, or requests to it, stand, and the log itself "
-        f"has no failure.{phase or (_WARM_UP if warms_up else _told(last))}",
+        cause=(
+            f"A note beside the log says that requests stand, and the pool of the sliding window ({small.tokens} "
+            f"tokens) is smaller than a chunk of a prefill ({small.chunk}): a prompt that asks it for more is never "
+            "admitted, and those behind it wait with it."
+            if small is not None and not phase
+            else "Unknown cause: a note beside the log says that the server, or requests to it, stand, and the log "
+            f"itself has no failure.{phase or (_WARM_UP if warms_up else _told(last))}"
+        ),
         confidence=Confidence.POSSIBLE,
         evidence=(
             at(facts, note.place, note.text, "the note"),
@@ -104,6 +112,10 @@ def _in_its_warmup(facts: LogFacts) -> bool:
 
 def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
     """Yield what to try, what the notes name first, then what its ranks meet in, then what is switched on."""
+    if (small := narrow(facts)) is not None:
+        yield from small.advice
+    if whole := as_long_as_the_pool(facts):
+        yield whole
     yield from said_in_notes.named_in_notes(facts)
     on = features(facts)
     if said_in_notes.goes_on(facts):

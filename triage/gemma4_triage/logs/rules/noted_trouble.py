@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.notes_in_prose import NOTED, beside, kinds_noted
-from gemma4_triage.logs.rule import Rule, at
+from gemma4_triage.logs.rule import Rule, at, pattern
 from gemma4_triage.logs.suspects import suspects
 
 SEES = {
@@ -19,6 +19,7 @@ SEES = {
 }
 """What somebody sees, by kinds of suspects."""
 _MOST = 4
+_IDLE, _OF_A_CORE = "core-of-an-idle-server", pattern(r"(?i)\bcores?\b|\bcpu\b|\bidle\b")
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
@@ -26,7 +27,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     seen = next((kind for kind in kinds_noted(facts) if kind != "silence"), None)
     if seen is None:
         return
-    note, tries = facts.remarks[NOTED.format(seen)], [one for one in suspects(facts) if one.of == seen]
+    note = facts.remarks[NOTED.format(seen)]
+    # A core that is busy while nothing is asked makes no answer slow.
+    tries = [one for one in suspects(facts) if one.of == seen and (one.id != _IDLE or _OF_A_CORE.search(note.text))]
     if not tries:
         return
     finding = Finding(

@@ -106,6 +106,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+                *noted_end.noted_of_it(facts, death),
                 *noted_end.chosen_by_hand(facts, death),
                 *_after_a_flush(facts, death),
                 *by_its_words(facts, death),

@@ -439,6 +439,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *(() if tried is None else also_refused(said, asked, tried)),
             *((f"what it asks for: {asked[0].strip()}",) if asked and tried is None else ()),
             *by_its_words(facts, death),
+            *((_NO_V2,) if _of_a_v2_step(facts, death) else ()),
             *((handled.look,) if handled else ()),
             *adapters_of_experts.beside_drafts(facts, death),
             *((WHICH_ONE,) if asserts_on_the_device(death) else ()),
@@ -457,7 +458,11 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *((_NO_TOKENS,) if part.what.startswith("the experts") and _may_idle(facts, death) else ()),
             *overridden(facts, death),
             *named_by(facts, death),
-            *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
+            *(
+                f"once {one.without}: its code raised it"
+                for one in features(facts)
+                if one.is_named(death) and not (handled and handled.look.startswith(f"once {one.without};"))
+            ),
             *((NOT_YET,) if LACKING.search(said) and part not in (ARGUMENTS, OF_IMAGES) and tried is None else ()),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
             *(
@@ -474,6 +479,19 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *_others(facts, death, bool(condition)),
         ),
     )
+
+
+_NO_V2 = (
+    "once with --disable-overlap-schedule: drafts then take the path without overlap (earlier spec v1, "
+    "SGLANG_ENABLE_SPEC_V2=0), which sets up its batches otherwise"
+)
+
+
+def _of_a_v2_step(facts: LogFacts, death: Death) -> bool:
+    """Say whether it was raised in a step of drafts with overlap, in the code of drafts itself."""
+    overlaps = facts.settings.get("disable_overlap_schedule", "None") != "True"
+    steps = death.usage is not None and any("_v2.py" in frame for frame in death.frames)
+    return overlaps and steps and death.path.startswith("speculative/")
 
 
 _SHARED = pattern(r"(?:fused?|num)_shared_(?:experts?|slots?)|shared_experts?_fus|n_share_experts_fus")

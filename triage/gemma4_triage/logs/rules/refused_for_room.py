@@ -15,6 +15,7 @@ from gemma4_triage.logs.rule import Rule, at, of_settings, over, pattern, remark
 _HELD_AGAINST = pattern(r"\b(\d{2,12}) ?(?:>=?|exceeds) ?(\d{2,12})\b")
 _TOO_LONG = pattern(r"Input length \((\d{2,12}) tokens\) exceeds the maximum allowed length \((\d{2,12}) tokens\)")
 """What a server without a split says of any limit: of the model's context too, which is no want of room."""
+_SOON = 3  # lines
 _NEAR = 0.03  # of the limit: pages are cut off, and a few tokens are kept
 
 
@@ -29,11 +30,23 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     pools = facts.remarks.get("pools")
     tokens = number_in(pools.text, "max_total_num_tokens") if pools is not None else None
     context = number_in(pools.text, "context_len") if pools is not None else None
+    given = facts.settings.get("context_length", "")
+    if not context and not short and given.isdecimal() and limit < (1 - _NEAR) * int(given):
+        # A server without a split holds a request against the smaller one of its context, here set by hand, and pool.
+        tokens, context = limit, int(given)
     asked = int(found[1])
     if window and full > window and abs(limit - window) <= _NEAR * window:
         yield _of_the_window(facts, said, asked, window, full)
-    elif short and tokens and context and tokens < context and abs(limit - tokens) <= _NEAR * tokens:
+    elif tokens and context and tokens < context and abs(limit - tokens) <= _NEAR * tokens:
         yield _of_the_pool(facts, said, asked, (int(tokens), int(context)))
+
+
+def ended_right_behind(facts: LogFacts) -> bool:
+    """Say whether a process died in the lines behind a request that was refused for want of room."""
+    said = facts.remarks.get("refused_length")
+    if said is None or not any(True for _ in _find(facts)):
+        return False
+    return any(0 < death.place.line - said.place.line <= _SOON for death in facts.deaths)
 
 
 def _of_the_window(facts: LogFacts, said: Remark, asked: int, window: int, full: int) -> Finding:
@@ -75,11 +88,13 @@ def _of_the_pool(facts: LogFacts, said: Remark, asked: int, sizes: tuple[int, in
         evidence=(
             at(facts, said.place, said.text, "the last one that was refused"),
             *remarked(facts, "pools", "the pool and the longest prompt, at the start"),
+            *of_settings(facts, "context_length", "mem_fraction_static"),
         ),
         advice=(
             "a larger pool: a higher --mem-fraction-static, more GPUs (--tp), --kv-cache-dtype fp8_e4m3, fewer "
             "--max-running-requests",
-            f"or a --context-length of at most {tokens}, so that clients are told what they may ask for",
+            f"or a --context-length of at most {tokens}, so that clients are told what they may ask for; a larger one "
+            "makes no room. Shorter prompts, or --allow-auto-truncate, which cuts them",
         ),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
     )

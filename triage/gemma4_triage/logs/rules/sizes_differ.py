@@ -16,7 +16,9 @@ MISFIT = pattern(
     r"shape mismatch|doesn't match the broadcast shape|is invalid for input of size|The expanded size of the tensor|"
     r"cannot be broadcast|cannot reshape|mat1 and mat2 shapes|Expected size \d+ but got size \d+|"
     r"split_with_sizes expects split_sizes to sum exactly|must have (?:the )?shape|"
-    r"expected .{0,40}batch.{0,20}(?:got|but)|Check failed: .{0,80}==.{0,80}\(\d+ vs\. \d+\)"
+    r"expected .{0,40}batch.{0,20}(?:got|but)|"
+    # Of a code that CUDA or a library returned it tells of no sizes.
+    r"Check failed: (?!.{0,60}(?i:status|success|\berr\w*|result))[^=]{0,80}==.{0,80}\(\d+ vs\. \d+\)"
 )
 _STEP = pattern(r".* (?:run_batch|forward\w*|\w*forward|replay|verify|draft\w*|process_batch_result\w*|sample)$")
 _NUMBERS = (

@@ -120,10 +120,16 @@ def unfinished(facts: LogFacts) -> tuple[str, str, str] | None:
     for begins, ends, look in (_COMPILES, *((phase,) if phase else ())):
         begun, ended = facts.remarks.get(begins), facts.remarks.get(ends)
         if begun is not None and begun.place.line >= last and (ended is None or ended.place.line < begun.place.line):
-            return f"line {begun.place.line}", begun.text, f"{_of_little_room(begun)}{look}"
+            compiles = _OF_DEEP_GEMM if "DeepGEMM JIT" in begun.text else ""
+            return f"line {begun.place.line}", begun.text, f"{_of_little_room(begun)}{compiles}{look}"
     return None
 
 
+_OF_DEEP_GEMM = (
+    "DeepGEMM compiles thousands of shapes before it serves, 10 to 20 minutes and more, and does not stand while its "
+    "bar moves: wait, or run python3 -m sglang.compile_deep_gemm with the server's own arguments beforehand, and keep "
+    "its cache (~/.cache/deep_gemm) on a volume. Else "
+)
 _LITTLE_GB = 5.0
 
 

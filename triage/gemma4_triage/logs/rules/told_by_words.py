@@ -33,7 +33,19 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if not found and any(alarm.kind == "answered-500" for alarm in facts.alarms):
         found = list(_OF_FAILURES.find(replace(facts, deaths=facts.errors, alarms=())))
     for finding in found:
-        yield by_its_server(facts, _of_its_platform(facts, finding))
+        yield by_its_server(facts, _of_its_backend(facts, _of_its_platform(facts, finding)))
+
+
+def _of_its_backend(facts: LogFacts, finding: Finding) -> Finding:
+    """Return a finding of sizes of a kernel in Triton with the backend first that the start names, without drafts."""
+    given = facts.arguments.get("attention_backend", "None")
+    drafts = facts.arguments.get("speculative_algorithm", "None") != "None"
+    if "takes only powers of two" not in finding.cause or given in ("None", "auto", "triton") or drafts:
+        return finding
+    advice = (
+        f"without --attention-backend {given}, which the start names: another (triton), or the release's own choice"
+    )
+    return finding.model_copy(update={"advice": (advice, *finding.advice)})
 
 
 def _of_its_platform(facts: LogFacts, finding: Finding) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs import host_pinning, split_warmup
+from gemma4_triage.logs import host_pinning, native_crashes, split_warmup
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.handled import commanded
 from gemma4_triage.logs.looked_at_first import clients_that_left
@@ -178,6 +178,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     known = set(explained)
     left = [alarm for alarm in facts.alarms if alarm.kind not in known]
     if not left:
+        yield from _of_a_pasted_stack(facts)
         return
     lead = next((alarm for alarm in left if alarm.kind not in CONSEQUENCES), left[0])
     kind = _KINDS.get(lead.kind, _LAST)
@@ -210,9 +211,9 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*((_COMPILER,) if _OF_A_COMPILER.search(lead.text) else ()), *_CORE)
     amx = lead.kind == "signalled" and facts.settings.get("attention_backend") == "intel_amx"
     if (
-        part := _of_two_engines(facts, lead)
-        or _in_native_code(lead)
-        or _in_library(facts, lead)
+        part := native_crashes.of_two_engines(facts, lead)
+        or native_crashes.in_native_code(lead)
+        or native_crashes.in_library(facts, lead)
         or (_AMX if amx else "")
     ):
         look = (part, *look)
@@ -243,7 +244,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (hidden, *look)
     if lead.kind == "health" and facts.settings.get("pp_size", "1") not in ("1", "None"):
         look = (STAGES, *look)
-    if lead.kind == "health" and (tight := _as_long_as_the_pool(facts)):
+    if lead.kind == "health" and (tight := as_long_as_the_pool(facts)):
         look = (tight, *look)
     if lead.kind == "health" and facts.arguments.get("hicache_storage_prefetch_policy") == "wait_complete":
         look = (_WAITS_FOR_STORAGE, *look)
@@ -313,108 +314,28 @@ _COMPILER = (
     "installed torch pins, or a later one; rm -r ~/.triton/cache; another --attention-backend (flashinfer, fa3) or "
     "--moe-runner-backend needs no such kernel"
 )
-_TRANSPORT = (
-    "it was in the transport or the store of KV (Mooncake, NIXL with its UCX): a later release of that package (pip "
-    "show mooncake-transfer-engine nixl), as SGLang's newest image has it; one server per node, stores that stay up; "
-    "once without --hicache-storage-backend, or with the other of --disaggregation-transfer-backend"
-)
-_OF_NCCL = (
-    "it was in a thread of NCCL's own: another release of it (pip show nvidia-nccl-cu12), NCCL_DEBUG=INFO; over nodes "
-    "once with NCCL_IB_DISABLE=1, then NCCL_IB_HCA and NCCL_IB_GID_INDEX; once with --disable-cuda-graph"
-)
-_NATIVE = (
-    (
-        pattern(r"cache_controller\w*\.py:\d+ (?:prefetch\w*|_page_transfer|backup\w*|_page_backup)$"),
-        "it was in a thread that reads or writes the storage behind the hierarchical cache, mostly of pages that a "
-        "prefetch had given up meanwhile: --hicache-storage-prefetch-policy wait_complete, stores that stay up, once "
-        "without --hicache-storage-backend; then a later release of both (SGLang 31445)",
-    ),
-    (
-        pattern(r".*aiter\w*\.py:|core\.py:\d+ (?:custom_)?wrapper$"),
-        "it was in a kernel of AITER (AMD): once with SGLANG_USE_AITER=0, once with --disable-custom-all-reduce and "
-        "SGLANG_USE_AITER_AR=0; then an image whose AITER is built for this GPU and ROCm",
-    ),
-    (
-        pattern(r"\w*deep_?gemm\w*\.py:|.* \w*(?:gemm_fp8_\w+|gemm_nt_\w+|m_grouped_gemm\w*)$"),
-        "it was in DeepGEMM: once with SGLANG_ENABLE_JIT_DEEPGEMM=0 (in 2025 SGL_ENABLE_JIT_DEEPGEMM); rm -r "
-        "~/.cache/deep_gemm; then the deep_gemm that this release comes with",
-    ),
-    (
-        pattern(r"\w*(?:code_generator|compiler|jit|semantic|driver)\w*\.py:|.* (?:ast_to_ttir|make_\w+ir|compile)$"),
-        "it was compiling a kernel: rm -r ~/.triton/cache (TRITON_CACHE_DIR), then the triton that the installed torch "
-        "asks for; a kernel of another --attention-backend or --moe-runner-backend if it names this GPU",
-    ),
-    (
-        pattern(r"\w*(?:pynccl|parallel_state|communicator|all_reduce|symm_mem|deep_?ep|nvshmem)\w*\.py:"),
-        "it was exchanging data between GPUs: once with --disable-custom-all-reduce, then NCCL_P2P_DISABLE=1; "
-        "NCCL_DEBUG=INFO and nvidia-smi topo -m",
-    ),
-    (pattern(r"\w*(?:mooncake|nixl|conn|transfer_engine|hf3fs|storage)\w*\.py:"), _TRANSPORT),
-    (
-        pattern(r"\w*(?:weight_utils|loader|safetensors|torch_load|serialization)\w*\.py:"),
-        "it was reading weights: compare the files with the repository, and look at the volume (dmesg -T: I/O errors)",
-    ),
-    (
-        pattern(r"\w*hicache\.py:\d+ \w*transfer\w*"),
-        "a copy of the hierarchical cache between GPU and host failed there: --hicache-io-backend direct in place of "
-        "kernel (with --hicache-mem-layout page_first_direct, layer_first), then without --enable-hierarchical-cache; "
-        "a later release. That kernel is compiled on this machine: nvcc --version has to be of torch.version.cuda "
-        "(the same first number), then rm -r ~/.cache/tvm-ffi ~/.cache/sglang",
-    ),
-    (
-        pattern(r"(?:hicache|jit_\w+|\w+_jit|pybind|ffi|function)\.(?:py|pxi):"),
-        "a kernel that is compiled on this machine was called there: nvcc --version has to be of torch.version.cuda "
-        "(the same first number), then rm -r ~/.cache/tvm-ffi ~/.cache/flashinfer ~/.cache/sglang; of HiCache's "
-        "kernels once with --hicache-io-backend direct",
-    ),
-    (
-        pattern(r"(?:_ops|elementwise|gemm|\w*attention\w*|flash_attn\w*|fused_moe\w*|core|moe|\w*graph\w*)\.py:"),
-        "a compiled kernel or library was called there: sglang-kernel, flashinfer and torch of the releases that "
-        "SGLang pins, for this GPU; once with --disable-cuda-graph and another backend of that part",
-    ),
-)
-"""What to do where a process ended in native code, by its innermost Python frames."""
+_OF_GDB = pattern(r"#\d+ +(?:0x[0-9a-f]+ in )?[\w:]+")
 
 
-def _in_native_code(lead: Alarm) -> str:
-    """Return what to do about a crash by its Python frame; "" if none is known."""
-    frames = [frame for frame in lead.more if ".py:" in frame] if lead.kind == "signalled" else []
-    return next((look for files, look in _NATIVE if any(map(files.match, frames))), "")
-
-
-_STORE_SET_UP = pattern(r"mooncake_store\w*\.py:\d+ (?:__init__|setup|warmup|_?init\w*)$")
-
-
-def _of_two_engines(facts: LogFacts, lead: Alarm) -> str:
-    """Return what to do where Mooncake's store was set up in a process that has its transfer engine; "" if not so."""
-    asked = facts.settings
-    both = (
-        asked.get("disaggregation_transfer_backend", "mooncake") == asked.get("hicache_storage_backend") == "mooncake"
+def _of_a_pasted_stack(facts: LogFacts) -> Iterator[Finding]:
+    """Yield that a debugger's stack of a process ends in what carries or stores KV, of a log that has nothing else."""
+    said = facts.remarks.get("native_library")
+    if said is None or facts.understood or facts.deaths or facts.alarms or not _OF_GDB.match(said.text):
+        return
+    name = said.text.lower()
+    if "mooncake" not in name and "nixl" not in name:
+        return
+    yield Finding(
+        rule=ID,
+        cause="Unknown cause: the log is a debugger's stack alone, of a process that was in the transport or the store "
+        "of KV; by itself it does not say whether it crashed there or waits.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(at(facts, said.place, said.text, "the frame that names it"),),
+        advice=(
+            native_crashes.of_the_transport(name),
+            "the line of the signal above the stack, and the server's own lines before it",
+        ),
     )
-    split = asked.get("disaggregation_mode", "null") not in ("null", "None")
-    if not (both and split and lead.kind == "signalled" and any(map(_STORE_SET_UP.match, lead.more))):
-        return ""
-    tcp = facts.arguments.get("MOONCAKE_PROTOCOL", "") == "tcp"
-    return (
-        "it was Mooncake's store for the hierarchical cache, as it was set up in a process that has Mooncake's engine "
-        f"for transfers already: {'MOONCAKE_PROTOCOL=rdma in place of tcp, ' if tcp else ''}another "
-        "--hicache-storage-backend (file, nixl), or none on this server, or the other of "
-        "--disaggregation-transfer-backend; then a later mooncake-transfer-engine and release of SGLang (SGLang 21678)"
-    )
-
-
-def _in_library(facts: LogFacts, lead: Alarm) -> str:
-    """Return what to do about a crash by the library in its C stack; "" if none is known."""
-    found = facts.remarks.get("native_library") if lead.kind == "signalled" else None
-    name = found.text.lower() if found else ""
-    if "nccl" in name and "nixl" not in name:
-        return _OF_NCCL
-    return _TRANSPORT if "mooncake" in name or "nixl" in name else ""
-
-
-def native_looks(facts: LogFacts, lead: Alarm) -> tuple[str, ...]:
-    """Return what to do about such a crash; empty if its frames and C stack say none."""
-    return tuple(filter(None, (_in_native_code(lead) or _in_library(facts, lead),)))
 
 
 _HEARTBEAT = pattern(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")
@@ -463,7 +384,7 @@ _OTHER_CPU = (
 _LONG_SILENCE = 60
 
 
-def _as_long_as_the_pool(facts: LogFacts) -> str:
+def as_long_as_the_pool(facts: LogFacts) -> str:
     """Return what to do where one request may ask for the whole pool; "" if none may."""
     pools = facts.remarks.get("pools")
     tokens = number_in(pools.text, "max_total_num_tokens") if pools else None

@@ -191,6 +191,28 @@ def _of_triton_kernels(death: Death) -> bool:
     return death.package == "triton_kernels" or any(map(_MATMULS.match, death.frames[-3:]))
 
 
+_OF_NVRTC = pattern(r"libnvrtc[\w-]*\.so\.(\d+)\S*: cannot open shared object file")
+_NO_TOOLKIT = pattern(
+    r"(?i)\bruntime (?:container|image)|\b(?:no|without(?: an?)?) (?:cuda )?(?:nvcc|toolkit)|nvcc: not found"
+)
+
+
+def _without_toolkit(facts: LogFacts, finding: Finding) -> dict[str, Any] | None:
+    """Return what to say where the compiler at run time is not found, and notes have no toolkit here; None else."""
+    found, notes = _OF_NVRTC.search(str(finding.evidence[0].value)), facts.remarks.get("notes")
+    if found is None or notes is None or not _NO_TOOLKIT.search(notes.text):
+        return None
+    return {
+        "cause": f"libnvrtc of CUDA {found[1]}, which compiles kernels at run time, is not where the loader looks: no "
+        "toolkit is installed here, and pip's own copy lies in a folder that the loader does not search.",
+        "advice": (
+            "export LD_LIBRARY_PATH with the folder that has it, before the start: site-packages/nvidia/cuda_nvrtc/lib "
+            f"(CUDA 13: nvidia/cu13/lib), or lib64 of a toolkit of {found[1]} with its bin in PATH; or install that "
+            f"toolkit. If torch.version.cuda is not {found[1]}: the wheels or the image of torch's CUDA",
+        ),
+    }
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     found = list(_OF_WORDINGS.find(facts))
     if not found and not facts.deaths:
@@ -208,7 +230,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             update["advice"] = (said, *finding.advice[1:])
         if unknown:
             update |= _not_imported(facts, finding) or {"advice": (_NOT_IMPORTED, *finding.advice)}
-        update |= _of_its_code(facts, finding) or _of_packages(facts, finding) or {}
+        update |= _of_its_code(facts, finding) or _of_packages(facts, finding) or _without_toolkit(facts, finding) or {}
         if missing:
             update["cause"] = (
                 f"Code is compiled on this machine, and a header of the system, {missing[1]}, is missing: no wheel "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Remark
 from gemma4_triage.logs.rule import Rule, at, remarked
 
@@ -46,7 +47,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             "a later line says that compiling, loading or capturing came to its end: that may take minutes",
             "GPUs are idle (nvidia-smi), and a process of it compiles (nvcc, cicc, ptxas in top)",
         ),
-        advice=(*_of_drafts(facts), *_advice(sums, ready)),
+        advice=(*_of_drafts(facts), *said_in_notes.named_in_notes(facts, stacks=True), *_advice(sums, ready)),
     )
 
 
