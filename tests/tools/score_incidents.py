@@ -27,7 +27,7 @@ from gemma4_triage.logs.suspects import suspects
 
 INCIDENTS = Path(__file__).parents[1] / "data" / "public_incidents.json"
 MOST = 2
-BLIND = (41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66)
+BLIND = tuple(range(41, 68))
 """Sets that somebody drew who did not know the tool, and somebody else judged; of 59 to 62, 65 and 66 it was the same
 one."""
 

@@ -121,6 +121,14 @@ class TestStanding:
     def test_what_the_note_says_of_another_try_is_no_denial_of_it(self, note):
         assert only([START, prefill(1), decode(2), note]).rule == "noted-silence"
 
+    def test_with_what_all_is_well_comes_before_what_such_a_start_is_known_for(self):
+        note = "# every request after this hangs. Without --enable-metrics all is well\n"
+        assert (
+            only([started(model_path="m", is_embedding=True), prefill(1), note])
+            .advice[0]
+            .startswith("without --enable-metrics")
+        )
+
     def test_a_note_of_another_try_alone_is_none_of_this_server(self):
         assert found_in([START, prefill(1), decode(2), "# hangs; without --enable-metrics it hangs as well\n"])
         assert found_in([START, prefill(1), decode(2), "# with --enable-metrics it works and never hangs\n"]) == ()

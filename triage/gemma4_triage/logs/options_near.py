@@ -96,8 +96,13 @@ _CHOSEN = (
         "the release then chooses sizes and kind of the graphs",
     ),
     _Concern(
+        ("kv_cache_dtype",),
+        re.compile(r"(?i)\w*attn_backend\.py|\bforward_paged_attention|_forward_paged_attention|descale|float8|\bfp8_"),
+        "auto, which every backend takes",
+    ),
+    _Concern(
         ("page_size",),
-        re.compile(r"(?i)\bpage_?size|page_table|block_tables?|alloc_(?:extend|decode)|\bpages?\b|paged_"),
+        re.compile(r"(?i)\bpage_?size|page_table|block_tables?|alloc_(?:extend|decode)|\bpages?\b|paged_(?!attention)"),
         "1, or what the backend takes by itself",
     ),
     _Concern(

@@ -17,7 +17,8 @@ _NOTHING_NEW = re.compile(
 )
 _RIGHT = re.compile(r"(?i)\b(?:normal(?:ly)?|fine|right|ok|works?|worked|correct(?:ly)?|good|sane|clean|as expected)\b")
 _ENGINE = re.compile(r"(?i)\b(vllm|sglang|transformers|hf|hugging ?face|llama\.cpp|ollama|lmdeploy|tensorrt-llm)\b")
-_ONE = r"--[a-z][\w-]*(?:[ =](?!-)[^\s,;:)]+)?"
+_VERB = r"(?:gives?|gets?|is|are|was|were|has|had|works?|worked|starts?|started|answers?|runs?|ran|serves?|it|all)\b"
+_ONE = rf"--[a-z][\w-]*(?:[ =](?!-|{_VERB})[^\s,;:)]+)?"
 # Of arguments that are left out together none is to be kept.
 _FLAG = re.compile(rf"(?:\b(?P<how>with|without)|^#+(?: same [a-z]+,)?)\s+(?P<named>{_ONE}(?(how)(?: {_ONE})*))")
 _FIELD = re.compile(r"\b(without)\s+([a-z]+(?:_[a-z]+)+)\b")

@@ -26,6 +26,10 @@ MOST_SHOWN: dict[Kind, int] = {"answers": 4, "form": 3, "speed": 2, "silence": 2
 """Suspects of each kind."""
 
 
+NOTED_DIFFERENCE = "noted-difference"
+"""The suspect that a note names: with what, or without what, all is well."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of SGLang that can be left out or changed for one try.
@@ -448,7 +452,7 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
         change = f"{noted.change}, as line {noted.place.line} has it"
         seen = kinds_noted(facts)
         of: Kind = seen[0] if seen else "answers"
-        yield Suspect("noted-difference", change, _DIFFERS, (), of, shown=True)
+        yield Suspect(NOTED_DIFFERENCE, change, _DIFFERS, (), of, shown=True)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
     yield from that_hold(of_engine)

@@ -12,7 +12,7 @@ from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, patte
 from gemma4_triage.logs.rules import hang, transfers_stand
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.rules.unexplained_line import as_long_as_the_pool
-from gemma4_triage.logs.suspects import suspects
+from gemma4_triage.logs.suspects import NOTED_DIFFERENCE, suspects
 from gemma4_triage.logs.switched_on import MEET, NO_OVERLAP, features, switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
@@ -117,7 +117,9 @@ def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
     if whole := as_long_as_the_pool(facts):
         yield whole
     yield from said_in_notes.named_in_notes(facts)
-    on = features(facts)
+    on, tries = features(facts), [one for one in suspects(facts) if one.of == "silence"]
+    # With what all is well by a note is worth more than what such a start is known for.
+    yield from (one.text for one in tries if one.id == NOTED_DIFFERENCE)
     if said_in_notes.goes_on(facts):
         yield from (_ANSWERS_LOST.format(one.without) for one in on if one.setting == "tokenizer_worker_num")
     if _in_its_warmup(facts):
@@ -131,7 +133,7 @@ def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
     if facts.settings.get("is_embedding") == "True":
         yield NO_OVERLAP
     yield from _of_the_note(facts, note)
-    yield from (one.text for one in suspects(facts) if one.of == "silence")
+    yield from (one.text for one in tries)
     yield from (_STACKS, *hang.switches(facts), *(() if of_vllm(facts) else switched_on(facts)))
 
 
