@@ -127,6 +127,15 @@ class TestPrefixes:
         texts_for(server.world.allocator).places[slots.numpy()] += 3
         server.forward(mode=ForwardMode.EXTEND)
 
+    def test_a_row_that_has_another_page_than_its_nodes_is_told_as_the_row(self, server):
+        request = server.world.requests[-1]
+        page, slot = server.world.page, held(request).req_pool_idx
+        assert held(request).cache_protected_len
+        other = server.world.requests[1]
+        server.world.rows.req_to_token[slot, :page] = server.world.rows.req_to_token[held(other).req_pool_idx, :page]
+        store(server, other, np.arange(page) + 50)
+        assert trapped(server, mode=ForwardMode.EXTEND).verdict == "row_entry"
+
     def test_one_of_another_text(self, server):
         request = self.other_text(server, 20)
         said = trapped(server, mode=ForwardMode.EXTEND)

@@ -16,7 +16,7 @@ from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.leak.auditor import live_requests
 from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.release import envs
-from gemma4_runtime.release.prefix_caches import key_of_path, unreadable_cache
+from gemma4_runtime.release.prefix_caches import key_of_path, path_slots, unreadable_cache
 from gemma4_runtime.release.requests import held, write_slots
 from gemma4_runtime.rows.places import spans_of
 from gemma4_runtime.rows.report import INIT, INSERT, TEXT, report_wrong
@@ -93,10 +93,23 @@ def check_prefixes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         if slot is None or start <= 0:
             continue
         own = own_tokens(scheduler, request, 0, start)
-        tokens, places, _ = texts.of(table[slot, : own.size].cpu().numpy().astype(np.int64))
+        entries = table[slot, : own.size].cpu().numpy().astype(np.int64)
+        if not _has_its_path(scheduler, request, entries):
+            # Then it is the row that is wrong, which is told as it is looked at.
+            continue
+        tokens, places, _ = texts.of(entries)
         at = np.flatnonzero((tokens >= 0) & (places == np.arange(own.size)) & (tokens != own))
         if at.size and at[0] < held(request).cache_protected_len:
             _report_prefix(scheduler, requests, made, row, at, own, tokens)
+
+
+def _has_its_path(scheduler: Any, request: Any, entries: np.ndarray) -> bool:
+    """Return whether a request's row begins with the slots of the nodes that it holds, as far as these go."""
+    path = path_slots(getattr(scheduler.tree_cache, "inner", scheduler.tree_cache), request)
+    if path is None:
+        return True
+    held_by_nodes = path.cpu().numpy()[: entries.size]
+    return np.array_equal(entries[: held_by_nodes.size], held_by_nodes)
 
 
 def _report_prefix(
