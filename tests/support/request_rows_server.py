@@ -36,6 +36,8 @@ class Server:
         scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator = world.rows, world.allocator
         scheduler.forward_ct, scheduler.page_size, scheduler.enable_overlap = 5, world.page, False
         scheduler.last_batch, scheduler.tree_cache = None, world.tree
+        scheduler.cur_batch_for_debug = scheduler.cur_batch = scheduler.chunked_req = None
+        scheduler.running_batch, scheduler.waiting_queue = SimpleNamespace(reqs=world.requests), []
         scheduler.spec_algorithm = SpeculativeAlgorithm.NONE
         for seed in (0, 3):
             world.start([(token * (seed + 1)) % 97 for token in PROMPT])

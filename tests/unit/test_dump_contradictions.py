@@ -29,7 +29,7 @@ def test_what_was_written_contradicts_itself_nowhere():
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [1, 8, 32, 64])
 def test_another_page_size_than_the_pools_give_is_named_first_and_nothing_is_certain(size):
-    for dump in WITH_SIZES:
+    for dump in (one for one in WITH_SIZES if one.manifest.page_size != size):
         forged = altered(dump, page_size=size)
         assert f"a page has {size} slots by the manifest" in damage_line(forged)
         assert certainty(forged) is not Confidence.CERTAIN

@@ -302,7 +302,7 @@ def test_a_request_that_carries_anothers_lock(server):
     assert ("that one will be given back twice" in finding.cause) == said.scalars["whose_is_known"]
 
 
-@pytest.mark.releases("0.5.23")
+@pytest.mark.releases("0.5.23")  # Before, a lock has no receipt.
 def test_the_receipt_of_a_lock_is_the_one_that_the_lock_was_given(server):
     server.forward()
     locked = [one for one in server.world.requests if one.lock is not None]

@@ -26,13 +26,11 @@ def server(attach, monkeypatch):
 @pytest.fixture
 def cache(server, monkeypatch):
     """Give the server's pools keys and values: two layers of the full pool, one of the sliding-window pool."""
-    tokens = {"full": 2000, "swa": 2000}
-    make = lambda size: torch.ones(size, 1, 4)  # noqa: E731
     pools = {
         f"{name}_kv_pool": SimpleNamespace(
-            k_buffer=[make(size) for _ in range(count)], v_buffer=[make(size) for _ in range(count)]
+            **{f"{side}_buffer": [torch.ones(2000, 1, 4) for _ in range(count)] for side in "kv"}
         )
-        for (name, size), count in zip(tokens.items(), (2, 1), strict=True)
+        for name, count in (("full", 2), ("swa", 1))
     }
     made = SimpleNamespace(**pools, layers_mapping={1: (0, False), 2: (1, False), LAYER_OF_SWA: (0, True)})
     monkeypatch.setattr(server.world.allocator, "get_kvcache", lambda: made)
@@ -40,11 +38,11 @@ def cache(server, monkeypatch):
 
 
 def decoded(server, logits):
-    """Run a decode of all requests that gives these logits, [requests, vocabulary]."""
-    server.forward()
-    batch = SimpleNamespace(reqs=server.world.requests, forward_mode=ForwardMode.DECODE)
-    result = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits), next_token_ids=None)
-    request_rows.after_run_batch(result, server.scheduler, batch)
+    """Run a decode of all requests that gives these logits, [requests, vocabulary], up to where it is sampled."""
+    made = []
+    server.forward(made.append)
+    output = SimpleNamespace(next_token_logits=logits)
+    request_rows.before_sample(SimpleNamespace(is_draft_worker=False), output, *made)
 
 
 def logits_with(row=None):
@@ -65,7 +63,11 @@ def test_what_a_grammar_forbids_and_no_logits_say_nothing(server, cache):
     decoded(server, None)
 
 
-def test_keys_of_a_token_that_was_read_before(server, cache):
+@pytest.mark.parametrize("read_before", [True, False])
+def test_keys_of_a_token(server, cache, read_before):
+    """That somebody wrote there since is said where a forward before read it, and gave numbers."""
+    if read_before:
+        decoded(server, logits_with())
     slot = slot_of(server, 1, 37)
     peer = int(server.world.allocator.full_to_swa_index_mapping[slot])
     cache.swa_kv_pool.k_buffer[0][peer, 0, 2] = NAN
@@ -75,13 +77,49 @@ def test_keys_of_a_token_that_was_read_before(server, cache):
     assert found == {"place": 37, "layer": LAYER_OF_SWA, "pool": "swa", "part": "keys", "tokens": 1}
     finding = named(server)
     assert (finding.rule, finding.confidence) == ("numbers-not-finite", Confidence.LIKELY)
-    assert "somebody wrote there since" in finding.cause
+    assert ("somebody wrote there since" in finding.cause) is read_before
 
 
 def test_values_of_a_full_layer_by_its_number(server, cache):
     cache.full_kv_pool.v_buffer[1][slot_of(server, 2, 5)] = float("inf")
     said = trapped_by(server, lambda: decoded(server, logits_with(2)))
     assert [said.scalars[f"nan_{name}"] for name in ("layer", "pool", "part")] == [2, "full", "values"]
+
+
+def test_what_has_left_the_window_is_not_read(server, cache, monkeypatch):
+    peer = int(server.world.allocator.full_to_swa_index_mapping[slot_of(server, 1, 2)])
+    cache.swa_kv_pool.k_buffer[0][peer] = NAN
+    monkeypatch.setattr(finite, "retain_window", lambda _: 8)
+    said = trapped_by(server, lambda: decoded(server, logits_with(1)))
+    assert said.scalars["nan_place"] == -1
+
+
+def test_what_is_stored_as_bytes_is_read_as_the_numbers_that_it_is(server, cache):
+    pool = cache.full_kv_pool
+    pool.dtype, pool.store_dtype = torch.float8_e4m3fn, torch.uint8
+    pool.k_buffer[0] = torch.zeros(2000, 1, 4, dtype=torch.uint8)
+    pool.k_buffer[0][slot_of(server, 1, 9)] = 0x7F
+    said = trapped_by(server, lambda: decoded(server, logits_with(1)))
+    assert [said.scalars[f"nan_{name}"] for name in ("place", "layer", "part")] == [9, 1, "keys"]
+
+
+@pytest.mark.parametrize("form", ["packed", "pages", "none"])
+def test_of_buffers_that_cannot_be_read_nothing_is_said(server, cache, form):
+    forms = {"packed": [torch.zeros(2000, 8, dtype=torch.uint8)], "pages": [torch.ones(125, 1, 16, 4)], "none": None}
+    cache.swa_kv_pool.k_buffer = forms[form]
+    said = trapped_by(server, lambda: decoded(server, logits_with(1)))
+    assert "nan_place" not in said.scalars
+    finding = named(server)
+    assert finding.confidence is Confidence.POSSIBLE
+    assert "was not looked at" in finding.cause
+
+
+def test_a_row_that_leads_outside_ends_no_server(server, cache):
+    row = server.world.rows.req_to_token[held(server.world.requests[1]).req_pool_idx]
+    found = finite._stored(server.scheduler, held(server.world.requests[1]).req_pool_idx, (40, 41))
+    assert found["nan_place"] == -1
+    row[:8] = torch.tensor([1 << 29, -7, 5000, 2000, 1999, 0, 3, 1 << 30])
+    assert finite._stored(server.scheduler, held(server.world.requests[1]).req_pool_idx, (40, 41)) == found
 
 
 def test_another_request_s_keys_are_none_of_its_own(server, cache):
@@ -91,8 +129,10 @@ def test_another_request_s_keys_are_none_of_its_own(server, cache):
     assert "of this forward itself" in named(server).cause
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_hidden_state_of_a_draft(server, wrong):
+@pytest.mark.parametrize(("wrong", "looked_at"), [(False, True), (True, True), (True, False)])
+def test_the_hidden_state_of_a_draft(server, cache, wrong, looked_at):
+    if looked_at:
+        decoded(server, logits_with())
     hidden = torch.zeros(3, 8)
     if wrong:
         hidden[1, 0] = NAN
@@ -104,3 +144,5 @@ def test_the_hidden_state_of_a_draft(server, wrong):
     said = trapped_by(server, look)
     assert (said.verdict, said.role, said.scalars["why"]) == ("not_finite", "draft", "hidden")
     assert "begins with a hidden state that is NaN" in named(server).cause
+    assert named(server).confidence is (Confidence.LIKELY if looked_at else Confidence.POSSIBLE)
+    assert ("was not looked at" in named(server).cause) is not looked_at

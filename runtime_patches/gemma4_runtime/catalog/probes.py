@@ -275,7 +275,8 @@ PROBES: tuple[Patch, ...] = (
             "and of a frozen draft's outside CUDA graphs; the token that a decode or a verification begins with, and "
             "those that a prefill of text reads, of which each request has to have some; a prefix from the cache "
             "against the text that was stored in its slots; what was sampled against the answer; logits that are NaN, "
-            "with the keys or values that they come of. From 0.5.23 on the drafts that are taken, slots ahead, and "
+            "with the keys or values that they come of (of verifications from 0.5.23 on). From 0.5.23 on the drafts "
+            "that are taken, slots ahead, and "
             "what an insert takes and leaves in the prefix cache. It copies rows to the host and waits for the device, "
             "so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
@@ -296,6 +297,7 @@ PROBES: tuple[Patch, ...] = (
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
             Hook("scheduler.run_batch", How.AFTER, f"{_AT}.request_rows:after_run_batch"),
+            Hook("runner.sample", How.BEFORE, f"{_AT}.request_rows:before_sample"),
             Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_filter"),
             Hook("batch.merge", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
             Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),

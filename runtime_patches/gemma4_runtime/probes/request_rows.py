@@ -9,8 +9,8 @@
 |                                     | the prefix cache against the nodes that requests hold, before a forward too;   |
 |                                     | that no answer grows while its prompt is read in chunks, and that each ends in |
 |                                     | what was sampled for it (without drafts and overlap)                           |
-| after run_batch, and eagle_sample   | that no logit of a request is NaN; else in which layer's keys or values, of    |
-|                                     | which token, what it reads is not finite; likewise the hidden state that a     |
+| before ModelRunner.sample; after    | that no logit of a request is NaN; else in which layer's keys or values, of    |
+| eagle_sample, from 0.5.23 on        | which token, what it reads is not finite; likewise the hidden state that a     |
 |                                     | frozen draft begins with                                                       |
 | after filter_batch and merge_batch  | the batch's row numbers, by which the next step allocates                      |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
@@ -89,6 +89,7 @@ from gemma4_runtime.rows.report import (
     NEXT,
     ROW_INDEX,
     RULE,
+    SAMPLE,
     or_swapped,
     report_wrong,
 )
@@ -250,9 +251,17 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
 
 def after_run_batch(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     """Remember, after `Scheduler.run_batch`, what it sampled."""
-    if scheduler.spec_algorithm.is_none() and not batch.forward_mode.is_idle():
-        check_logits(scheduler, batch.reqs, getattr(getattr(result, "logits_output", None), "next_token_logits", None))
     note_sampled(scheduler, batch, result)
+
+
+def before_sample(model_runner: Any, logits_output: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the target's logits before `ModelRunner.sample(logits_output, forward_batch)` writes over them."""
+    scheduler = None if _running is None else _running.scheduler
+    if scheduler is None or model_runner.is_draft_worker or forward_batch.forward_mode.is_idle():
+        return
+    requests = _running.batch.reqs if _running is not None and _running.batch is not None else ()
+    if len(requests or ()) == len(forward_batch.req_pool_indices):
+        check_logits(scheduler, requests, logits_output.next_token_logits, "ModelRunner.sample")
 
 
 def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -261,8 +270,9 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     if model_runner.is_draft_worker or mode.is_idle() or _running is None or _running.scheduler is None:
         return
     scheduler, requests = _running.scheduler, batch.reqs
-    # Of a forward that is not looked at to its end nobody knows what it stores.
+    # Of a forward that is not looked at to its end nobody knows what it stores, nor where its tokens stand.
     forget_texts(scheduler, made)
+    _running.spans = {}
     if not requests or len(requests) != len(made.req_pool_indices):
         return
     rows = made.req_pool_indices.tolist()
@@ -460,7 +470,7 @@ def after_sample(
     scheduler = None if _running is None else _running.scheduler
     if scheduler is None or batch.forward_mode.is_idle():
         return
-    check_logits(scheduler, batch.reqs, logits_output.next_token_logits)
+    check_logits(scheduler, batch.reqs, logits_output.next_token_logits, SAMPLE)
     told = watermark_state is not None or envs.SGLANG_SIMULATE_ACC_LEN.get() > 0
     if not told and len(result[1]) == len(batch.reqs):
         check_accepted(scheduler, verify_input, batch, logits_output.next_token_logits, result)

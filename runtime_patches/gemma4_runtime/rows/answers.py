@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from gemma4_dumps.structures import Defect
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held
@@ -30,12 +32,16 @@ def note_sampled(scheduler: Any, batch: Any, result: Any) -> None:
         result: What `Scheduler.run_batch` returned for it.
     """
     seen, given = seen_of(scheduler), getattr(result, "next_token_ids", None)
-    if scheduler.enable_overlap or not scheduler.spec_algorithm.is_none() or given is None:
+    seen.answers = {}
+    if scheduler.enable_overlap or not scheduler.spec_algorithm.is_none() or batch.forward_mode.is_idle():
         return
-    if batch.forward_mode.is_idle() or len(given) != len(batch.reqs or ()):
+    # Of a diffusion model's block each request has several.
+    if not isinstance(given, torch.Tensor) or given.ndim != 1 or len(given) != len(batch.reqs or ()):
         return
-    for request, token in zip(batch.reqs, [int(one) for one in given], strict=True):
-        seen.answers[request.rid] = ((request.rid, request.retraction_count), len(request.output_ids), token)
+    seen.answers = {
+        request.rid: ((request.rid, request.retraction_count), len(request.output_ids), token)
+        for request, token in zip(batch.reqs, given.tolist(), strict=True)
+    }
 
 
 def check_answers(scheduler: Any, requests: Sequence[Any]) -> None:
@@ -50,14 +56,17 @@ def check_answers(scheduler: Any, requests: Sequence[Any]) -> None:
     """
     seen = seen_of(scheduler)
     known = [seen.answers.get(request.rid) for request in requests]
-    seen.answers = {}
+    seen.answers, seen.answered = {}, {}
     wrong: list[WrongEntry] = []
     kinds: list[Defect | None] = []
     slots = [held(request).req_pool_idx for request in requests]
     for row, (request, noted) in enumerate(zip(requests, known, strict=True)):
         if noted is None or noted[0] != (request.rid, request.retraction_count) or request.finished():
             continue
-        if len(request.output_ids) != noted[1] + 1 or request.output_ids[-1] == noted[2]:
+        if len(request.output_ids) != noted[1] + 1:
+            continue
+        if request.output_ids[-1] == noted[2]:
+            seen.answered[noted[0]] = len(request.output_ids)
             continue
         if any(getattr(request, name, None) is not None for name in ("grammar", "beam_group")):
             continue

@@ -26,7 +26,7 @@ METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
 LISTS = "TritonAttnBackend.init_forward_metadata"
 DRAFT_POSITIONS = "set_frozen_kv_positions"
 INSERT = "UnifiedRadixCache.insert"
-SAMPLE, RUN = "eagle_sample", "Scheduler.run_batch"
+SAMPLE = "eagle_sample"
 
 
 def or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:

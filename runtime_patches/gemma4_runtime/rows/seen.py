@@ -38,6 +38,8 @@ class Seen:
             and the step.
         sampled: Who was in the latest verification, by its stay, and what that gave: tokens, how many, at which places.
         spans: By request slot, of the forward that runs: from where to where its tokens stand.
+        finite: By request slot: its stay there, and up to which of its tokens a forward went whose logits were numbers.
+        answered: By its stay, how many tokens an answer had as its last one was what had been sampled.
         receipts: By request id: the lock that it carries, on which node, and where the lock's window ends, by the stamp
             that its release looks for.
         answers: By request id, of the forward before: its stay, how long its answer was, and what was sampled for it.
@@ -66,6 +68,8 @@ class Seen:
         self.planned: tuple[Any, Any, list[int], int] | None = None
         self.sampled: tuple[list[tuple[Any, ...]], Any] | None = None
         self.spans: dict[int | None, tuple[int, int]] = {}
+        self.finite: dict[int, tuple[tuple[Any, ...], int]] = {}
+        self.answered: dict[tuple[Any, ...], int] = {}
         self.receipts: dict[str, tuple[Any, Any, Any]] = {}
         self.answers: dict[str, tuple[tuple[Any, ...], int, int]] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None

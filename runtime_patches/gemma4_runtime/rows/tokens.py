@@ -191,7 +191,8 @@ def check_prompt_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> N
     read = found[begins[row] : begins[row + 1]]
     had |= _as_read(requests[row], spans[row], read, place, scheduler.page_size)
     had["prompt"] = len(requests[row].origin_input_ids)
-    if place >= had["prompt"] and not scheduler.enable_overlap and scheduler.spec_algorithm.is_none():
+    answered = seen_of(scheduler).answered.get((requests[row].rid, requests[row].retraction_count))
+    if answered is not None and place == had["prompt"] + answered - 1:
         # Between the steps it was what the forward before had sampled.
         had["by_sample"] = "answer"
     summary = f"the prefill reads another token than token {place} of the request in slot {slots[row]}"

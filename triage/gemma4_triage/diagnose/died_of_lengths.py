@@ -28,7 +28,9 @@ def _beyond_its_text(dump: Dump) -> tuple[int, int, int, int] | None:
     """Return row, slot and tokens of the first request that a prefill is to read beyond these, and up to where."""
     requests, lengths = tensor_or_none(dump, "requests"), tensor_or_none(dump, "seq_lens_cpu")
     frames = str(dump.manifest.scalars.get("traceback"))
-    if requests is None or lengths is None or requests.ndim != 2 or "prepare_for_extend" not in frames:
+    # The text of a diffusion model is longer by the block that it fills in.
+    diffuses = any("dllm" in argument for argument in dump.manifest.launch_args)
+    if requests is None or lengths is None or requests.ndim != 2 or ".prepare_for_extend:" not in frames or diffuses:
         return None
     if requests.shape[:1] != lengths.shape or requests.shape[1] <= _TOKENS:
         return None

@@ -251,6 +251,10 @@ def said_of_windows(structure: Structure | None, evicted: bool, of_cache: bool, 
     return said + (_OF_THE_CACHE if of_cache else _WHY[structure])
 
 
+_AHEAD = 2
+"""Pages that a request may have been given for drafts ahead of its tokens."""
+
+
 def lost_by_own_count(rule: str, dump: Dump) -> Finding | None:
     """Return a finding where the last owner of lost pages runs, and counts fewer slots than tokens that it has.
 
@@ -262,6 +266,12 @@ def lost_by_own_count(rule: str, dump: Dump) -> Finding | None:
         return None
     of = next((one.split(":") for one in told.split(",") if one.startswith(f"{owner[0]}:")), [])
     if len(of) != 3 or not all(part.isdecimal() for part in of) or int(of[2]) >= int(of[1]):
+        return None
+    page = dump.manifest.page_size or 1
+    beyond = -(-int(of[1]) // page) - -(-int(of[2]) // page)
+    in_full = sum(one.pool == "full" for one in lost)
+    # All of them its own, and no more than stand beyond that count, with what was taken ahead.
+    if any(one.owner != owner for one in lost) or not 0 < in_full <= beyond + _AHEAD:
         return None
     return Finding(
         rule=rule,

@@ -418,7 +418,7 @@ class _Source(EntryPlaces):
         if writes is None or rows is None or writes.ndim != 2 or not (row < writes.shape[0] and row < rows.shape[0]):
             return False
         pages = set((writes[row] // self._page_size).tolist())
-        return min(pages) > 0 and not pages & set(rows[row].tolist())
+        return bool(pages) and min(pages) > 0 and not pages & set(rows[row].tolist())
 
     def _is_written_now(self) -> bool:
         """Return whether this forward stores keys at the entry's place, which was handed out for it.

@@ -15,13 +15,15 @@ _MORE = {
     "nan_part": "in its keys or in its values",
     "nan_tokens": "tokens stored before that have such a number in any layer",
     "nan_begins": "where the tokens of this forward begin",
+    "finite_until": "up to which of its tokens the last forward went whose logits were numbers",
     "nan_new": "tokens of this forward that have one in any layer",
 }
 _HIDDEN = (
     "The draft of the request in slot {slot} begins with a hidden state that is NaN: its drafts are worth nothing, and "
-    "the target rejects them. Answers are right, and so were the target's logits: what hands its hidden states on is "
-    "wrong."
+    "the target rejects them. {logits}"
 )
+_RIGHT = "The target's own logits were numbers: what hands its hidden states on is wrong."
+_NOT_KNOWN = "Whether the target's own logits were NaN, which would be the cause, was not looked at."
 _STORED = (
     "Logits of the request in slot {slot} are NaN, so that its answer is noise from here on: the {part} of its token "
     "{place} are not finite in layer {layer} ({pool} pool)."
@@ -48,12 +50,14 @@ def find(incident: Incident) -> Finding | None:
     place, hidden = scalars.get("nan_place"), scalars.get("why") == "hidden"
     stored = isinstance(place, int) and place >= 0
     words = _HIDDEN if hidden else _STORED if stored else _UNKNOWN if place is None else _OWN
+    right = scalars.get("logits_were_numbers") is True
     slot, layer, pool, part = (scalars.get(one) for one in ("request_slot", "nan_layer", "nan_pool", "nan_part"))
-    cause = words.format(slot=slot, place=place, layer=layer, pool=pool, part=part)
+    told = {"slot": slot, "place": place, "layer": layer, "pool": pool, "part": part}
+    cause = words.format(**told, logits=_RIGHT if right else _NOT_KNOWN)
     return Finding(
         rule=ID,
         cause=cause + (_SINCE if _was_read_before(dump) else ""),
-        confidence=Confidence.LIKELY if hidden or stored or place is not None else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if (right if hidden else place is not None) else Confidence.POSSIBLE,
         evidence=(
             said(dump, "scalars.rows_wrong", "requests of which that holds"),
             said(dump, "scalars.requests", "of so many in the batch"),
@@ -78,12 +82,10 @@ _ADVICE = {
 }
 
 
-def _was_read_before(dump: Dump) -> bool | None:
-    """Return whether a step before this one had read that token: it is of none of the two forwards before."""
-    place, begins = dump.manifest.scalars.get("nan_place"), dump.manifest.scalars.get("nan_begins")
-    if not isinstance(place, int) or not isinstance(begins, int):
-        return None
-    return 0 <= place < begins - 1
+def _was_read_before(dump: Dump) -> bool:
+    """Return whether a forward of this request before went beyond that token, and gave numbers."""
+    place, until = dump.manifest.scalars.get("nan_place"), dump.manifest.scalars.get("finite_until")
+    return isinstance(place, int) and isinstance(until, int) and 0 <= place < until
 
 
 RULE = Rule(
