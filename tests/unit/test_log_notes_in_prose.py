@@ -116,6 +116,7 @@ class TestStanding:
         [
             "# hangs here in the warm-up; the same command without --enable-dp-attention starts\n",
             "# every request after this hangs. Without --enable-metrics all is well\n",
+            "# num_running_reqs 0; the open connections never get an answer; new requests get 200\n",
         ],
     )
     def test_what_the_note_says_of_another_try_is_no_denial_of_it(self, note):

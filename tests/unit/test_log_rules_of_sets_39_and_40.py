@@ -84,6 +84,10 @@ LEADS = {
         ("other-crash", "--attn-cp-size 1"),
     ),
     "a batch without a token": ([prefill(0), death(2, UNSET)], ("other-crash", "empty prompt")),
+    "a batch of cached ones alone": (
+        [prefill(0).replace("#cached-token: 0", "#cached-token: 8192"), death(2, UNSET)],
+        ("other-crash", "a chunk was put off for want of room"),
+    ),
     "a batch with one": ([prefill(5), death(2, UNSET)], ("other-crash", "one at a time, until one of them")),
     "one prompt that fills the pool": ([prefill(512)] * 3 + [death(2, NO_ROOM)], ("no-slot", "bootstrap_host")),
     "several prompts that do": ([prefill(512, 4)] * 3 + [death(2, NO_ROOM)], ("no-slot", "--max-running-requests")),

@@ -17,6 +17,7 @@ _SAYS = re.compile(
     rb"\b(?:no|none of the) (?:\w+ ){0,2}(?:requests?|answers?|clients?|calls?)\b.{0,30}\b"
     rb"(?:answered|served|comes?|returns?)\b|"
     rb"\bnothing (?:is |was |gets |has been )?(?:ever )?(?:answered|returned|logged|printed|comes back)\b|"
+    rb"\bnever (?:gets?|got|have|had|receives?) (?:an|any|its|their|the) (?:answer|reply|response)s?\b|"
     rb"\bnever (?:answers?|answered|returns?|returned|responds?|responded|comes? back|finish(?:es|ed)|opens)\b|"
     rb"\b(?:no longer|stop(?:s|ped)?|does not|doesn't|do not|don't) (?:answer|respond)(?:s|ing)?\b|"
     rb"/(?:health|generate|v1)\S* (?:times? out|timed out|does not answer)|\b(?:un|not )responsive\b|"

@@ -387,7 +387,14 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
         if _of_vllm(death):
             return "if that changes nothing: the checkpoint, and vLLM's release beside the torch that it pins"
         return _BEFORE_ITS_FIRST
-    if death.usage is not None and _was_empty(facts, death.usage.place.line):
+    if death.usage is not None and (cached := _cached_of_none(facts, death.usage.place.line)):
+        return (
+            f"the last prefill before it had no token to compute (#new-token: 0), and {cached} from the cache: its "
+            "part of a prompt counts as read before it was, as where a chunk was put off for want of room. A later "
+            "release; until then more room (a larger --swa-full-tokens-ratio where the sliding pool is full), or "
+            "--disable-radix-cache"
+        )
+    if death.usage is not None and _cached_of_none(facts, death.usage.place.line) == 0:
         return (
             "the last prefill before it had no token to compute (#new-token: 0): a request with an empty prompt. "
             "Refuse those at the client; then a later release"
@@ -416,12 +423,12 @@ def _in_vllm(death: Death) -> bool:
     return death.package == "vllm" or any(map(_VLLM.match, death.frames))
 
 
-def _was_empty(facts: LogFacts, number: int) -> bool:
-    """Say whether a batch line is of a prefill without a new token."""
-    names = ("line", "batch_lines", "new_tokens", "generated_per_s")
+def _cached_of_none(facts: LogFacts, number: int) -> int | None:
+    """Return how many tokens from the cache a prefill without a new one had; None of another batch line."""
+    names = ("line", "batch_lines", "new_tokens", "generated_per_s", "cached_tokens")
     ranks = [rank for rank in facts.schedulers if rank.prefill_lines]
     rows = (row for rank in ranks for row in zip(*(rank.series[name] for name in names), strict=True))
-    return (number, 1, 0, None) in rows
+    return next((int(row[4] or 0) for row in rows if row[:4] == (number, 1, 0, None)), None)
 
 
 # What a GPU, a compiler or the host refuses it refuses on every stage.
