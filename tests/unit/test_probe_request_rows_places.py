@@ -12,6 +12,8 @@ from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.counts import check_lengths
+from gemma4_runtime.rows.drafts import check_draft_lengths
+from gemma4_runtime.rows.row_numbers import left_with_row
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -140,9 +142,9 @@ def test_a_drafts_metadata_is_made_with_the_lengths_of_its_positions(server, mon
     rows = made.req_pool_indices.tolist()
     seen.draft_lengths = dict(zip(rows, made.seq_lens.tolist(), strict=True))
     seen.drafted = dict(zip(rows, (made.seq_lens - 4).tolist(), strict=True))
-    request_rows._check_draft_lengths(seen, made, "here")
+    check_draft_lengths(seen, made, "here")
     made.seq_lens = change(made.seq_lens, made.seq_lens - 4)
-    said = trapped_by(server, lambda: request_rows._check_draft_lengths(seen, made, "here"))
+    said = trapped_by(server, lambda: check_draft_lengths(seen, made, "here"))
     assert (said.scalars["structure"], said.scalars["defect"], said.role) == ("kernel lengths", defect, "draft")
     assert (before is not made, right.numel()) == (True, made.seq_lens.numel())
 
@@ -201,8 +203,8 @@ def test_the_lengths_of_the_forwards_before_stand_beside_a_drafts(server):
 def test_the_one_that_left_a_batch_with_its_row_is_told(server):
     server.forward()
     first, *rest = server.world.requests
-    assert request_rows._left_with_row(server.scheduler, rest) == {"left_with_row": held(first).req_pool_idx}
-    assert request_rows._left_with_row(server.scheduler, server.world.requests) == {}
+    assert left_with_row(server.scheduler, rest) == {"left_with_row": held(first).req_pool_idx}
+    assert left_with_row(server.scheduler, server.world.requests) == {}
 
 
 @pytest.mark.parametrize("behind", [0, 2])

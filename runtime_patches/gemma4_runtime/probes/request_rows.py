@@ -47,7 +47,7 @@ It copies rows to the host and waits for the device, so `contain` leaves it out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,7 @@ from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.answers import check_answers, note_sampled
 from gemma4_runtime.rows.begins import check_begins, check_bounds
 from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
+from gemma4_runtime.rows.drafts import check_draft_lengths, check_draft_plan
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
 from gemma4_runtime.rows.finite import check_hidden, check_logits, note_spans
 from gemma4_runtime.rows.inserts import can_be_held, check_insert
@@ -93,7 +94,8 @@ from gemma4_runtime.rows.report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.rows.seen import Seen, note_counts, seen_of, slot_before
+from gemma4_runtime.rows.row_numbers import check_retracted, check_row_indices, check_row_numbers, is_free
+from gemma4_runtime.rows.seen import Seen, note_counts, seen_of
 from gemma4_runtime.rows.texts import check_prefixes, forget_texts, note_texts
 from gemma4_runtime.rows.tokens import (
     check_accepted,
@@ -114,32 +116,13 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     requests = {id(request): request for batch in batches if batch is not None for request in batch.reqs}
     if not scheduler.enable_overlap:
         for batch in batches:
-            _check_row_numbers(scheduler, batch)
+            check_row_numbers(scheduler, batch)
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
     check_chunk(scheduler)
     check_answers(scheduler, list(requests.values()))
     check_counters(scheduler, list(requests.values()), lengths)
     check_locks(scheduler, list(requests.values()), NEXT)
     check_row_entries(scheduler, list(requests.values()), NEXT)
-
-
-def _check_row_numbers(scheduler: Any, batch: Any) -> None:
-    """Find rows that are not their requests', and requests that run on without one: the next step allocates by them."""
-    rows = getattr(batch, "req_pool_indices", None)
-    if rows is None or len(rows) != len(batch.reqs):
-        return
-    slots = rows.tolist()
-    released = [
-        number
-        for number, request in enumerate(batch.reqs)
-        if held(request).req_pool_idx is None and not (request.finished() or request.is_retracted)
-    ]
-    if released:
-        wrong = [WrongEntry("released", number, 0, slots[number]) for number in released]
-        kinds = [Defect.STALE] * len(wrong)
-        had = _is_free(scheduler, wrong[0].value) | _left_with_row(scheduler, batch.reqs)
-        report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots, had=had)
-    _check_row_indices(scheduler, slots, batch.reqs, NEXT, lengths=getattr(batch, "seq_lens", None))
 
 
 def after_filter(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -153,86 +136,8 @@ def after_batch_changes(result: Any, batch: Any, *args: Any, may_have_ended: boo
     rows = getattr(batch, "req_pool_indices", None)
     if _running is None or _running.scheduler is None or rows is None or len(rows) != len(batch.reqs):
         return
-    _check_row_indices(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, lengths=getattr(batch, "seq_lens", None))
-    _check_retracted(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, may_have_ended=may_have_ended)
-
-
-def _check_retracted(
-    scheduler: Any,
-    rows: Sequence[int],
-    requests: Sequence[Any],
-    site: str,
-    made: Any = None,
-    role: str | None = None,
-    may_have_ended: bool = True,
-) -> None:
-    """Find requests that are in a batch without their row, which was given back: retracted ones, and who runs on.
-
-    With `may_have_ended` those that have ended may be left in it.
-    """
-    if scheduler.enable_overlap:
-        return
-    gone = [one.is_retracted or not one.finished() or not may_have_ended for one in requests]
-    wrong = [
-        WrongEntry("released", number, 0, rows[number])
-        for number, (request, running) in enumerate(zip(requests, gone, strict=True))
-        if running and held(request).req_pool_idx is None
-    ]
-    if wrong:
-        kinds = [Defect.STALE] * len(wrong)
-        had = _is_free(scheduler, wrong[0].value) | _left_with_row(scheduler, requests)
-        report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, rows, had=had, role=role)
-
-
-def _is_free(scheduler: Any, row: int) -> dict[str, Any]:
-    """Return whether the row that a batch has for a request without one was given back, or is another request's."""
-    return {"as_before": None, "row_is_free": row in scheduler.req_to_token_pool.free_slots}
-
-
-def _left_with_row(scheduler: Any, requests: Sequence[Any]) -> dict[str, int]:
-    """Return the row of the one request that left a batch unfinished since the forward before, and has it still."""
-    stay = {id(request) for request in requests}
-    ran = seen_of(scheduler).ran
-    if not stay <= set(map(id, ran)):
-        return {}
-    left = [held(one).req_pool_idx for one in ran if id(one) not in stay and not one.finished()]
-    return {"left_with_row": left[0]} if len(left) == 1 and left[0] is not None else {}
-
-
-def _check_row_indices(
-    scheduler: Any,
-    rows: Sequence[int],
-    requests: Sequence[Any],
-    site: str,
-    made: Any = None,
-    role: str | None = "target",
-    lengths: Any = None,
-) -> None:
-    wanted = [held(request).req_pool_idx for request in requests]
-    wrong = check_values(rows, wanted)
-    if not wrong:
-        return
-    pool, taken = scheduler.req_to_token_pool, {slot for slot in wanted if slot is not None}
-    free = set(pool.free_slots)
-    kinds = [defect_of(w.value, w.expected, pool.size + 1, foreign=taken, free=free) for w in wrong]
-    kinds = or_swapped(wrong, kinds)
-    # Which of the two has changed, the batch's entry or the request's own, is told by where the request was before.
-    first = wrong[0].row
-    before = slot_before(seen_of(scheduler), requests[first])
-    slots = [*wanted[:first], wanted[first] if before is None else before, *wanted[first + 1 :]]
-    lengths = getattr(made, "seq_lens", None) if lengths is None else lengths
-    had = {"as_before": None, "slot_before": before, "lengths_of": _lengths_go_with(rows, requests, lengths)}
-    report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, slots, had=had, role=role)
-
-
-def _lengths_go_with(rows: Sequence[int], requests: Sequence[Any], lengths: Any) -> str | None:
-    """Return whether a batch's lengths are in the order of its rows or of its requests; None if that is not told."""
-    counted = [held(request).kv_committed_len for request in requests]
-    if lengths is None or len(lengths) != len(counted):
-        return None
-    by_slot = {held(request).req_pool_idx: count for request, count in zip(requests, counted, strict=True)}
-    found, of_rows = lengths.tolist(), [by_slot.get(row) for row in rows]
-    return {(True, False): "rows", (False, True): "requests"}.get((found == of_rows, found == counted))
+    check_row_indices(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, lengths=getattr(batch, "seq_lens", None))
+    check_retracted(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, may_have_ended=may_have_ended)
 
 
 def _lengths_of(batch: Any) -> Iterator[tuple[int, int]]:
@@ -277,12 +182,12 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         return
     rows = made.req_pool_indices.tolist()
     wanted = [held(request).req_pool_idx for request in requests]
-    _check_row_indices(scheduler, rows, requests, INIT, made)
+    check_row_indices(scheduler, rows, requests, INIT, made)
     pairs = enumerate(zip(rows, wanted, strict=True))
     released = [WrongEntry("released", number, 0, row) for number, (row, slot) in pairs if slot is None]
     if released and not scheduler.enable_overlap:
         kinds = [Defect.STALE] * len(released)
-        had = _is_free(scheduler, released[0].value)
+        had = is_free(scheduler, released[0].value)
         report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows, had=had)
         return
     if check_begins(scheduler, requests, made) or check_members(scheduler, requests, made):
@@ -329,8 +234,8 @@ def _check_rows_to_follow(backend: Any, forward_batch: Any, site: str) -> None:
     if not requests or not rows or len(rows) % len(requests):
         return
     requests = [request for request in requests for _ in range(len(rows) // len(requests))]
-    _check_row_indices(_running.scheduler, rows, requests, site, forward_batch, role_of(backend))
-    _check_retracted(_running.scheduler, rows, requests, site, forward_batch, role_of(backend))
+    check_row_indices(_running.scheduler, rows, requests, site, forward_batch, role_of(backend))
+    check_retracted(_running.scheduler, rows, requests, site, forward_batch, role_of(backend))
 
 
 def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -339,7 +244,7 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
         return
     scheduler = _running.scheduler
     if role_of(backend) == "draft":
-        _check_draft_lengths(_running, forward_batch, METADATA)
+        check_draft_lengths(_running, forward_batch, METADATA)
         made = backend.forward_metadata
         _running.planned = (forward_batch, made, forward_batch.seq_lens.tolist(), int(scheduler.forward_ct))
     expected = _lengths_to_be_given(scheduler, backend, forward_batch)
@@ -367,46 +272,6 @@ def _lengths_to_be_given(scheduler: Any, backend: Any, forward_batch: Any) -> li
     if role_of(backend) == "draft" and mode.is_decode() and scheduler.spec_algorithm.is_frozen_kv_mtp():
         return forward_batch.seq_lens.tolist()
     return believed_lengths(backend, forward_batch).tolist()
-
-
-def _check_draft_lengths(seen: Seen, forward_batch: Any, site: str) -> None:
-    """Hold the lengths by which a draft's metadata was made against those that it had as its positions were set."""
-    rows, lengths = forward_batch.req_pool_indices.tolist(), forward_batch.seq_lens.tolist()
-    if seen.draft is not forward_batch or len(rows) != len(lengths):
-        return
-    expected = [seen.draft_lengths.get(row) for row in rows]
-    wrong = check_values(lengths, expected)
-    if not wrong:
-        return
-    before = [seen.drafted.get(row) for row in rows]
-    width = seen.scheduler.req_to_token_pool.req_to_token.shape[1]
-    known = {one for one in expected if one is not None}
-    kinds: list[Defect | None] = [defect_of(one.value, one.expected, width + 1, foreign=known) for one in wrong]
-    if len(wrong) > 1 and all(one.value == before[one.row] for one in wrong):
-        kinds = [Defect.STALE for _ in wrong]
-    kinds = or_swapped(wrong, kinds)
-    report_wrong(
-        seen.scheduler, wrong, LENGTH, site, Structure.KERNEL_LENGTHS, kinds, forward_batch, rows, role="draft"
-    )
-
-
-def _check_draft_plan(seen: Seen, backend: Any, forward_batch: Any) -> None:
-    """Find a draft that goes by what was made of an earlier one: its own tables and lengths were not made."""
-    if seen.planned is None or seen.planned[0] is forward_batch:
-        return
-    _, made, planned, step = seen.planned
-    lengths, slots = forward_batch.seq_lens.tolist(), forward_batch.req_pool_indices.tolist()
-    if getattr(backend, "forward_metadata", None) is not made or not len(planned) == len(lengths) == len(slots):
-        return
-    wrong = check_values(planned, lengths)
-    if wrong:
-        had = {"as_before": None, "made_in_step": step}
-        kinds, structure = [Defect.STALE for _ in wrong], Structure.KERNEL_LENGTHS
-        report_wrong(
-            *(seen.scheduler, wrong, LENGTH, DRAFT_POSITIONS, structure, kinds, forward_batch, slots),
-            had=had,
-            role="draft",
-        )
 
 
 def after_triton_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -437,11 +302,11 @@ def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any
             _running.draft_lengths = dict(zip(slots, forward_batch.seq_lens.tolist(), strict=False))
             if len(slots) == len(batch.reqs):
                 # Rows may have been written by them already.
-                _check_row_indices(scheduler, slots, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
+                check_row_indices(scheduler, slots, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
             check_row_entries(scheduler, batch.reqs, DRAFT_POSITIONS, forward_batch, "draft")
             check_hidden(scheduler, batch.reqs, forward_batch)
         else:
-            _check_draft_plan(_running, getattr(worker, "draft_attn_backend", None), forward_batch)
+            check_draft_plan(_running, getattr(worker, "draft_attn_backend", None), forward_batch)
         _running.draft = forward_batch
         check_lengths(scheduler, batch, forward_batch, in_draft=True)
     check_draft_positions(scheduler, forward_batch)

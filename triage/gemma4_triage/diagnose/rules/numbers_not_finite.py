@@ -88,10 +88,15 @@ def _was_read_before(dump: Dump) -> bool:
     return isinstance(place, int) and isinstance(until, int) and 0 <= place < until
 
 
+def _came_so(dump: Dump) -> bool | None:
+    """Return None where nobody knows of a forward that read what is stored, and gave numbers; False elsewhere."""
+    place = dump.manifest.scalars.get("nan_place")
+    stored = isinstance(place, int) and place >= 0
+    return None if stored and not _was_read_before(dump) else False
+
+
 RULE = Rule(
     ID,
     find,
-    ruled_out_if=(
-        Exclusion("the forward that stored those keys and values gave NaN as well", in_dump(lambda _: None)),
-    ),
+    ruled_out_if=(Exclusion("the forward that stored those keys and values gave NaN as well", in_dump(_came_so)),),
 )
