@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gemma4_kernels.decode_attention.spec import CLUSTER_PARTS, CLUSTER_REQUESTS
+from gemma4_kernels.decode_attention.spec import CLUSTER_PARTS, CLUSTER_REQUESTS, CLUSTER_TEAMS, WIDE_PARTS
 from gemma4_triage.cli.option_names import todays_line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +19,10 @@ STEPS = [
     BENCH / "step_attention_h200_2026-11-23_e4b_8192.json",
     BENCH / "step_attention_h200_2026-11-25_e4b_32000.json",
 ]
+WIDE = ROOT / "kernels" / "bench" / "rows" / "decode_attention_fronts_h200_2026-11-30.json"
+WIDE_STEPS = [BENCH / f"step_wide_h200_2026-11-30_{name}.json" for name in ("e2b", "26b")]
 FRONTS = [
+    *WIDE_STEPS,
     *(BENCH / f"step_tail_h200_2026-11-28_{name}.json" for name in ("e4b", "e2b", "26b")),
     *(BENCH / f"step_front_h200_2026-11-28_{name}.json" for name in ("e4b_128", "e4b_8192", "e4b_32000", "e2b_8192")),
     *(BENCH / f"step_many_h200_2026-11-28_{name}.json" for name in ("e4b", "e2b")),
@@ -78,16 +81,32 @@ FRONT_HEAD = """
 ```
 
 With `attention-front`, a default, queries and the new key of up to {most_requests} requests are normed and turned, and
-the new key and value stored, with no launches of their own. In full layers, and in sliding ones that have no kernel
-below, it is the kernel above that does so; each of its programs norms the heads it needs, and the one with the newest
-slot begins its sum with the key and value that it has made. Sliding layers of few requests have a kernel in CUDA C++
+the new key and value stored, with no launches of their own. On Hopper and later a kernel in CUDA C++ does so
 ([clustered.cu](../kernels/gemma4_kernels/decode_attention/clustered.cu)): {most} blocks, or {least} where that many do
 not run at a time, are a cluster that shares a request's keys and adds up in each other's memory, and their first keys
-and values are under way while the kernel ahead still runs.
+and values are under way while the kernel ahead still runs. Elsewhere it is the kernel above; each of its programs norms
+the heads it needs, and the one with the newest slot begins its sum with the key and value that it has made.
+
+The keys of a full layer may be many. There up to {teams} clusters share those of a request, of which as many begin as
+its length asks for, and the last adds up what all left in memory; {wide} blocks are a cluster, whichever is the most
+with which nearly all multiprocessors read.
+
+```
+{wide_command}
+```
+
+Microseconds of one attention of a full layer with what is ahead of it, behind a norm, in a CUDA graph: by the kernel
+above (*programs*) and by clusters, whose answers are compared with it. *limit* as above:
+
+| layer | requests | keys of each | programs | clusters | limit | programs / clusters |
+|---|---|---|---|---|---|---|
+{wide_rows}
 
 *apart* is the step without it (arm `all-apart`), *ours* with it (arm `all`). Logits were compared before anything was
-timed. Rows of {most_requests} and of 26B's 3 requests come from the last {old} commands, with clusters that multiplied
-without tensor cores and kept only a part of a request's keys under way, and with full layers apart in both arms. With
+timed. The first {new} commands are of clusters in full layers too, which the rows of the others are without: those of
+E4B, of other contexts and of other numbers of requests. Rows of {most_requests} and of 26B's 3 requests come from the
+last {old} commands, with clusters that multiplied without tensor cores and kept only a part of a request's keys under
+way, and with full layers apart in both arms. With
 more than {most_requests} requests both arms have the same graph today, because one launch was slower in most of these:
 
 ```
@@ -97,7 +116,7 @@ more than {most_requests} requests both arms have the same graph today, because 
 | model, batch | apart, ms | one launch, ms | apart / one launch |
 |---|---|---|---|
 {many}
-What is in force today, but for the experts of 26B, which are faster since ([experts](products.md#experts)), and for
+What is in force today, but for full layers as said above, and for
 `layer-tail` in the rows of E4B's 4 requests, which have it no more
 ([measured without it](products.md#a-layer-behind-its-attention-in-one-launch)):
 
@@ -176,6 +195,16 @@ def front_lines(document: dict[str, Any], shown: set[tuple[str, int, int]]) -> I
         )
 
 
+def wide_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line per cell of a full layer's attention with its front, by both kernels."""
+    rows = {(row["layer"], row["requests"], row["slots"], row["arm"]): row for row in document["rows"]}
+    for layer, requests, slots in sorted({key[:3] for key in rows}, key=lambda key: (key[1], key[0], key[2])):
+        programs, clusters = (rows[layer, requests, slots, arm]["us"]["median"] for arm in ("programs", "clusters"))
+        limit = rows[layer, requests, slots, "clusters"]["limit_us"]
+        times = f"{programs:.2f} | {clusters:.2f} | {limit:.2f} | x{programs / clusters:.2f}"
+        yield f"| {layer} | {requests} | {slots} | {times} |"
+
+
 def many_lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield a line per batch of a step of more requests than have `attention-front` today."""
     us = {(row["batch"], row["arm"]): row["step_us"]["median"] / 1000 for row in document["rows"]}
@@ -210,6 +239,7 @@ def markdown(
     fronts: list[dict[str, Any]],
     many: list[dict[str, Any]],
     serving: list[dict[str, Any]],
+    wide: dict[str, Any],
 ) -> str:
     """Return the page."""
     found = list(cells(document["rows"]))
@@ -238,6 +268,11 @@ def markdown(
         least=least,
         most_requests=CLUSTER_REQUESTS,
         old=OLD_FRONTS,
+        new=len(WIDE_STEPS),
+        teams=CLUSTER_TEAMS,
+        wide=", ".join(map(str, WIDE_PARTS[:-1])) + f" or {WIDE_PARTS[-1]}",
+        wide_command=wide["command"],
+        wide_rows="".join(f"{line}\n" for line in wide_lines(wide)),
     )
     shown: set[tuple[str, int, int]] = set()
     text += "".join(f"{line}\n" for front in fronts for line in front_lines(front, shown))
@@ -250,12 +285,17 @@ def markdown(
 
 
 def read_documents() -> tuple[
-    dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]
+    dict[str, Any],
+    list[dict[str, Any]],
+    list[dict[str, Any]],
+    list[dict[str, Any]],
+    list[dict[str, Any]],
+    dict[str, Any],
 ]:
-    """Return the kernel's rows, the steps, those with and without a front, those of many requests, and two loads."""
+    """Return the kernel's rows, steps, those with and without a front, of many requests, loads, and full layers."""
     groups = STEPS, FRONTS, MANY, [SERVING, SERVING_TODAY]
     steps, fronts, many, serving = ([json.loads(path.read_text()) for path in paths] for paths in groups)
-    return json.loads(ROWS.read_text()), steps, fronts, many, serving
+    return json.loads(ROWS.read_text()), steps, fronts, many, serving, json.loads(WIDE.read_text())
 
 
 if __name__ == "__main__":

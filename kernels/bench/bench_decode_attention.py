@@ -1,12 +1,15 @@
 """Measure decode_attention beside the two kernels of SGLang's Triton backend.
 
     python kernels/bench/bench_decode_attention.py --output FILE
+    python kernels/bench/bench_decode_attention.py --fronts --output FILE     full layers with what is ahead of them
 
 An arm is a CUDA graph of attentions, each behind a norm that reads the result of the one before and writes its queries;
 keys and values rotate until ROTATED_BYTES of them have been read, so that they come from memory and not from the L2
 cache. SGLang's arm has as many parts as its own rule gives each request. Every arm is compared with fp32 before it is
-timed, in rotating order. The limit is the size of keys and values over 4.59 TB/s, at which this GPU's matrix products
-have read their weights (docs/products.md). Exit codes: 0 measured, 1 an answer was wrong, 2 usage, 3 no CUDA.
+timed, in rotating order. With --fronts an attention also norms, turns and stores what the norm ahead makes: *programs*
+is the kernel in Triton, and *clusters* the one in CUDA C++, which is compared with it. The limit is the size of keys
+and values over 4.59 TB/s, at which this GPU's matrix products have read their weights (docs/products.md). Exit codes: 0
+measured, 1 an answer was wrong, 2 usage, 3 no CUDA.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 import torch
 from bench_page_guard import origin, write
 
-from gemma4_kernels.decode_attention.launch import Plan, decode_attention, plan_for
+from gemma4_kernels.decode_attention.launch import Front, NewKeys, Plan, cluster_shares, decode_attention, plan_for
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_repro.bench.quantiles import spread
 from gemma4_repro.kernel_bench.replay_clock import capture, interleaved, sets_for
@@ -39,6 +42,7 @@ LAYERS = (
     ("26b-full", 16, 2, 512, (1024, 4096)),
 )
 REQUESTS = (1, 8, 16, 64, 256)
+FRONT_REQUESTS, FRONT_SLOTS = (1, 2, 4, 8, 12), (128, 768, 2048, 8192, 32000)
 _MOST_SLOTS = 1 << 19
 
 
@@ -57,17 +61,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15, help="samples per arm and cell (default 15)")
     parser.add_argument("--limit-s", type=float, default=240.0, help="end after this long with what there is")
     parser.add_argument("--search", action="store_true", help="time other plans than the one that is taken, too")
+    parser.add_argument("--fronts", action="store_true", help="time full layers with their front by both kernels")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("bench_decode_attention measures a GPU, and no CUDA device was found", file=sys.stderr)
         return 3
     begin, rows, wrong = time.monotonic(), [], False
-    for requests in REQUESTS:
-        for name, heads, kv_heads, head_dim, lengths in LAYERS:
+    wide = [(*layer[:-1], FRONT_SLOTS) for layer in LAYERS if layer[3] == 512]
+    for requests in FRONT_REQUESTS if options.fronts else REQUESTS:
+        for name, heads, kv_heads, head_dim, lengths in wide if options.fronts else LAYERS:
             for length in lengths:
                 if requests * length > _MOST_SLOTS or time.monotonic() - begin > options.limit_s:
                     continue
-                for row in measure(name, requests, heads, kv_heads, head_dim, length, options.rounds, options.search):
+                cell = name, requests, heads, kv_heads, head_dim, length, options.rounds
+                for row in measure_front(*cell) if options.fronts else measure(*cell, options.search):
                     rows.append(row)
                     wrong |= not row["error"] <= _MOST_ERROR
                 print(line(rows), file=sys.stderr, flush=True)
@@ -134,6 +141,57 @@ def measure(
     for label, us in interleaved({label: one.graph for label, one in graphs.items()}, rounds, 4.0).items():
         next(row for row in rows if row["arm"] == label)["us"] = spread([sample / CALLS for sample in us])
     return rows
+
+
+def measure_front(
+    name: str, requests: int, heads: int, kv_heads: int, head_dim: int, length: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return a row for each kernel of a front that this cell can have."""
+    device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16
+    moved = 2 * requests * length * kv_heads * head_dim * 2
+    sets = min(sets_for(moved, CALLS), 16)
+    count = requests * length
+    pools = [torch.randn(count, 2 * kv_heads, head_dim, device=device, dtype=dtype) for _ in range(sets)]
+    starts = torch.arange(0, count + 1, length, dtype=torch.int32, device=device)
+    slots = torch.randperm(count, device=device)
+    places = slots[starts[1:].long() - 1].clone()
+    sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    rows = torch.randn(requests, sum(sizes), device=device, dtype=dtype)
+    ones = torch.ones(sum(sizes), device=device, dtype=dtype)
+    angles = torch.randn(64, head_dim // 2, device=device)
+    table, positions = torch.cat((angles.cos(), angles.sin()), 1), torch.arange(requests, device=device) % 64
+    weights = torch.rand(2, head_dim, device=device).to(dtype) * head_dim**-0.25
+
+    def arm(plan: Plan | None) -> Any:
+        def call(number: int) -> torch.Tensor:
+            q, k, v = (part.unflatten(1, (-1, head_dim)) for part in rmsnorm_add(rows, ones, rows).split(sizes, 1))
+            front = Front(weights[0], table, positions, 1e-6, NewKeys(k, v, weights[1], places))
+            pool = pools[number % sets]
+            return decode_attention(
+                q, pool[:, :kv_heads], pool[:, kv_heads:], starts, slots, 1.0, front=front, plan=plan
+            )
+
+        return call
+
+    arms = {"programs": plan_for(requests, kv_heads, device, head_dim)}
+    shares = cluster_shares(
+        requests, heads, kv_heads, head_dim, torch.cuda.get_device_properties(device).multi_processor_count
+    )
+    if shares is not None:
+        arms["clusters"] = None
+    expected = arm(arms["programs"])(0).float()
+    found, graphs = [], {}
+    for label, plan in arms.items():
+        error = float((arm(plan)(0).float() - expected).norm() / expected.norm())
+        sizes_of = {"slots": length, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "arm": label}
+        how = {"plan": list(plan) if plan else None, "shares": list(shares) if plan is None and shares else None}
+        numbers = {"error": error, "limit_us": moved / RATE * 1e6}
+        found.append({"layer": name, "requests": requests, **sizes_of, **how, **numbers})
+        if error <= _MOST_ERROR:
+            graphs[label] = capture(arm(plan), CALLS, sets)
+    for label, us in interleaved({label: one.graph for label, one in graphs.items()}, rounds, 4.0).items():
+        next(row for row in found if row["arm"] == label)["us"] = spread([sample / CALLS for sample in us])
+    return found
 
 
 def sglang(

@@ -28,7 +28,7 @@ def test_the_page_is_the_rows(page):
 
 
 def test_the_rows_are_whole_and_ours_is_never_slower(page):
-    rows, steps, fronts, many, serving = page.read_documents()
+    rows, steps, fronts, many, serving, wide = page.read_documents()
     assert all(row["error"] < 1e-2 for row in rows["rows"])
     assert all(ours < theirs for _, theirs, ours in page.cells(rows["rows"]))
     for document in [*steps, *fronts, *many, *serving]:
@@ -52,6 +52,10 @@ def test_the_rows_are_whole_and_ours_is_never_slower(page):
         shown |= {(model, batch, context) for batch in new}
         said = new & {1, 4, 8} if model != "26b" and context == 768 else ()
         assert all(f"x{us[batch, 'all-apart'] / us[batch, 'all']:.3f}" in PATCHES for batch in said)
+    times = {(row["layer"], row["requests"], row["slots"], row["arm"]): row for row in wide["rows"]}
+    assert all(row["error"] < 1e-2 for row in times.values())
+    for (*cell, arm), row in times.items():
+        assert arm == "clusters" or times[*cell, "clusters"]["us"]["median"] < row["us"]["median"]
     for document in many:
         assert all(row["batch"] > CLUSTER_REQUESTS for row in document["rows"])
     of_each, today = ({(row["shape"], row["arm"]): row["tpot_ms"]["median"] for row in one["rows"]} for one in serving)

@@ -6,7 +6,15 @@ from kernel_paths import DEVICE, PATHS, cases_here, needs_kernel
 
 from gemma4_kernels.cuda_source import compiled
 from gemma4_kernels.decode_attention import clustered, spec
-from gemma4_kernels.decode_attention.launch import Front, NewKeys, Plan, cluster_parts, decode_attention, front_reason
+from gemma4_kernels.decode_attention.launch import (
+    Front,
+    NewKeys,
+    Plan,
+    cluster_parts,
+    cluster_shares,
+    decode_attention,
+    front_reason,
+)
 from gemma4_kernels.decode_attention.spec import CLUSTER_REQUESTS
 
 # Triton's interpreter cuts bf16 off instead of rounding it.
@@ -306,14 +314,17 @@ def test_a_front_with_hard_numbers(path):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("parts", "heads", "group", "own", "architecture"),
-    [(8, 4, 4, 1, "sm_90a"), (4, 8, 8, 0, "sm_100a"), (8, 2, 2, 0, "sm_90a"), (2, 1, 1, 1, "sm_100a")],
+    ("width", "parts", "teams", "heads", "group", "own", "architecture"),
+    [
+        *[(256, 8, 1, 4, 4, 1, "sm_90a"), (256, 4, 1, 8, 8, 0, "sm_100a"), (256, 2, 1, 1, 1, 1, "sm_100a")],
+        *[(512, 8, 6, 4, 4, 1, "sm_90a"), (512, 2, 4, 8, 16, 0, "sm_100a")],
+    ],
 )
-def test_the_kernel_of_a_front_compiles_for_hopper_and_blackwell(parts, heads, group, own, architecture):
+def test_the_kernel_of_a_front_compiles_for_hopper_and_blackwell(width, parts, teams, heads, group, own, architecture):
     pytest.importorskip("cuda.bindings.nvrtc")
     lists = {f"LONG_{name}": own for name in ("STARTS", "SLOTS", "POSITIONS", "PLACES")}
     sizes = {"PARTS": parts, "HEADS": heads, "GROUP": group, "OWN_KEYS": own, "TABLE_FP32": own, "EARLY": own}
-    sizes["SLOTS"] = clustered.slots_of(parts)
+    sizes |= {"WIDTH": width, "TEAMS": teams, "SLOTS": clustered.slots_of(parts, width)}
     assert clustered.KERNEL.encode() in compiled(clustered.SOURCE, sizes | lists, architecture)
 
 
@@ -326,6 +337,21 @@ def test_the_kernel_of_a_front_compiles_for_hopper_and_blackwell(parts, heads, g
 )
 def test_a_request_has_as_many_blocks_as_are_spared_or_run_at_a_time(requests, heads, kv_heads, parts):
     assert cluster_parts(requests, heads, kv_heads, multiprocessors=132) == parts
+
+
+@pytest.mark.parametrize(
+    ("requests", "heads", "kv_heads", "shares"),
+    [
+        *[(1, 8, 2, (8, 6)), (2, 8, 2, (8, 3)), (4, 8, 2, (4, 3)), (6, 8, 2, (8, 1)), (8, 8, 2, (2, 4))],
+        *[(12, 8, 2, (4, 1)), (13, 8, 2, None), (1, 8, 1, (8, 12)), (8, 8, 1, (4, 3)), (4, 16, 2, (4, 3))],
+    ],
+)
+def test_wide_heads_have_nearly_all_multiprocessors_where_their_slots_are_many(requests, heads, kv_heads, shares):
+    assert cluster_shares(requests, heads, kv_heads, 512, multiprocessors=132) == shares
+
+
+def test_narrow_heads_have_one_cluster():
+    assert cluster_shares(1, 8, 2, 256, multiprocessors=132) == (8, 1)
 
 
 def front_with(step, **changed):

@@ -67,11 +67,12 @@ LENGTHS = ((1,), (37,), (512,) * 8, (129, 64, 0, 200, 1, 63, 65), (512, 513, 102
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("sizes", [(2, 4), (1, 8), (8, 2), (3, 1), (1, 16)], ids=str)
+@pytest.mark.parametrize("head_dim", [256, 512])
 @FRONTS
-def test_a_front_norms_turns_and_stores_first_with_the_same_bits_each_time(own, sizes, lengths):
+def test_a_front_norms_turns_and_stores_first_with_the_same_bits_each_time(own, head_dim, sizes, lengths):
     # As many requests as run at a time.
     lengths = lengths[: {(8, 2): 3, (1, 16): 6}.get(sizes)]
-    step = Step(lengths, *sizes, 256, torch.bfloat16, own)
+    step = Step(lengths, *sizes, head_dim, torch.bfloat16, own)
     first = step.run()
     assert_step(step, first)
     for _ in range(20):
@@ -81,11 +82,11 @@ def test_a_front_norms_turns_and_stores_first_with_the_same_bits_each_time(own, 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("sizes", [(1, 8), (3, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 8, 256), (3, 1, 256), (2, 4, 512), (1, 8, 512)], ids=str)
 @FRONTS
 def test_any_number_of_blocks_shares_the_slots(own, sizes, lengths, parts, monkeypatch):
-    monkeypatch.setattr(launch, "cluster_parts", lambda *sizes: parts)
-    step = Step(lengths, *sizes, 256, torch.bfloat16, own)
+    monkeypatch.setattr(launch, "cluster_shares", lambda *sizes: (parts, 1))
+    step = Step(lengths, *sizes, torch.bfloat16, own)
     first = step.run()
     assert_step(step, first)
     for _ in range(5):
@@ -93,12 +94,28 @@ def test_any_number_of_blocks_shares_the_slots(own, sizes, lengths, parts, monke
         assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(again, first, strict=True))
 
 
-def test_a_front_writes_its_places_and_nothing_else():
-    assert_nothing_else_is_written(Step((37, 0, 50), 2, 4, 256, torch.bfloat16))
+@pytest.mark.parametrize(("parts", "teams"), [(8, 2), (4, 3), (2, 1), (2, 8)])
+@pytest.mark.parametrize("lengths", [(9000,), (1, 5000, 0, 2049), (512, 1025, 4096)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 8), (2, 8), (1, 1)], ids=str)
+@FRONTS
+def test_any_number_of_clusters_shares_many_slots_of_wide_heads(own, sizes, lengths, parts, teams, monkeypatch):
+    monkeypatch.setattr(launch, "cluster_shares", lambda *sizes: (parts, teams))
+    step = Step(lengths, *sizes, 512, torch.bfloat16, own)
+    first = step.run()
+    assert_step(step, first)
+    for _ in range(20):
+        again = step.run()
+        assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(again, first, strict=True))
 
 
-def test_a_front_with_hard_numbers():
-    step = made_hard(Step((40, 41, 42), 1, 4, 256, torch.bfloat16))
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_a_front_writes_its_places_and_nothing_else(head_dim):
+    assert_nothing_else_is_written(Step((37, 0, 50), 2, 4, head_dim, torch.bfloat16))
+
+
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_a_front_with_hard_numbers(head_dim):
+    step = made_hard(Step((40, 41, 42), 1, 4, head_dim, torch.bfloat16))
     assert_step(step, step.run())
 
 

@@ -11,23 +11,36 @@ from gemma4_kernels.cuda_source import unavailable
 from gemma4_kernels.decode_attention import reference
 from gemma4_kernels.decode_attention.reference import Front, NewKeys
 from gemma4_kernels.decode_attention.spec import (
-    CLUSTER_DIM,
     CLUSTER_HEADS,
     CLUSTER_PARTS,
     CLUSTER_REQUESTS,
+    CLUSTER_SLOTS,
+    CLUSTER_TEAMS,
     GROUPS,
     HEAD_DIMS,
     MAX_PARTS,
     SPARED,
+    WIDE_PARTS,
 )
 from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 from gemma4_kernels.tickets import MOST, tickets
 
-__all__ = ["Front", "NewKeys", "Plan", "cluster_parts", "decode_attention", "front_reason", "plan_for"]
+__all__ = [
+    "Front",
+    "NewKeys",
+    "Plan",
+    "cluster_parts",
+    "cluster_shares",
+    "decode_attention",
+    "front_reason",
+    "plan_for",
+]
 
 _LIST_DTYPES = (torch.int32, torch.int64)
 _KNOWN = KnownLaunches()
+_NEARLY_ALL = 0.8
+"""Of the multiprocessors on which clusters of more than two run at a time."""
 _WIDE, _FEW, _SOME = 512, 8, 32
 """A head dim of which a front's heads need more warps, and up to how many key heads that was faster."""
 
@@ -116,10 +129,10 @@ def decode_attention(
         # Here: the torch path needs no driver.
         from gemma4_kernels.decode_attention import clustered
 
-        parts = cluster_parts(requests, heads, kv_heads, _multiprocessors(q.device))
-        assert parts is not None
+        shares = cluster_shares(requests, heads, kv_heads, head_dim, _multiprocessors(q.device))
+        assert shares is not None
         with torch.cuda.device(q.device):
-            clustered.launch(q, keys, values, starts, slots, scale, front, out, parts, early)
+            clustered.launch(q, keys, values, starts, slots, scale, front, out, *shares, early)
         return out
     places, new = requests * kv_heads, None if front is None else front.new
     plan = plan or plan_for(requests, kv_heads, q.device, head_dim if front else 0)
@@ -204,9 +217,32 @@ def cluster_parts(requests: int, heads: int, kv_heads: int, multiprocessors: int
     return next((parts for room in rooms for parts in CLUSTER_PARTS if clusters * parts <= room), None)
 
 
+def cluster_shares(
+    requests: int, heads: int, kv_heads: int, head_dim: int, multiprocessors: int
+) -> tuple[int, int] | None:
+    """Return how many blocks a cluster has, and how many clusters may share a request's slots; None as `cluster_parts`.
+
+    The slots of wide heads may be many: then nearly all multiprocessors have to read them, and the largest clusters
+    with which they do are taken.
+    """
+    if head_dim != _WIDE:
+        parts = cluster_parts(requests, heads, kv_heads, multiprocessors)
+        return None if parts is None else (parts, 1)
+    if requests > CLUSTER_REQUESTS:
+        return None
+    clusters = requests * heads // min(heads // kv_heads, CLUSTER_HEADS)
+    most = multiprocessors * 3 // 4
+    for parts in WIDE_PARTS:
+        room = multiprocessors if parts == 2 else most
+        teams = min(CLUSTER_TEAMS, room // (clusters * parts))
+        if clusters * parts * teams >= _NEARLY_ALL * most:
+            return parts, teams
+    return None
+
+
 def front_reason(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, front: Front) -> str | None:
     """Say why norms, store and attention had better be launches of their own; None where one was measured faster."""
-    measured = q.shape[2] == _WIDE or (q.shape[2], keys.shape[1]) == (CLUSTER_DIM, 2)
+    measured = q.shape[2] == _WIDE or (q.shape[2], keys.shape[1]) == (256, 2)
     reason = None if measured else _clustered_reason(q, keys, values, front, q)
     if q.shape[0] > CLUSTER_REQUESTS:
         reason = f"{q.shape[0]} requests, and it was slower with more than {CLUSTER_REQUESTS}"
@@ -221,11 +257,11 @@ def _clustered_reason(
         return reason
     if q.dtype is not torch.bfloat16 or front.q_weight.dtype is not torch.bfloat16:
         return f"queries of {q.dtype} with weights of {front.q_weight.dtype}"
-    if q.shape[2] != CLUSTER_DIM:
+    if q.shape[2] not in CLUSTER_SLOTS:
         return f"heads of {q.shape[2]} elements"
     if front.cos_sin_cache.dtype is torch.float16:
         return "angles in fp16"
-    if cluster_parts(q.shape[0], q.shape[1], keys.shape[1], _multiprocessors(q.device)) is None:
+    if cluster_shares(q.shape[0], q.shape[1], keys.shape[1], q.shape[2], _multiprocessors(q.device)) is None:
         return "more requests than run at a time"
     new = front.new
     rows = (q, keys, values, front.q_weight, front.cos_sin_cache, out)

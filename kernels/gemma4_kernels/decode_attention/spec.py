@@ -6,8 +6,8 @@ dtype before the second product, as in SGLang's own kernel. A request without sl
 
 With a front q is as the projection has it, and what qk_norm_rope computes (rounded at the store only) is done first.
 New keys and values go into rows of the pools, each the last that its request reads. A request without slots stores all
-the same. What a request attends to is what it stored: rounded, and not read back in the same launch. Few requests of
-narrow heads have a kernel of their own there on CUDA (clustered.cu).
+the same. What a request attends to is what it stored: rounded, and not read back in the same launch. Few requests have
+a kernel of their own there on CUDA (clustered.cu).
 
 A request's slots are shared among programs. Each leaves its part of the sum, and whoever is last adds all parts up in
 their order: the same call has the same bits each time. Another number of requests may share the slots otherwise.
@@ -24,9 +24,13 @@ GROUPS = (1, 2, 4, 8, 16)
 """Query heads of one key head."""
 MAX_PARTS = 64
 """Programs that share the slots of one request and key head."""
-CLUSTER_PARTS, CLUSTER_HEADS, CLUSTER_DIM, CLUSTER_SLOTS = (8, 4), 8, 256, 512
-"""Of clustered.cu: blocks that may share a request's slots, the most query heads of a block, its head dim, and how many
-slots of a request are read ahead."""
+CLUSTER_PARTS, CLUSTER_HEADS, CLUSTER_SLOTS = (8, 4), 8, {256: 512, 512: 512}
+"""Of clustered.cu: blocks of a cluster, the most query heads of a block, and by head dim how many slots of a request
+are read ahead."""
+CLUSTER_TEAMS = 12
+"""The most clusters that share a request's slots, of wide heads: those of a sliding window are few."""
+WIDE_PARTS = (8, 4, 2)
+"""Blocks of a cluster of wide heads. Those of two take all multiprocessors of a GPU, others about three of four."""
 CLUSTER_REQUESTS = 12
 """Of so many at most, its clusters were measured beside the launches one by one."""
 SPARED = 16
