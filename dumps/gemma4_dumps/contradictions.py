@@ -29,6 +29,7 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     # No structure of KV memory.
     "token_differs": ("input tokens", "accepted drafts", "answer's tokens"),
     "not_finite": ("logits", "hidden states"),
+    "not_stored": ("keys and values",),
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")

@@ -54,6 +54,7 @@ VERDICTS: Mapping[str, str] = {
     "insert_wrong": "the prefix cache has, for tokens just put into it, a page given back meanwhile, or a slot twice",
     "text_differs": "the prefix cache takes or gives tokens that are not those whose keys and values its slots have",
     "not_finite": "logits of a request, or the hidden state that its draft begins with, are NaN",
+    "not_stored": "a forward has stored no keys, or no values, in a slot that it was to write",
     "token_differs": "a forward reads another token than its request has, or a draft was taken without the target",
     "accept_length_fell": "drafts are accepted far less than before; no index is at fault",
     "no_draft_accepted": "hardly one of a server's first drafts was accepted; no index is at fault",

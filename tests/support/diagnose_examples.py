@@ -223,6 +223,7 @@ OTHERS: dict[str, Incident] = {
     "eviction-names-no-page": mutation("eviction-of-page-zero"),
     "lock-left-over": mutation("lock-left-over"),
     "cache-insert-wrong": mutation("insert-frees-its-own-prefix"),
+    "keys-not-stored": mutation("nothing-stored-by-a-verification"),
     "numbers-not-finite": mutation("keys-of-one-token-nan"),
     "cached-text-differs": mutation("key-without-the-first-new-token"),
     "token-differs": mutation("draft-taken-without-the-target"),

@@ -66,6 +66,13 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        (
+            "nothing-stored-by-a-verification",
+            "has not stored keys and values of all 24 tokens: what its slots had",
+        ),
+        ("retracted-mark-left", "it runs, and is marked as retracted all the same (is_retracted)"),
+        ("cut-prompt-taken-for-whole", "it answers after 16 of the 101 tokens of its prompt"),
+        ("mixed-batch-merged-again", "is still the running one as that is merged into it"),
         ("insert-counted-beyond-its-chunk", "it reaches 48 tokens beyond the last slot that the request was given"),
         ("window-gave-back-full-pages", "gives back its SWA side alone (free_swa_segment)"),
         ("receipt-of-a-lock-changed", "has another stamp than as the nodes were locked"),

@@ -1,9 +1,13 @@
 """Probe request-rows on what a prefill reads, which is its requests' own, and on who is in a batch."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import members
 from gemma4_triage.finding import Confidence
@@ -111,6 +115,15 @@ def test_a_prompt_that_has_been_read_is(server, monkeypatch):
     monkeypatch.setattr(members, "prefilled_until", lambda one: 10_000)
     server.forward()
     assert list(server.dumps.glob("*request-rows*")) == []
+
+
+def test_a_request_that_a_merge_has_twice_is_found_ahead_of_the_next_step(server):
+    server.forward()
+    requests = [*server.world.requests, server.world.requests[0]]
+    rows = torch.tensor([held(request).req_pool_idx for request in requests])
+    batch = SimpleNamespace(reqs=requests, req_pool_indices=rows)
+    said = trapped_by(server, lambda: request_rows.after_batch_changes(None, batch))
+    assert (said.scalars["why"], said.site) == ("in it twice", "ScheduleBatch.filter_batch or merge_batch")
 
 
 @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.EXTEND], ids=lambda mode: mode.name)

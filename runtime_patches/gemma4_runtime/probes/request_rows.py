@@ -9,10 +9,12 @@
 |                                     | the prefix cache against the nodes that requests hold, before a forward too;   |
 |                                     | that no answer grows while its prompt is read in chunks, and that each ends in |
 |                                     | what was sampled for it (without drafts and overlap)                           |
-| before ModelRunner.sample; after    | that no logit of a request is NaN; else in which layer's keys or values, of    |
-| eagle_sample, from 0.5.23 on        | which token, what it reads is not finite; likewise the hidden state that a     |
-|                                     | frozen draft begins with                                                       |
-| after filter_batch and merge_batch  | the batch's row numbers, by which the next step allocates                      |
+| before ModelRunner.sample; after    | that keys and values stand in each slot that the forward was to write; that no |
+| eagle_sample, from 0.5.23 on        | logit of a request is NaN; else in which layer's keys or values, of which      |
+|                                     | token, what it reads is not finite; likewise the hidden state that a frozen    |
+|                                     | draft begins with                                                              |
+| after filter_batch and merge_batch  | that the batch has no request twice; its row numbers, by which the next step   |
+|                                     | allocates                                                                      |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
 |                                     | all tokens that the forward writes; each slot that it will write against the   |
 |                                     | row's entry of that token, with and without MTP;                               |
@@ -70,7 +72,7 @@ from gemma4_runtime.rows.drafts import check_draft_lengths, check_draft_plan
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
 from gemma4_runtime.rows.finite import check_hidden, check_logits, note_spans
 from gemma4_runtime.rows.inserts import can_be_held, check_insert
-from gemma4_runtime.rows.members import check_members
+from gemma4_runtime.rows.members import check_members, check_once
 from gemma4_runtime.rows.places import (
     check_draft_positions,
     check_lists,
@@ -79,6 +81,7 @@ from gemma4_runtime.rows.places import (
     check_swa_writes,
     check_tables,
     check_writes,
+    spans_of,
 )
 from gemma4_runtime.rows.report import (
     CHANGED,
@@ -96,6 +99,7 @@ from gemma4_runtime.rows.report import (
 )
 from gemma4_runtime.rows.row_numbers import check_retracted, check_row_indices, check_row_numbers, is_free
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of
+from gemma4_runtime.rows.stored import check_stored, mark_new_slots
 from gemma4_runtime.rows.texts import check_prefixes, forget_texts, note_texts
 from gemma4_runtime.rows.tokens import (
     check_accepted,
@@ -107,6 +111,7 @@ from gemma4_runtime.rows.tokens import (
 )
 from gemma4_runtime.rows.windows import check_window
 
+BEFORE = "ModelRunner.sample"
 _running: Seen | None = None
 
 
@@ -135,6 +140,8 @@ def after_batch_changes(result: Any, batch: Any, *args: Any, may_have_ended: boo
     """Check the row numbers of a batch from which requests have gone, or which others have joined."""
     rows = getattr(batch, "req_pool_indices", None)
     if _running is None or _running.scheduler is None or rows is None or len(rows) != len(batch.reqs):
+        return
+    if check_once(_running.scheduler, batch.reqs, CHANGED):
         return
     check_row_indices(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, lengths=getattr(batch, "seq_lens", None))
     check_retracted(_running.scheduler, rows.tolist(), batch.reqs, CHANGED, may_have_ended=may_have_ended)
@@ -165,8 +172,8 @@ def before_sample(model_runner: Any, logits_output: Any, forward_batch: Any, *ar
     if scheduler is None or model_runner.is_draft_worker or forward_batch.forward_mode.is_idle():
         return
     requests = _running.batch.reqs if _running is not None and _running.batch is not None else ()
-    if len(requests or ()) == len(forward_batch.req_pool_indices):
-        check_logits(scheduler, requests, logits_output.next_token_logits, "ModelRunner.sample")
+    if len(requests or ()) == len(forward_batch.req_pool_indices) and not check_stored(scheduler, requests, BEFORE):
+        check_logits(scheduler, requests, logits_output.next_token_logits, BEFORE)
 
 
 def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -213,6 +220,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     if mode.is_decode():
         # What goes on now is not what a verification gave.
         _running.sampled = None
+    mark_new_slots(scheduler, requests, made, spans_of(made))
 
 
 def before_trtllm_metadata(backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -335,7 +343,8 @@ def after_sample(
     scheduler = None if _running is None else _running.scheduler
     if scheduler is None or batch.forward_mode.is_idle():
         return
-    check_logits(scheduler, batch.reqs, logits_output.next_token_logits, SAMPLE)
+    if not check_stored(scheduler, batch.reqs, SAMPLE):
+        check_logits(scheduler, batch.reqs, logits_output.next_token_logits, SAMPLE)
     told = watermark_state is not None or envs.SGLANG_SIMULATE_ACC_LEN.get() > 0
     if not told and len(result[1]) == len(batch.reqs):
         check_accepted(scheduler, verify_input, batch, logits_output.next_token_logits, result)

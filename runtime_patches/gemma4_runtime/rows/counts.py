@@ -288,8 +288,7 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         if names[0] == PROTECTED:
             had |= broken_nodes(cache)
         if had["account"] == TOKENS_OF:
-            listed = getattr(live[wrong[0].row], "full_untruncated_fill_ids", None)
-            had |= {"listed": None if listed is None else len(listed), "again": live[wrong[0].row].retraction_count}
+            had |= _of_its_tokens(live[wrong[0].row])
         report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots, had=had)
     elif of_batch:
         slots = [held(request).req_pool_idx for request in live]
@@ -297,6 +296,17 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         kinds = or_swapped(of_batch, [defect_of(w.value, w.expected, width + 1, foreign=counts) for w in of_batch])
         had = {"as_before": None, "account": LENGTH_OF, "agreed_before": True}
         report_wrong(scheduler, of_batch, LENGTH, NEXT, Structure.BATCH_LENGTHS, kinds, None, slots, had=had)
+
+
+def _of_its_tokens(request: Any) -> dict[str, Any]:
+    """Return what a dump says of a request whose tokens are more or fewer than its batch and its own count have."""
+    listed = getattr(request, "full_untruncated_fill_ids", None)
+    return {
+        "listed": None if listed is None else len(listed),
+        "again": request.retraction_count,
+        "marked": bool(request.is_retracted),
+        "prompt": len(request.origin_input_ids),
+    }
 
 
 def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> None:

@@ -25,7 +25,7 @@ _AT_ONCE = 4096
 """Tokens of one buffer that are looked at together."""
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """One buffer of one layer, [slots, heads, head dim]; None where it is of another form, or no numbers."""
 
     pool: str
@@ -118,13 +118,13 @@ def _stored(scheduler: Any, slot: int, span: tuple[int, int]) -> dict[str, Any]:
     table = scheduler.req_to_token_pool.req_to_token
     row = table[slot, : min(stops, table.shape[1])].long()
     bad = torch.zeros(row.numel(), dtype=torch.bool, device=row.device)
-    first: tuple[int, _Part] | None = None
+    first: tuple[int, Part] | None = None
     every, window = True, retain_window(getattr(scheduler.tree_cache, "inner", scheduler.tree_cache))
-    for part in _parts(scheduler):
+    for part in parts_of(scheduler):
         if part.buffer is None:
             every = False
             continue
-        slots = _translated(scheduler, row) if part.pool == "swa" else row
+        slots = translated(scheduler, row) if part.pool == "swa" else row
         wrong = _not_finite(part.buffer, slots)
         if part.pool == "swa" and window is not None:
             # What has left the window of the first query is not read.
@@ -152,14 +152,14 @@ def _not_finite(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return wrong
 
 
-def _translated(scheduler: Any, row: torch.Tensor) -> torch.Tensor:
+def translated(scheduler: Any, row: torch.Tensor) -> torch.Tensor:
     """Return the SWA slots of a row's full ones; 0 of what is no slot of the full pool."""
     mapping = scheduler.token_to_kv_pool_allocator.full_to_swa_index_mapping
     inside = (row > 0) & (row < mapping.numel() - 1)
     return torch.where(inside, mapping[torch.where(inside, row, 0)].long(), 0)
 
 
-def _parts(scheduler: Any) -> Iterator[_Part]:
+def parts_of(scheduler: Any) -> Iterator[Part]:
     """Yield the keys and values of each layer."""
     cache = scheduler.token_to_kv_pool_allocator.get_kvcache()
     hybrid = [(name, getattr(cache, f"{name}_kv_pool", None)) for name in ("full", "swa")]
@@ -169,10 +169,10 @@ def _parts(scheduler: Any) -> Iterator[_Part]:
         buffers = [(what, getattr(pool, f"{what[0]}_buffer", None)) for what in ("keys", "values")]
         for what, of_layers in buffers:
             if not isinstance(of_layers, (list, tuple)):
-                yield _Part(name, 0, what, None)
+                yield Part(name, 0, what, None)
                 continue
             for number, buffer in enumerate(of_layers):
-                yield _Part(name, ids.get(number, number), what, _numbers(pool, buffer))
+                yield Part(name, ids.get(number, number), what, _numbers(pool, buffer))
 
 
 def _numbers(pool: Any, buffer: Any) -> torch.Tensor | None:

@@ -20,12 +20,8 @@ def check_members(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
         made: The forward's batch.
     """
     slots = [held(one).req_pool_idx for one in requests]
-    firsts: dict[int, int] = {}
-    for row, one in enumerate(requests):
-        if (first := firsts.setdefault(id(one), row)) != row:
-            had = {"as_before": None, "row_before": first}
-            _report(scheduler, made, slots, row, "in it twice", Defect.DUPLICATE, had)
-            return True
+    if check_once(scheduler, requests, INIT, made):
+        return True
     chunked = getattr(scheduler, "chunked_req", None)
     row = next((row for row, one in enumerate(requests) if one is chunked), None)
     goes_on = made.forward_mode.is_decode() or made.forward_mode.is_target_verify()
@@ -39,6 +35,25 @@ def check_members(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
     return True
 
 
+def check_once(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> bool:
+    """Report a request that a batch has twice, and say whether there is one.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those of the batch.
+        site: The function of SGLang's at which they were seen.
+        made: The forward's batch; None between forwards.
+    """
+    firsts: dict[int, int] = {}
+    for row, one in enumerate(requests):
+        if (first := firsts.setdefault(id(one), row)) != row:
+            had = {"as_before": None, "row_before": first}
+            slots = [held(one).req_pool_idx for one in requests]
+            _report(scheduler, made, slots, row, "in it twice", Defect.DUPLICATE, had, site)
+            return True
+    return False
+
+
 def _report(
     scheduler: Any,
     made: Any,
@@ -47,6 +62,7 @@ def _report(
     why: str,
     kind: Defect | None,
     had: dict[str, Any],
+    site: str = INIT,
 ) -> None:
     wrong = (WrongEntry(why, row, 0, slots[row] or 0),)
-    report_wrong(scheduler, wrong, ROW_INDEX, INIT, Structure.ROW_INDICES, [kind], made, slots, had=had)
+    report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, [kind], made, slots, had=had)

@@ -20,7 +20,8 @@ LOST = (
 )
 EVICTED = (
     "the prefix cache was given all of them, and has them no more: it has lost them, or an eviction, of which there "
-    "was one shortly before, took them out of it and left out their free"
+    "was one shortly before, took them out of it and left out their free, or an insert put another request's slots in "
+    "their place (a node whose window was gone, insert_recover) and left out theirs"
 )
 EMPTIED = (
     "the prefix cache was given all of them, and it is empty: it was emptied (flush_cache, a reset of its tree), and "

@@ -32,10 +32,7 @@ def sentence_of(dump: Dump) -> str | None:
     scalars = dump.manifest.scalars
     why, slot, value, expected = (scalars.get(name) for name in ("why", "request_slot", "value", "expected"))
     if scalars.get("account") == TOKENS:
-        return (
-            f"The request in slot {slot} has {value} tokens with keys and values, and {expected} by its batch and its "
-            "own count: some were lost, or came from no forward."
-        )
+        return of_tokens(dump)
     if why == "host":
         return (
             f"The host's copy of a batch's lengths (seq_lens_cpu) has {value} for the request in slot {slot}, and the "
@@ -52,7 +49,8 @@ def sentence_of(dump: Dump) -> str | None:
         return (
             f"A batch has the request in slot {slot} twice, so that its counts move twice at each step: as where one "
             "whose prompt is read in chunks was not left out before it was taken in again (filter_batch, "
-            "chunked_req_to_exclude, merge_batch)."
+            "chunked_req_to_exclude, merge_batch), or where a batch that was mixed into a prefill is still the running "
+            "one as that is merged into it (mix_with_running, _get_new_batch_prefill_raw)."
         )
     if why == "begin":
         return (
@@ -157,6 +155,19 @@ def of_tokens(dump: Dump) -> str:
         return (
             f"{said}it was retracted, and the list of tokens that it was read again by (fill ids) has {listed}, and "
             f"lacks {short} of its own, as if refresh_fill_ids left some out."
+        )
+    if scalars.get("marked") is True:
+        return (
+            f"{said}it runs, and is marked as retracted all the same (is_retracted), and whoever reads a forward's "
+            "results leaves such a request out: its answer lacks what was sampled. The prefill that reads it again "
+            "takes the mark back (prepare_for_extend)."
+        )
+    prompt = scalars.get("prompt")
+    if isinstance(prompt, int) and isinstance(expected, int) and 0 < expected < prompt:
+        return (
+            f"{said}it answers after {expected} of the {prompt} tokens of its prompt. A prefill that was cut to a "
+            "chunk was taken for a whole one, so that the rest is never read (chunked_req; in 0.5.23 is_chunked, as "
+            "_select_prefill_admission sets it)."
         )
     return f"{said}some were lost, or came from no forward."
 

@@ -17,6 +17,11 @@ _AT_IDLE = (
     "The prefix cache counts one lock too many: every request has ended and given its pages and its slot back, and "
     "nodes are locked all the same."
 )
+_OF_WINDOW = (
+    " What is locked is of the window alone (SWA), whose part of a lock may be given back ahead of the rest "
+    "(dec_swa_lock_only), after which a mark at the lock (swa_released) has its release leave that part out: it was "
+    "set without that, or the release left it out without the mark."
+)
 _WAITS = (
     "Requests wait and none runs: the prefix cache counts locks that nobody holds, as of requests that were retracted "
     "or ended, and evicts nothing of what is locked. "
@@ -41,7 +46,7 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=Structure.TREE_LOCK,
         defect=Defect.OFF_BY_ONE,
-        cause=_at_standstill(first.dump) if stands else _AT_IDLE,
+        cause=_at_standstill(first.dump) if stands else _AT_IDLE + (_OF_WINDOW if pool == "swa" else ""),
         confidence=Confidence.CERTAIN,
         evidence=(
             said(first.dump, "offence_count", "their pages"),

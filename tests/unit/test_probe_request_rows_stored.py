@@ -1,0 +1,101 @@
+"""Probe request-rows on what a forward stores: silent where it stores all, and it says what was left out."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gemma4_runtime.probes import request_rows
+from gemma4_runtime.release.requests import held
+from gemma4_triage.finding import Confidence
+from request_rows_server import Server, named, trapped_by
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+UNUSED = 1
+"""The buffer of the full pool that no forward stores in, as of a layer that reads another's."""
+
+
+@pytest.fixture
+def server(attach, monkeypatch):
+    return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
+
+
+@pytest.fixture
+def cache(server, monkeypatch):
+    """Give the server's pools keys and values: two layers of the full pool, one of the sliding-window pool."""
+    pools = {
+        f"{name}_kv_pool": SimpleNamespace(
+            **{f"{side}_buffer": [torch.randn(2000, 1, 4) for _ in range(count)] for side in "kv"}
+        )
+        for name, count in (("full", 2), ("swa", 1))
+    }
+    made = SimpleNamespace(**pools, layers_mapping={1: (0, False), 2: (1, False), 0: (0, True)})
+    monkeypatch.setattr(server.world.allocator, "get_kvcache", lambda: made)
+    return made
+
+
+def used(cache):
+    pools = ("full", cache.full_kv_pool), ("swa", cache.swa_kv_pool)
+    return [(pool, what, getattr(of, f"{what}_buffer")[0]) for pool, of in pools for what in "kv"]
+
+
+def decoded(server, cache, leaves_out=lambda pool, what, row: False):
+    """Run a decode of all requests that stores all but what it leaves out, up to where it is sampled."""
+    made = []
+    server.forward(made.append)
+    slots = made[0].out_cache_loc.long()
+    mapping = server.world.allocator.full_to_swa_index_mapping
+    for pool, what, buffer in used(cache):
+        for row, slot in enumerate(mapping[slots] if pool == "swa" else slots):
+            if not leaves_out(pool, what, row):
+                buffer[slot] = torch.randn(1, 4)
+    output = SimpleNamespace(next_token_logits=torch.zeros(3, 12))
+    request_rows.before_sample(SimpleNamespace(is_draft_worker=False), output, *made)
+    return slots
+
+
+def test_what_is_stored_is_left_alone_and_so_is_what_nobody_stores(server, cache):
+    unused = [getattr(cache.full_kv_pool, f"{what}_buffer")[UNUSED].clone() for what in "kv"]
+    for _ in range(4):
+        slots = decoded(server, cache)
+        assert all(not (buffer[slots] == 2.0**-6).any() for pool, _, buffer in used(cache) if pool == "full")
+    for what, before in zip("kv", unused, strict=True):
+        assert torch.equal(getattr(cache.full_kv_pool, f"{what}_buffer")[UNUSED], before)
+
+
+def test_other_slots_are_as_they_were(server, cache):
+    decoded(server, cache)
+    before = {(pool, what): buffer.clone() for pool, what, buffer in used(cache)}
+    slots = decoded(server, cache)
+    peers = server.world.allocator.full_to_swa_index_mapping[slots]
+    for pool, what, buffer in used(cache):
+        changed = (buffer != before[pool, what]).flatten(1).any(dim=1).nonzero().flatten()
+        assert sorted(changed.tolist()) == sorted((peers if pool == "swa" else slots).tolist())
+
+
+def test_a_first_forward_that_stores_nothing_is_not_known_to(server, cache):
+    decoded(server, cache, lambda *place: True)
+
+
+def test_a_forward_that_stores_nothing(server, cache):
+    decoded(server, cache)
+    said = trapped_by(server, lambda: decoded(server, cache, lambda *place: True))
+    numbers = {name: said.scalars[name] for name in ("tokens_wrong", "tokens_new", "parts_wrong", "parts_known")}
+    assert (said.verdict, numbers) == (
+        "not_stored",
+        {"tokens_wrong": 3, "tokens_new": 3, "parts_wrong": 4, "parts_known": 4},
+    )
+    finding = named(server)
+    assert (finding.rule, finding.confidence) == ("keys-not-stored", Confidence.LIKELY)
+    assert "keys and values of all 3 tokens" in finding.cause
+
+
+def test_the_values_of_one_token_in_one_layer(server, cache):
+    decoded(server, cache)
+    said = trapped_by(
+        server, lambda: decoded(server, cache, lambda pool, what, row: (pool, what, row) == ("swa", "v", 1))
+    )
+    assert said.scalars["request_slot"] == held(server.world.requests[1]).req_pool_idx
+    assert [said.scalars[name] for name in ("tokens_wrong", "pool", "part", "layer")] == [1, "swa", "values", 0]
+    assert "values of 1 of its 3 tokens" in named(server).cause
