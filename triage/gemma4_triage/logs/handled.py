@@ -89,8 +89,9 @@ _HANDLED = (
     Handled(
         pattern(r"pop_(?:preallocated|transferred|bootstrapped)\w*$|_?pre_alloc\w*$|_?resolve_pending\w*$"),
         " It handed a request on between the queues of a split server.",
-        "a later release on both servers: the request had been aborted, retracted or timed out meanwhile; until then "
-        "fewer requests at once, and once with the other of --disaggregation-transfer-backend mooncake and nixl",
+        "a later release on both servers, above all where the request had been aborted, retracted or timed out "
+        "meanwhile; until then fewer requests at once, and once with the other of --disaggregation-transfer-backend "
+        "mooncake and nixl",
     ),
     Handled(
         pattern(r"handle_(?:batch_)?(?:embedding|generate)_request$"),

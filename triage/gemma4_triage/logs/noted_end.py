@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.options_near import LEFT_TO_THE_RELEASE
 from gemma4_triage.logs.rule import at, pattern
-from gemma4_triage.logs.said_in_notes import SAID_BY_A_NOTE
+from gemma4_triage.logs.said_in_notes import DIES, SAID_BY_A_NOTE
 from gemma4_triage.logs.switched_on import switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
 from gemma4_triage.logs.tracebacks import TORN
@@ -125,6 +126,29 @@ def noted_of_it(facts: LogFacts, death: Death) -> Iterator[str]:
         yield f"once without what the note says that it happens by ({when[1].strip()}), then once with that alone"
 
 
+_BACKENDS = ("triton", "flashinfer", "fa3", "trtllm_mha", "flashmla", "torch_native", "aiter", "cutlass_mla")
+_SEVERAL = 3
+
+
+_NONE_OF_THEM = (
+    "by the notes no attention backend serves it ({0}): what they have in common is the model's code in this release "
+    "(layers that share keys and values, windows): a later release, or an engine that has this model; the same prompt "
+    "in transformers says that the checkpoint is right"
+)
+
+
+def _failing(facts: LogFacts, chosen: str | None) -> list[str]:
+    """Return the attention backends that notes name, and the one that was chosen."""
+    notes = "\n".join(facts.remarks[name].text for name in (DIES, "notes") if name in facts.remarks)
+    return [one for one in _BACKENDS if one == chosen or re.search(rf"\b{one}\b", notes)]
+
+
+def _others(failing: list[str]) -> str:
+    """Return which attention backends to take in the place of these."""
+    best = ("flashinfer", "fa3") if "triton" in failing else ("triton serves most",)
+    return ", ".join(one for one in best if one not in failing)
+
+
 def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to leave to the release where nothing says of what a process died; nothing where something does."""
     if death.frames or not (is_told_by_a_note_alone(death) or _says_nothing(death)):
@@ -141,7 +165,10 @@ def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
     if given:
         named = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
         of_kernels = any(name in given for name in ("attention_backend", "moe_runner_backend"))
-        other = "flashinfer, fa3" if given.get("attention_backend") == "triton" else "triton serves most" * of_kernels
+        failing = _failing(facts, given.get("attention_backend"))
+        if len(failing) >= _SEVERAL:
+            yield _NONE_OF_THEM.format(", ".join(failing))
+        other = _others(failing) if of_kernels else ""
         each = "one at a time" if len(given) > 1 else "as the release chooses by itself"
         yield (
             f"once without {named}, {each}: the start names it by hand, and no kernel is right for every model and "

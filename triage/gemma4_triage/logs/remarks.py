@@ -125,6 +125,7 @@ MARKS = (
     (b"SIGTERM received", "sigterm"),
     (b"DeepGEMM JIT Pre-Compile session", "deep_gemm"),
     (b"Capture cuda graph bs [", "graph_sizes"),
+    (b"Capture target decode CUDA graph begin", "graph_sizes"),
     # Work that holds a scheduler up, and its end.
     (b"[EPLBManager] rebalance start", "busy"),
     (b"Loading JIT ops", "busy"),
@@ -228,6 +229,12 @@ MARKS = (
     # What somebody writes of a server beside a stack of it.
     (b"not answer", "stands"),
     (b"o batch line", "stands"),
+    (b"any reply", "stands"),
+    (b" no reply", "stands"),
+    (b"any answer", "stands"),
+    (b" no answer", "stands"),
+    (b"any response", "stands"),
+    (b" no response", "stands"),
     (b"o progress", "stands"),
     (b" hangs", "stands"),
     (b" stuck", "stands"),

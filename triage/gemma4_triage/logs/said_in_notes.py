@@ -27,7 +27,8 @@ _SAYS = re.compile(
     rb"\b(?:stays|sits|waits|remains) (?:here|there|like this)\b|"
     rb"\b(?:here|there) for (?:\d+|many|some) (?:minutes|hours)\b|"
     rb"\bnever (?:becomes|gets|is|was) ready\b|\bnever (?:starts|completes|gets past)\b|"
-    rb"\bdoes not (?:go on|continue|proceed)\b"
+    rb"\bdoes not (?:go on|continue|proceed)\b|"
+    rb"\b(?:without|gets?|got) (?:no |any |an? )(?:answer|reply|response)(?:s|\b)(?! code)"
 )
 _DENIES = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "

@@ -21,20 +21,28 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if without and not any(eager.graph_lines for eager in without):
         if _unpadded(facts) and sum(eager.lines for eager in without) > 1:
             yield _none(facts, without, _UNPADDED)
+        elif (largest := max(_captured(facts), default=0)) and all(largest < eager.smallest for eager in without):
+            if sum(eager.lines for eager in without) >= _FEW:
+                yield _none(facts, without, _above(largest))
         elif _asked_for_graphs(facts, without):
             yield _none(facts, without, _never(facts))
         return
     yield from islice((_beyond(facts, rank, eager) for rank, eager in ran if eager and _is_too_large(facts, eager)), 1)
 
 
-_SIZES = pattern(r"bs \[([\d, ]+)\]")
+_SIZES = pattern(r"\bbs[ =]\[([\d, ]+)\]")
+
+
+def _captured(facts: LogFacts) -> list[int]:
+    """Return the sizes of batches that a start says it has captured graphs of."""
+    said = facts.remarks.get("graph_sizes")
+    found = _SIZES.search(said.text) if said is not None else None
+    return [int(size) for size in found[1].split(",") if size.strip()] if found else []
 
 
 def _is_too_large(facts: LogFacts, eager: Eager) -> bool:
     """Say whether batches above those of the graphs are frequent, and slow beside those within."""
-    said = facts.remarks.get("graph_sizes")
-    found = _SIZES.search(said.text) if said is not None else None
-    sizes = [int(size) for size in found[1].split(",") if size.strip()] if found else []
+    sizes = _captured(facts)
     # Where the start says what was captured, fewer lines are enough.
     least = _FEW if sizes and eager.smallest > max(sizes) else _LINES
     often = eager.graph_lines > 0 and eager.lines >= max(least, _SHARE * (eager.lines + eager.graph_lines))
@@ -110,6 +118,21 @@ _UNPADDED = _Reason(
     "it is as fast without --disable-cuda-graph-padding",
     ("leave out --disable-cuda-graph-padding; or capture the sizes that run (--cuda-graph-bs); then a later release",),
 )
+
+
+def _above(largest: int) -> _Reason:
+    return _Reason(
+        f"No decode step ran within a CUDA graph: more requests ran at once than the {largest} of the largest that was "
+        "captured, and each step launches its kernels one by one, which is slow.",
+        ("cuda_graph_max_bs", "max_running_requests"),
+        "it is no faster while no more requests run than that",
+        (
+            "raise --cuda-graph-max-bs (newer releases: --cuda-graph-max-bs-decode, where the start names it) to the "
+            "requests that run at once; graphs take memory, so lower --mem-fraction-static a little if the capture "
+            "then fails",
+            f"or bound the batch: --max-running-requests {largest} and more servers",
+        ),
+    )
 
 
 def _never(facts: LogFacts) -> _Reason:
