@@ -108,8 +108,8 @@ class TestStanding:
         start = started(model_path="m", tp_size=4, enable_symm_mem=True)
         assert only([start, prefill(1), decode(2), self.NOTE]).advice[0].startswith("once without --enable-symm-mem")
 
-    def test_work_behind_it_is_none(self):
-        assert found_in([START, prefill(1), self.NOTE, decode(9)]) == ()
+    def test_work_behind_it_is_no_standstill_and_yet_a_trouble_that_somebody_saw(self):
+        assert only([START, prefill(1), self.NOTE, decode(9)]).rule == "noted-trouble"
 
     @pytest.mark.parametrize(
         "note",

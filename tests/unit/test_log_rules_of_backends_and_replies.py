@@ -55,3 +55,9 @@ def test_backends_that_notes_have_fail_are_not_advised():
     advice = found_in([START, others])[0].advice
     assert advice[0].startswith("by the notes no attention backend serves it (triton, flashinfer, fa3)")
     assert "triton serves most" in found_in([START, "# crashes on the first request\n"])[0].advice[0]
+
+
+def test_a_note_that_it_is_slow_leads_to_the_decode_lines_where_nothing_is_known_of_the_start():
+    first = found_in([*steady(2), "# the latency stays four times as high as before\n"])[0]
+    assert (first.rule, first.cause[-11:]) == ("noted-trouble", "it is slow.")
+    assert "cuda graph: False" in first.advice[0]

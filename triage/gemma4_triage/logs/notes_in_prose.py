@@ -44,7 +44,9 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         r"\bslow(?:er|ly)?\b|\bonly \d+(?:\.\d+)? (?:tok|t)(?:ens?|s)?(?:/s|ps| per second)|"
         r"\b(?:several|many|\d+|two|three|four|five|ten) times (?:this|that|the) (?:speed|rate|"
         r"throughput)|\b(?:twice|double|half|third|quarter|fraction) (?:of )?(?:this|that|the) (?:speed|rate)|"
-        r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence",
+        r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence|"
+        r"\b(?:latency|TTFT|TPOT|ITL|throughput|tokens? per second|tok/s)\b.{0,40}\b(?:times (?:as|that|what|the|"
+        r"higher|lower|worse)|twice|doubles|doubled|halves|halved|drops|dropped|falls|fell|worse|regress\w*)\b",
     ),
 )
 KINDS: tuple[Seen, ...] = tuple(kind for kind, _ in _SEEN)

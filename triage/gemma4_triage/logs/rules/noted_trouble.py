@@ -19,27 +19,39 @@ SEES = {
 }
 """What somebody sees, by kinds of suspects."""
 _MOST = 4
+_LISTED = (
+    " What this server's start and load are known for is listed, the most likely first; try one change at a time."
+)
+_LOOK = {
+    "speed": (
+        "hold the decode lines of that time against earlier ones: cuda graph: False beside more requests than were "
+        "captured (--cuda-graph-max-bs), a queue, a usage near 1 with retracted requests, and tokens per second for "
+        "each request: each has a remedy of its own",
+    ),
+}
+"""What to look at first where neither the start nor the load is known for it."""
 _IDLE, _OF_A_CORE = "core-of-an-idle-server", pattern(r"(?i)\bcores?\b|\bcpu\b|\bidle\b")
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    # Of a server that stands another rule tells, unless the log goes on.
-    seen = next((kind for kind in kinds_noted(facts) if kind != "silence"), None)
+    # Of a server that stands another rule tells, where the log does not go on.
+    seen = next(iter(kinds_noted(facts)), None)
     if seen is None:
         return
     note = facts.remarks[NOTED.format(seen)]
     # A core that is busy while nothing is asked makes no answer slow.
     tries = [one for one in suspects(facts) if one.of == seen and (one.id != _IDLE or _OF_A_CORE.search(note.text))]
-    if not tries:
+    steps = tuple(one.text for one in tries[:_MOST]) or _LOOK.get(seen, ())
+    if not steps:
         return
     finding = Finding(
         rule=RULE.id,
-        cause=f"Unknown cause: a note beside the log says what no line of a log shows, that {SEES[seen]}. What this "
-        "server's start and load are known for is listed, the most likely first; try one change at a time.",
+        cause=f"Unknown cause: a note beside the log says what no line of a log shows, that {SEES[seen]}."
+        + (_LISTED if tries else ""),
         confidence=Confidence.POSSIBLE,
         evidence=(at(facts, note.place, note.text, "the note"),),
         ruled_out_if=("the same request is answered well by this server, started alike",),
-        advice=tuple(one.text for one in tries[:_MOST]),
+        advice=steps,
     )
     yield from beside(facts, (finding,))
 
