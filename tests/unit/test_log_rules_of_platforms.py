@@ -173,9 +173,9 @@ class TestNotedStanding:
         (finding,) = found_in([self.WARM.replace("--mm-enable-dp-encoder", ""), self.NOTE])
         assert finding.advice[0].startswith("py-spy")
 
-    def test_without_a_note_or_with_work_behind_it_there_is_none(self):
+    def test_without_a_note_there_is_none_and_with_work_behind_it_a_trouble_alone(self):
         assert found_in([self.WARM]) == ()
-        assert found_in([self.WARM, self.NOTE, decode(3)]) == ()
+        assert [one.rule for one in found_in([self.WARM, self.NOTE, decode(3)])] == ["noted-trouble"]
 
     def test_a_start_that_stands_in_the_capture(self):
         begun = f"{stamp(1)} Capture cuda graph begin. This can take up to several minutes.\n"

@@ -235,11 +235,14 @@ class TestNotes:
         [
             ("# with --disable-cuda-graph it hangs too\n", ""),
             ("# it does not hang\n", ""),
-            ("# hangs for a minute here\n", decode(2)),
         ],
     )
-    def test_notes_of_other_tries_and_of_what_went_on_are_no_hang(self, lines):
+    def test_notes_of_other_tries_are_no_hang(self, lines):
         assert all_of(START.format(""), decode(1), *lines) == ()
+
+    def test_what_went_on_is_no_hang_and_yet_a_trouble(self):
+        found = all_of(START.format(""), decode(1), "# hangs for a minute here\n", decode(2))
+        assert [one.rule for one in found] == ["noted-trouble"]
 
     def test_a_note_of_wrong_answers_is_none_of_a_hang(self):
         (finding,) = all_of(START.format(""), decode(1), "# answers of two characters, then nothing or rubbish\n")

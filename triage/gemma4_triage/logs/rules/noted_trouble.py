@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.notes_in_prose import NOTED, beside, kinds_noted
 from gemma4_triage.logs.rule import Rule, at, pattern
@@ -19,9 +20,7 @@ SEES = {
 }
 """What somebody sees, by kinds of suspects."""
 _MOST = 4
-_LISTED = (
-    " What this server's start and load are known for is listed, the most likely first; try one change at a time."
-)
+_LISTED = " What this server's start and load are known for is listed, the most likely first; try one change at a time."
 _LOOK = {
     "speed": (
         "hold the decode lines of that time against earlier ones: cuda graph: False beside more requests than were "
@@ -34,8 +33,9 @@ _IDLE, _OF_A_CORE = "core-of-an-idle-server", pattern(r"(?i)\bcores?\b|\bcpu\b|\
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    # Of a server that stands another rule tells, where the log does not go on.
-    seen = next(iter(kinds_noted(facts)), None)
+    # Of a server that stands another rule tells, where the log does not go on; of one client or a word alone none does.
+    stands = said_in_notes.NAME in facts.remarks
+    seen = next((kind for kind in kinds_noted(facts) if kind != "silence" or stands), None)
     if seen is None:
         return
     note = facts.remarks[NOTED.format(seen)]
