@@ -18,7 +18,6 @@ from pydantic_core import from_json
 from gemma4_dumps.errors import DumpError, DumpUnreadable
 from gemma4_dumps.safe_file import read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs.rules.hang import where
 from gemma4_triage.logs.start_line import LONGEST_VALUE
 from gemma4_triage.readers import py_spy
 from gemma4_triage.readers.reading import SERVE_GUARDED, Identity, Moment, NotThis, Reading, cut
@@ -263,6 +262,9 @@ def _evidence(name: str, at: int, one: Mapping[str, Any]) -> Evidence:
 
 def _stands(folder: Path) -> Iterator[Evidence]:
     """Yield where each scheduler stood, by the stacks in the bundle."""
+    # Most evidence has no stacks, and what tells of them takes time to import.
+    from gemma4_triage.logs.rules.hang import where
+
     for path in sorted(folder.glob("py-spy-*.txt"))[:64] if folder.is_dir() else ():
         try:
             found = py_spy.processes(Lines(path, py_spy.MAX_BYTES))

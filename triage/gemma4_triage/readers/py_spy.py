@@ -19,7 +19,6 @@ from gemma4_dumps.safe_file import as_unreadable, read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Place, Stack
 from gemma4_triage.logs.rule import COLLECT
-from gemma4_triage.logs.rules.hang import judge, where
 from gemma4_triage.readers.reading import MAX_FACTS, Identity, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
 
@@ -151,6 +150,9 @@ def _frame(fields: dict) -> str:
 
 
 def _fact(process: Process) -> tuple[str, str]:
+    # Most evidence has no stacks, and what tells of them takes time to import.
+    from gemma4_triage.logs.rules.hang import where
+
     place = f", in {where(process.stack)}" if process.frames else ""
     return f"process {process.pid}", f"{process.state}{place}: {'; '.join(process.frames[:3]) or 'no frame'}"
 
@@ -160,6 +162,8 @@ def _findings(name: str, schedulers: Sequence[Process]) -> Iterator[Finding]:
     stacks = [process.stack for process in schedulers if process.frames]
     if len(stacks) < 2:
         return
+    from gemma4_triage.logs.rules.hang import judge, where
+
     told = judge(stacks)
     if told is None:
         return

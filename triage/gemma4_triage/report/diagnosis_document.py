@@ -22,7 +22,6 @@ from gemma4_triage.diagnose.unread import Unread
 from gemma4_triage.finding import Confidence, Finding, causes
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers.reading import Reading
-from gemma4_triage.report.logs_document import suspects_document
 
 NOTHING_WRONG = "nothing wrong"
 MAY_NOT_BE_ALL = "nothing was found, which may not be all"
@@ -209,7 +208,7 @@ def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
             {"source": ledger.source, "balanced": ledger.fields.get("balanced")} for ledger in incident.ledgers
         ],
         "logs": [_log(facts, incident) for facts in incident.logs],
-        "suspects": [] if diagnosis.causes else [one for facts in incident.logs for one in suspects_document(facts)],
+        "suspects": [] if diagnosis.causes else [one for facts in incident.logs for one in _suspects_of(facts)],
         "notes": notes(incident),
         "readings": [_reading(reading, incident) for reading in incident.readings],
         "timeline": [
@@ -287,3 +286,10 @@ def _guards(guards: Guards) -> dict[str, Any]:
             "faults": guards.faults,
         }
     )
+
+
+def _suspects_of(facts: LogFacts) -> list[dict[str, Any]]:
+    # Most dumps come without a log, and what reads those takes time to import.
+    from gemma4_triage.report.logs_document import suspects_document
+
+    return suspects_document(facts)

@@ -23,7 +23,6 @@ from gemma4_triage.report.diagnosis_document import (
     notes,
     summary,
 )
-from gemma4_triage.report.logs_view import print_suspects
 from gemma4_triage.terminal import MANNER, add_row, plain_table, print_line
 from gemma4_triage.threads import thread_url
 
@@ -74,6 +73,9 @@ def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
     if not diagnosis.causes:
         _nothing(console, diagnosis)
         for facts in diagnosis.incident.logs:
+            # Most dumps come without a log, and what reads those takes time to import.
+            from gemma4_triage.report.logs_view import print_suspects
+
             print_suspects(console, facts, numbers[facts.name] if len(diagnosis.incident.logs) > 1 else "")
     for rank, finding in enumerate(diagnosis.findings, start=1):
         _finding(console, finding, rank, numbers)
