@@ -102,7 +102,7 @@ def other_page_size(manifest: Manifest) -> str | None:
         tokens = manifest.extents.get(f"slots_{pool}_pool")
         total = manifest.scalars.get(f"{pool}_total") if manifest.rule == "leak-audit" else tokens
         # A pool may have grown by some pages since, which is a fault of its own.
-        if pages and isinstance(total, int) and round(total / pages) != size:
+        if pages and isinstance(total, int) and (2 * total + pages) // (2 * pages) != size:
             return f"a page has {size} slots by the manifest, and the {pool} pool {total} in {pages} pages"
     asked = [one.partition("=")[2] for one in manifest.launch_args if one.startswith("--page-size=")]
     asked += [

@@ -9,7 +9,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
-from gemma4_runtime.rows import members
+from gemma4_runtime.rows import members, tokens
 from gemma4_triage.finding import Confidence
 from request_rows_server import Server, named, trapped, trapped_by
 
@@ -134,3 +134,20 @@ def test_a_request_that_is_in_a_batch_twice(server, mode):
     assert (said.verdict, said.scalars["why"], said.scalars["defect"]) == ("row_index", "in it twice", "duplicate")
     finding = named(server)
     assert (finding.structure, finding.defect) == (Structure.ROW_INDICES, Defect.DUPLICATE)
+
+
+@pytest.mark.parametrize(
+    ("mode", "counts"), [(ForwardMode.MIXED, None), (ForwardMode.EXTEND, [1])], ids=["mixed", "another rank's prefill"]
+)
+def test_a_decode_that_waits_in_a_prefills_forward_is_no_chunk(server, mode, counts):
+    """With overlap: the last chunk's result was looked at, which gave a token, and the first decode's waits."""
+    request = server.world.requests[1]
+    server.scheduler.enable_overlap = True
+    server.scheduler.chunked_req = request
+    del request.output_ids[:]
+    tokens.note_chunk(server.scheduler, [request])
+    server.scheduler.chunked_req = None
+    request.output_ids.append(7)
+    waiting = SimpleNamespace(reqs=[request], forward_mode=mode, **({} if counts is None else {"extend_lens": counts}))
+    server.scheduler.result_queue = [(waiting, None)]
+    tokens.check_chunk(server.scheduler)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
@@ -99,3 +100,43 @@ def test_the_values_of_one_token_in_one_layer(server, cache):
     assert said.scalars["request_slot"] == held(server.world.requests[1]).req_pool_idx
     assert [said.scalars[name] for name in ("tokens_wrong", "pool", "part", "layer")] == [1, "swa", "values", 0]
     assert "values of 1 of its 3 tokens" in named(server).cause
+
+
+@pytest.fixture
+def shared(cache):
+    """Add a sliding layer that reads another's keys: SGLang gives it buffers, and stores nothing there."""
+    for side in "kv":
+        getattr(cache.swa_kv_pool, f"{side}_buffer").append(torch.full((2000, 1, 4), float("nan")))
+    cache.layers_mapping[3] = (1, True)
+    return cache
+
+
+def test_who_ends_before_a_delayed_sample_says_nothing_of_a_buffer_that_nobody_uses(server, shared):
+    """With overlap and a grammar the step before is looked at in between, and who ended gives back its newest slot."""
+    mapping = server.world.allocator.full_to_swa_index_mapping
+
+    def delayed(ends):
+        made = []
+        server.forward(made.append)
+        slots = made[0].out_cache_loc.long()
+        for pool, _, buffer in used(shared):
+            for slot in mapping[slots] if pool == "swa" else slots:
+                buffer[slot] = torch.randn(1, 4)
+        had = mapping[slots[1]].clone()
+        if ends:
+            mapping[slots[1]] = 0
+        output = SimpleNamespace(next_token_logits=torch.zeros(3, 12))
+        request_rows.before_sample(SimpleNamespace(is_draft_worker=False), output, *made)
+        mapping[slots[1]] = had
+
+    delayed(True)
+    delayed(False)
+    delayed(True)
+
+
+def test_what_another_forward_is_to_write_is_not_asked_of_this_one(server, cache):
+    decoded(server, cache)
+    server.forward()
+    output = SimpleNamespace(next_token_logits=torch.zeros(3, 12))
+    another = SimpleNamespace(forward_mode=ForwardMode.DECODE, req_pool_indices=torch.zeros(3))
+    request_rows.before_sample(SimpleNamespace(is_draft_worker=False), output, another)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
+from gemma4_runtime.catalog.shared_hooks import KNOWN_POOLS, PAGE_HOOKS
 from gemma4_runtime.patch import NO_UPSTREAM, SEED, About, Hook, How, Kind, Patch
 from gemma4_runtime.releases import BASE
 
@@ -134,6 +134,7 @@ PROBES: tuple[Patch, ...] = (
             ),
         ),
         attachments=(
+            KNOWN_POOLS,
             Hook("mtp.init_graphs", How.BEFORE, f"{_AT}.geometry:before_draft_graphs"),
             Hook("scheduler.init_model_worker", How.AFTER, f"{_AT}.geometry:after_model_workers"),
             Hook("scheduler.init_model_worker", How.AFTER, f"{_AT}.geometry_later:after_model_workers"),
@@ -170,6 +171,7 @@ PROBES: tuple[Patch, ...] = (
             switches=("GEMMA4_TRIAGE_LEAK_EVERY",),
         ),
         attachments=(
+            KNOWN_POOLS,
             *(
                 Hook(f"{pool}.{entry}", How.AROUND, f"{_AT}.leak_allocators:around_inner_alloc")
                 for pool, entry in (
@@ -294,6 +296,7 @@ PROBES: tuple[Patch, ...] = (
             ),
         ),
         attachments=(
+            KNOWN_POOLS,
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
             Hook("scheduler.run_batch", How.AFTER, f"{_AT}.request_rows:after_run_batch"),

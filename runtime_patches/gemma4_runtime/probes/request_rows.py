@@ -172,7 +172,9 @@ def before_sample(model_runner: Any, logits_output: Any, forward_batch: Any, *ar
     if scheduler is None or model_runner.is_draft_worker or forward_batch.forward_mode.is_idle():
         return
     requests = _running.batch.reqs if _running is not None and _running.batch is not None else ()
-    if len(requests or ()) == len(forward_batch.req_pool_indices) and not check_stored(scheduler, requests, BEFORE):
+    if len(requests or ()) == len(forward_batch.req_pool_indices) and not check_stored(
+        scheduler, requests, BEFORE, forward_batch
+    ):
         check_logits(scheduler, requests, logits_output.next_token_logits, BEFORE)
 
 

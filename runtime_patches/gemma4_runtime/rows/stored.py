@@ -7,7 +7,7 @@ a forward stores first. A layer is looked at once a forward was seen to store th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,15 +21,26 @@ from gemma4_runtime.rows.seen import seen_of
 _MARK = 2.0**-6
 """Small, so that whoever reads it by mistake goes on with numbers, and exact in every format of a cache."""
 _KEYS = "keys and values"
+_LEARNT = 256
+"""Slots of a forward by which a buffer's use is learnt."""
 
 
 class Marked(NamedTuple):
-    """What a forward is to write: its slots of the full pool, and of each row that has one the request and token."""
+    """What a forward is to write.
 
+    Attributes:
+        forward: Its batch.
+        slots: Of the full pool.
+        own: By pool, the slots of its buffers, as they were then: whoever ends meanwhile gives back its own.
+        rows: Of each slot, which request of the batch has it.
+        tokens: And as which of its tokens.
+    """
+
+    forward: Any
     slots: torch.Tensor
+    own: dict[str, torch.Tensor]
     rows: list[int]
     tokens: list[int]
-    mode: str | None
 
 
 def mark_new_slots(scheduler: Any, requests: Sequence[Any], made: Any, spans: Sequence[tuple[int, int]] | None) -> None:
@@ -50,34 +61,36 @@ def mark_new_slots(scheduler: Any, requests: Sequence[Any], made: Any, spans: Se
     if len(places) != slots.numel() or not places:
         return
     seen.before = {}
-    for part, buffer, own in _written(scheduler, slots):
+    by_pool = {"full": slots, "swa": _of_window(scheduler, slots)}
+    for part, buffer, own in _written(scheduler, by_pool):
         inside = own[own > 0]
         if (part.pool, part.layer, part.what) in seen.stores:
             buffer[inside] = _MARK
         else:
-            seen.before[part.pool, part.layer, part.what] = buffer[inside].clone()
-    mode = getattr(made.forward_mode, "name", None)
-    seen.marked = Marked(slots, [row for row, _ in places], [token for _, token in places], mode)
+            seen.before[part.pool, part.layer, part.what] = buffer[inside[:_LEARNT]].clone()
+    own = {name: of for name, of in by_pool.items() if of is not None}
+    seen.marked = Marked(made, slots, own, [row for row, _ in places], [token for _, token in places])
 
 
-def check_stored(scheduler: Any, requests: Sequence[Any], site: str) -> bool:
+def check_stored(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> bool:
     """Report slots that the forward was to write and did not, and say whether there are any.
 
     Args:
         scheduler: Whose pools they are.
         requests: Those of the batch.
         site: The function of SGLang's before which, or behind which, the forward has ended.
+        made: The forward's batch, where that is known: what another one is to write is not looked at.
     """
     seen = seen_of(scheduler)
     marked, seen.marked = seen.marked, None
-    if marked is None or max(marked.rows) >= len(requests):
+    if marked is None or max(marked.rows) >= len(requests) or (made is not None and made is not marked.forward):
         return False
     left: list[tuple[Part, torch.Tensor]] = []
-    for part, buffer, own in _written(scheduler, marked.slots):
-        name = part.pool, part.layer, part.what
+    for part, buffer, own in _written(scheduler, marked.own):
+        name, inside = (part.pool, part.layer, part.what), own[own > 0]
         if name in seen.stores:
             left.append((part, (buffer[own] == _MARK).flatten(1).all(dim=1) & (own > 0)))
-        elif name in seen.before and not torch.equal(buffer[own[own > 0]], seen.before[name]):
+        elif name in seen.before and _differ(buffer[inside[:_LEARNT]], seen.before[name]):
             seen.stores.add(name)
     seen.before = {}
     if not left:
@@ -99,7 +112,7 @@ def check_stored(scheduler: Any, requests: Sequence[Any], site: str) -> bool:
         "layer": part.layer,
         "pool": part.pool,
         "part": part.what,
-        "forward_mode": marked.mode,
+        "forward_mode": getattr(marked.forward.forward_mode, "name", None),
     }
     first = marked.rows[row], marked.tokens[row]
     summary = f"a forward has stored no {part.what} of token {first[1]} of request slot {slots[first[0]]} in layer "
@@ -108,14 +121,25 @@ def check_stored(scheduler: Any, requests: Sequence[Any], site: str) -> bool:
     return True
 
 
-def _written(scheduler: Any, slots: torch.Tensor) -> Iterator[tuple[Part, torch.Tensor, torch.Tensor]]:
+def _of_window(scheduler: Any, slots: torch.Tensor) -> torch.Tensor | None:
+    """Return the SWA slots of these full ones; None where the allocator has no map of them."""
+    has_map = getattr(scheduler.token_to_kv_pool_allocator, "full_to_swa_index_mapping", None) is not None
+    return translated(scheduler, slots) if has_map else None
+
+
+def _differ(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Return whether any bit of as many rows has changed."""
+    bits = torch.uint8
+    return now.shape == before.shape and not torch.equal(now.contiguous().view(bits), before.contiguous().view(bits))
+
+
+def _written(
+    scheduler: Any, by_pool: Mapping[str, torch.Tensor | None]
+) -> Iterator[tuple[Part, torch.Tensor, torch.Tensor]]:
     """Yield each buffer that is known as numbers, and which of its slots these are; 0 of one that it has not."""
-    of_window: torch.Tensor | None = None
     for part in parts_of(scheduler):
-        if part.buffer is None or part.buffer.dtype.itemsize == 1:
-            # A kernel may not write numbers of 8 bits as torch does.
+        own = by_pool.get(part.pool)
+        # A kernel may not write numbers of 8 bits as torch does.
+        if own is None or part.buffer is None or part.buffer.dtype.itemsize == 1:
             continue
-        if part.pool == "swa" and of_window is None:
-            of_window = translated(scheduler, slots)
-        own = slots if part.pool != "swa" or of_window is None else of_window
         yield part, part.buffer, torch.where((own > 0) & (own < len(part.buffer)), own, 0)

@@ -259,10 +259,9 @@ def check_chunk(scheduler: Any) -> None:
         return
     request, stay, count = seen.chunk
     waits = any(
-        one is request
+        one is request and _reads_a_prompt(batch, number)
         for batch, _ in getattr(scheduler, "result_queue", None) or ()
-        if batch.forward_mode.is_extend() and not batch.forward_mode.is_target_verify()
-        for one in batch.reqs
+        for number, one in enumerate(batch.reqs)
     )
     between = request is getattr(scheduler, "chunked_req", None) or waits
     if not between or request.finished() or stay != (request.rid, request.retraction_count):
@@ -277,6 +276,18 @@ def check_chunk(scheduler: Any) -> None:
     wrong = (WrongEntry("chunk", 0, 0, grown, count),)
     kinds = [Defect.OFF_BY_ONE if grown == count + 1 else None]
     report_wrong(scheduler, wrong, TOKEN, NEXT, _ANSWER, kinds, None, [slot], had=had, summary=summary)
+
+
+def _reads_a_prompt(batch: Any, number: int) -> bool:
+    """Return whether a batch is known to read a part of a request's prompt, and not a token of its answer.
+
+    Requests that decode go through a prefill's forward too: mixed into one, or where another rank of data parallelism
+    has one.
+    """
+    mode, counts = batch.forward_mode, getattr(batch, "extend_lens", None)
+    if not mode.is_extend() or mode.is_target_verify() or mode.is_mixed():
+        return False
+    return counts is None or len(counts) <= number or int(counts[number]) != 1
 
 
 def _latest(scheduler: Any, request: Any) -> int | None:

@@ -6,7 +6,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
-from gemma4_triage.diagnose.wrong_tokens import ACCEPTED, INPUT, MORE, PARTS, PROMPT, TOLD
+from gemma4_triage.diagnose.wrong_tokens import ACCEPTED, CHUNK, INPUT, MORE, PARTS, PROMPT, TOLD
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "token-differs"
@@ -49,6 +49,10 @@ def find(incident: Incident) -> Finding | None:
 def _is_sure(dump: Dump) -> bool:
     """Return whether two accounts of the token agree against the third."""
     scalars = dump.manifest.scalars
+    if scalars.get("why") == CHUNK:
+        # An answer may grow behind the last one.
+        read, prompt = scalars.get("read"), scalars.get("prompt")
+        return isinstance(read, int) and isinstance(prompt, int) and read <= prompt
     if scalars.get("why") == PROMPT:
         # The list is made of the prompt and of the answer, of which it says nothing then.
         place, prompt = scalars.get("place"), scalars.get("prompt")
