@@ -92,6 +92,40 @@ def _fits(defect: Defect, value: int, expected: int | None) -> bool:
             return True
 
 
+_COUNTED: Mapping[str, int] = {
+    **dict.fromkeys(("rows_wrong", "tokens_wrong", "parts_wrong", "pages_free", "overflowing"), 1),
+    **dict.fromkeys(("left_before", "path_slots", "path_tokens", "made_in_step", "read", "finished", "again"), 0),
+}
+"""Numbers of a manifest that count something, and the least that they can be."""
+_NO_MORE_THAN = (
+    ("rows_wrong", "requests"),
+    ("finished", "requests"),
+    ("overflowing", "requests"),
+    ("tokens_wrong", "tokens_new"),
+    ("parts_wrong", "parts_known"),
+    ("full_protected", "full_total"),
+    ("swa_protected", "swa_total"),
+)
+"""Counts of a manifest of which the first is a part of the second."""
+
+
+def impossible_count(manifest: Manifest) -> str | None:
+    """Say which number of a manifest counts what cannot be so many."""
+    scalars = manifest.scalars
+    for name, least in _COUNTED.items():
+        value = scalars.get(name)
+        if isinstance(value, int) and value < least:
+            return f"{name} is {value} by the scalars, where {least} is the least that there can be"
+    for part, whole in _NO_MORE_THAN:
+        some, all_of_it = scalars.get(part), scalars.get(whole)
+        if isinstance(some, int) and isinstance(all_of_it, int) and some > all_of_it:
+            return f"{part} is {some} by the scalars, of {all_of_it} {whole}"
+    made, step = scalars.get("made_in_step"), manifest.step
+    if isinstance(made, int) and isinstance(step, int) and made > step:
+        return f"made_in_step is {made} by the scalars, and the step {step} by the manifest"
+    return None
+
+
 def other_page_size(manifest: Manifest) -> str | None:
     """Say how a page has another size than a pool's pages and tokens give it."""
     size = manifest.page_size

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from .contradictions import other_defect, other_page_size, other_page_size_of_writes, other_structure
+from .contradictions import impossible_count, other_defect, other_page_size, other_page_size_of_writes, other_structure
 from .errors import DumpError, DumpNotFound
 from .event_file import damage_of_events
 from .manifest_file import EVENTS_NAME, load_named_manifest
@@ -91,6 +91,7 @@ def check_files(directory: Path, manifest: Manifest, hash_at_most: int | None = 
         _other_count(manifest),
         other_structure(manifest),
         other_defect(manifest),
+        impossible_count(manifest),
         other_page_size(manifest),
     )
     checks += [Check("offences", False, contradiction) for contradiction in told if contradiction]

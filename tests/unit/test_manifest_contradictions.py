@@ -10,6 +10,7 @@ from gemma4_dumps.reader import read_dump
 
 SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
 ROWS = next((SAMPLES.parents[1] / "tests" / "data" / "mutation_dumps" / "protected-of-another").glob("*request-rows*"))
+UNSTORED = next((ROWS.parents[1] / "nothing-stored-by-a-verification").glob("*request-rows*"))
 CRASH, STALE, LEAK, SHORT = (
     next(SAMPLES.glob(name)) for name in ("*p24275*", "20261123T173723*", "*_leak-audit_*", "*_batch-shapes_*")
 )
@@ -36,6 +37,9 @@ CRASH, STALE, LEAK, SHORT = (
         (ROWS, ("scalars", "expected"), 99, "the expected value is 99 by the scalars"),
         (ROWS, ("scalars", "structure"), "positions", "the structure is positions by the scalars"),
         (SHORT, ("offences", 0, "column"), 107, "108 columns by the scalars, and the offence says 107"),
+        (SHORT, ("scalars", "overflowing"), 0, "overflowing is 0 by the scalars"),
+        (UNSTORED, ("scalars", "tokens_wrong"), 25, "tokens_wrong is 25 by the scalars, of 24 tokens_new"),
+        pytest.param(LEAK, ("scalars", "full_total"), 10**330, "a page has", id="a number of 330 digits"),
         (SHORT, ("offences", 0, "value"), 110, "longest row is 109 by the scalars, and 110 by the offences"),
     ],
 )
