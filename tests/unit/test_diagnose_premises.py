@@ -249,3 +249,11 @@ def test_a_place_behind_all_that_a_row_has_was_never_filled(tmp_path: Path, held
     finding = conclude(of(rewritten(tmp_path, dump, tensors=records, offences=(bad,))))[0]
     assert finding.rule == "unassigned-page"
     assert finding.confidence is (Confidence.LIKELY if held else Confidence.CERTAIN)
+
+
+@pytest.mark.parametrize("counts", [{"full_protected": 0, "swa_protected": 0}, {"requests_available": 8}])
+def test_requests_that_by_the_audits_own_counts_hold_nothing_are_not_certain(counts):
+    dump = corpus_dump("double-bookkeeping", "pool_leak")
+    (first, *_) = conclude(of(altered(dump, scalars=dump.manifest.scalars | counts)))
+    assert first.confidence is not Confidence.CERTAIN
+    assert conclude(of(dump))[0].confidence is Confidence.CERTAIN

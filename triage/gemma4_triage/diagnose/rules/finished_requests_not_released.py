@@ -38,7 +38,7 @@ def find(incident: Incident) -> Finding | None:
             "Requests finished and were never released: their request slots, the pages of their tokens"
             f"{' and their locks in the prefix cache' if locked else ''} are all still taken."
         ),
-        confidence=Confidence.CERTAIN,
+        confidence=Confidence.CERTAIN if _counts_agree(dump, locked) else Confidence.LIKELY,
         evidence=(
             cell(dump, TABLE, (slot, _PAGE), "a request slot that belongs to nobody and is not free"),
             cell(dump, TABLE, (page, _PAGE), "a page that belongs to nobody and is not free"),
@@ -64,6 +64,15 @@ def _belongs(suspect: Suspect, slot: Suspect) -> bool:
 
 def _is_locked(rows: list[Suspect]) -> bool:
     return any(suspect.fault == "locked_at_idle" for suspect in rows)
+
+
+def _counts_agree(dump: Dump, locked: bool) -> bool:
+    """Return whether the audit's own counts have a request slot taken, and tokens locked where a lock is left."""
+    scalars = dump.manifest.scalars
+    free, all_of_them = scalars.get("requests_available"), scalars.get("requests_total")
+    taken = not isinstance(free, int) or not isinstance(all_of_them, int) or free < all_of_them
+    protected = [scalars.get(f"{pool}_protected") for pool in ("full", "swa")]
+    return taken and (not locked or any(isinstance(one, int) and one > 0 for one in protected))
 
 
 def _was_released(dump: Dump) -> bool:
