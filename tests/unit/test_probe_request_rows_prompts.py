@@ -140,7 +140,7 @@ def test_a_request_that_is_in_a_batch_twice(server, mode):
     ("mode", "counts"), [(ForwardMode.MIXED, None), (ForwardMode.EXTEND, [1])], ids=["mixed", "another rank's prefill"]
 )
 def test_a_decode_that_waits_in_a_prefills_forward_is_no_chunk(server, mode, counts):
-    """With overlap: the last chunk's result was looked at, which gave a token, and the first decode's waits."""
+    """The last chunk's result was looked at, with overlap, and gave a token; the first decode's result waits."""
     request = server.world.requests[1]
     server.scheduler.enable_overlap = True
     server.scheduler.chunked_req = request

@@ -112,7 +112,7 @@ def shared(cache):
 
 
 def test_who_ends_before_a_delayed_sample_says_nothing_of_a_buffer_that_nobody_uses(server, shared):
-    """With overlap and a grammar the step before is looked at in between, and who ended gives back its newest slot."""
+    """The step before is looked at in between, with overlap and a grammar: who ended gives back its newest slot."""
     mapping = server.world.allocator.full_to_swa_index_mapping
 
     def delayed(ends):
