@@ -173,7 +173,7 @@ def measure_front(
 
         return call
 
-    arms = {"programs": plan_for(requests, kv_heads, device, head_dim)}
+    arms: dict[str, Plan | None] = {"programs": plan_for(requests, kv_heads, device, head_dim)}
     shares = cluster_shares(
         requests, heads, kv_heads, head_dim, torch.cuda.get_device_properties(device).multi_processor_count
     )
