@@ -192,3 +192,16 @@ def trapped_by(server, call):
         call()
     (entry,) = DumpStore(server.dumps).list()
     return read_dump(entry.path).manifest
+
+
+def with_buffers(server, monkeypatch, filled):
+    """Give the server's pools keys and values: two layers of the full pool, layer 0 of the sliding-window pool."""
+    pools = {
+        f"{name}_kv_pool": SimpleNamespace(
+            **{f"{side}_buffer": [filled(2000, 1, 4) for _ in range(count)] for side in "kv"}
+        )
+        for name, count in (("full", 2), ("swa", 1))
+    }
+    made = SimpleNamespace(**pools, layers_mapping={1: (0, False), 2: (1, False), 0: (0, True)})
+    monkeypatch.setattr(server.world.allocator, "get_kvcache", lambda: made)
+    return made

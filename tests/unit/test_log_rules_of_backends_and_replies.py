@@ -51,10 +51,12 @@ def test_a_response_code_is_no_reply():
 
 
 def test_backends_that_notes_have_fail_are_not_advised():
-    others = "# wrong with fa3, and --attention-backend flashinfer and triton: crashes\n"
+    others = "# wrong with fa3, and --attention-backend flashinfer and triton crash\n"
     advice = found_in([START, others])[0].advice
     assert advice[0].startswith("by the notes no attention backend serves it (triton, flashinfer, fa3)")
     assert "triton serves most" in found_in([START, "# crashes on the first request\n"])[0].advice[0]
+    others = "# crashes on the first request\n# flashinfer, triton and trtllm_mha were not tried\n"
+    assert not any("no attention backend" in line for line in found_in([START, others])[0].advice)
 
 
 def test_a_note_that_it_is_slow_leads_to_the_decode_lines_where_nothing_is_known_of_the_start():

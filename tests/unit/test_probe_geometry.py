@@ -17,7 +17,8 @@ from sglang.srt.models.gemma4_causal import Gemma4Attention
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime import geometry_facts as facts
-from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.errors import SettingsError, TrappedViolation
+from gemma4_runtime.probes import geometry
 from gemma4_runtime.probes.geometry import after_model_workers
 from published import IN_A_CONTEXT, published
 
@@ -425,3 +426,14 @@ def test_a_draft_without_a_model_is_nothing_to_look_at(attach, worker):
     folder = attach("trap", "geometry")
     start(worker, SimpleNamespace())
     assert findings(folder) == []
+
+
+@pytest.mark.parametrize("arguments", [{}, {"enable_unified_memory": False}, {"enable_unified_memory": True}])
+def test_one_memory_of_both_pools_is_refused_and_no_other_start(arguments, monkeypatch):
+    monkeypatch.setattr(geometry, "settled", lambda one: one)
+    start = SimpleNamespace(**arguments)
+    if not arguments.get("enable_unified_memory"):
+        geometry.refuse_unknown_pools(start)
+        return
+    with pytest.raises(SettingsError, match="--enable-unified-memory"):
+        geometry.refuse_unknown_pools(start)

@@ -10,7 +10,7 @@ from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import finite
 from gemma4_triage.finding import Confidence
-from request_rows_server import Server, named, trapped_by
+from request_rows_server import Server, named, trapped_by, with_buffers
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -25,16 +25,7 @@ def server(attach, monkeypatch):
 
 @pytest.fixture
 def cache(server, monkeypatch):
-    """Give the server's pools keys and values: two layers of the full pool, one of the sliding-window pool."""
-    pools = {
-        f"{name}_kv_pool": SimpleNamespace(
-            **{f"{side}_buffer": [torch.ones(2000, 1, 4) for _ in range(count)] for side in "kv"}
-        )
-        for name, count in (("full", 2), ("swa", 1))
-    }
-    made = SimpleNamespace(**pools, layers_mapping={1: (0, False), 2: (1, False), LAYER_OF_SWA: (0, True)})
-    monkeypatch.setattr(server.world.allocator, "get_kvcache", lambda: made)
-    return made
+    return with_buffers(server, monkeypatch, torch.ones)
 
 
 def decoded(server, logits):

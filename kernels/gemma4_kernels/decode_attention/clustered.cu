@@ -2,8 +2,8 @@
 // PARTS blocks share a request's slots for up to 8 query heads of one key head, and add up in each other's memory.
 // Many slots are shared among several clusters; the last of them adds up what they all left in memory.
 //
-// Each warp has 256 columns of SLOTS slots at a time: of wider heads, two warps have a half each, and add up their scores.
-// Keys and values of the first of them are under way before the inputs are there,
+// Each warp has 256 columns of SLOTS slots at a time: of wider heads, two warps have a half each, and add up their
+// scores. Keys and values of the first of them are under way before the inputs are there,
 // keys to registers and values to shared memory: earlier steps stored them. The newest slot is not among them: whoever
 // has it takes what it has just made, or reads it behind the wait. Sums are in an order that depends on the number of
 // slots alone.
@@ -11,7 +11,7 @@
 //   WIDTH            of a head: 256 or 512
 //   PARTS            blocks of a cluster
 //   TEAMS            clusters that may share a request's slots
-//   SLOTS            of a warp at a time: 8, 16 or 32
+//   SLOTS            of a warp at a time: 8 or 16
 //   HEADS            query heads of a block: 1, 2, 4 or 8
 //   GROUP            query heads of a key head
 //   OWN_KEYS         1: new keys and values are made and stored here; 0: another layer has

@@ -65,7 +65,7 @@ def launch(
         scale: Of the scores.
         front: What is done first.
         out: Like q.
-        parts: Blocks of a cluster, which share a request's slots, of `cluster_parts`.
+        parts: Blocks of a cluster, which share a request's slots, of `cluster_shares`.
         teams: Clusters that share them where they are many.
         early: Whether it may start before the kernel ahead has ended.
 

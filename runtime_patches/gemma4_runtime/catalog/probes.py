@@ -55,7 +55,7 @@ PROBES: tuple[Patch, ...] = (
             ),
             switches=("GEMMA4_TRIAGE_INCLUDE",),
         ),
-        attachments=PAGE_HOOKS,
+        attachments=(KNOWN_POOLS, *PAGE_HOOKS),
         self_test=f"{_AT}.page_table:self_test",
     ),
     Patch(
@@ -78,6 +78,7 @@ PROBES: tuple[Patch, ...] = (
             ),
         ),
         attachments=(
+            KNOWN_POOLS,
             Hook("swa.alloc", How.AROUND, f"{_AT}.swa_allocator:around_alloc"),
             Hook("swa.alloc_extend", How.AROUND, f"{_AT}.swa_allocator:around_alloc_extend"),
             Hook("swa.alloc_extend_tail", How.AROUND, f"{_AT}.swa_allocator:around_alloc_extend_tail"),
@@ -277,9 +278,10 @@ PROBES: tuple[Patch, ...] = (
             "and of a frozen draft's outside CUDA graphs; the token that a decode or a verification begins with, and "
             "those that a prefill of text reads, of which each request has to have some; a prefix from the cache "
             "against the text that was stored in its slots; what was sampled against the answer; logits that are NaN, "
-            "with the keys or values that they come of (of verifications from 0.5.23 on). From 0.5.23 on the drafts "
-            "that are taken, slots ahead, and "
-            "what an insert takes and leaves in the prefix cache. It copies rows to the host and waits for the device, "
+            "with the keys or values that they come of; and that keys and values stand in each slot that a forward was "
+            "to write, which is marked before, once a buffer was seen to be used, but for caches of 8 bits (of "
+            "verifications both from 0.5.23 on). From 0.5.23 on the drafts that are taken, slots ahead, and what an "
+            "insert takes and leaves in the prefix cache. It copies rows to the host and waits for the device, "
             "so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",
@@ -291,6 +293,7 @@ PROBES: tuple[Patch, ...] = (
                 "tests/unit/test_probe_request_rows_texts.py",
                 "tests/unit/test_probe_request_rows_begins.py",
                 "tests/unit/test_probe_request_rows_finite.py",
+                "tests/unit/test_probe_request_rows_stored.py",
                 "tests/unit/test_request_rows.py",
                 "tests/engine/test_request_rows_live.py",
             ),

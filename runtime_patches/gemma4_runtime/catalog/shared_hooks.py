@@ -20,7 +20,7 @@ FAULT_HOOKS: tuple[Hook, ...] = (
 REPORTING = (PATHS, *FAULT_HOOKS)
 """Hooks that tell of a patch and are not its work: that they were called says nothing of it."""
 
-KNOWN_POOLS = Hook("server_args.last_check", How.BEFORE, f"{_AT}.known_pools:refuse_others", ("0.5.23",))
+KNOWN_POOLS = Hook("server_args.last_check", How.BEFORE, f"{_AT}.geometry:refuse_unknown_pools", ("0.5.23",))
 """Of probes that follow slots: a start whose pools they do not know is refused."""
 
 PAGE_HOOKS: tuple[Hook, ...] = (

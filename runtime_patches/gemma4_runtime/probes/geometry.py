@@ -46,7 +46,7 @@ from gemma4_runtime.checks import geometry
 from gemma4_runtime.checks.bindings import check_apart, check_stored
 from gemma4_runtime.checks.geometry import Finding, Severity
 from gemma4_runtime.checks.violation import Violation
-from gemma4_runtime.errors import TrappedViolation, VerificationFailed
+from gemma4_runtime.errors import SettingsError, TrappedViolation, VerificationFailed
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.release.arguments import settled
 from gemma4_runtime.release.ranks import tensor_parallel_rank
@@ -60,6 +60,20 @@ _TARGET_SITE = "Scheduler.init_model_worker"
 # What SGLang's speculative workers call the runner of their draft.
 _RUNNER_NAMES = ("draft_model_runner", "draft_runner")
 _BACKEND_NAMES = ("draft_attn_backend", "draft_extend_attn_backend")
+
+
+def refuse_unknown_pools(server_args: Any, **_unknown: Any) -> None:
+    """Run before `check_server_args`.
+
+    Raises:
+        SettingsError: Both pools are parts of one memory (--enable-unified-memory), where a slot's number is not its
+            place and there is no map from one pool to the other.
+    """
+    if getattr(settled(server_args), "enable_unified_memory", False):
+        raise SettingsError(
+            "--enable-unified-memory makes one memory of both pools, whose slots the probes cannot follow: serve "
+            "without it, or with --debug 0 (SGLANG_TRTLLM_MHA_DEBUG=0 and GEMMA4_TRIAGE_LEAK=0)"
+        )
 
 
 def before_draft_graphs(worker: Any, **_unknown: Any) -> None:

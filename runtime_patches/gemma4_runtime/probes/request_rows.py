@@ -99,7 +99,7 @@ from gemma4_runtime.rows.report import (
 )
 from gemma4_runtime.rows.row_numbers import check_retracted, check_row_indices, check_row_numbers, is_free
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of
-from gemma4_runtime.rows.stored import check_stored, mark_new_slots
+from gemma4_runtime.rows.stored import check_marked, mark_new_slots
 from gemma4_runtime.rows.texts import check_prefixes, forget_texts, note_texts
 from gemma4_runtime.rows.tokens import (
     check_accepted,
@@ -172,7 +172,7 @@ def before_sample(model_runner: Any, logits_output: Any, forward_batch: Any, *ar
     if scheduler is None or model_runner.is_draft_worker or forward_batch.forward_mode.is_idle():
         return
     requests = _running.batch.reqs if _running is not None and _running.batch is not None else ()
-    if len(requests or ()) == len(forward_batch.req_pool_indices) and not check_stored(
+    if len(requests or ()) == len(forward_batch.req_pool_indices) and not check_marked(
         scheduler, requests, BEFORE, forward_batch
     ):
         check_logits(scheduler, requests, logits_output.next_token_logits, BEFORE)
@@ -345,7 +345,7 @@ def after_sample(
     scheduler = None if _running is None else _running.scheduler
     if scheduler is None or batch.forward_mode.is_idle():
         return
-    if not check_stored(scheduler, batch.reqs, SAMPLE):
+    if not check_marked(scheduler, batch.reqs, SAMPLE):
         check_logits(scheduler, batch.reqs, logits_output.next_token_logits, SAMPLE)
     told = watermark_state is not None or envs.SGLANG_SIMULATE_ACC_LEN.get() > 0
     if not told and len(result[1]) == len(batch.reqs):

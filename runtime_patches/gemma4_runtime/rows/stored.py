@@ -72,7 +72,7 @@ def mark_new_slots(scheduler: Any, requests: Sequence[Any], made: Any, spans: Se
     seen.marked = Marked(made, slots, own, [row for row, _ in places], [token for _, token in places])
 
 
-def check_stored(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> bool:
+def check_marked(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> bool:
     """Report slots that the forward was to write and did not, and say whether there are any.
 
     Args:

@@ -128,8 +128,10 @@ def noted_of_it(facts: LogFacts, death: Death) -> Iterator[str]:
 
 _BACKENDS = ("triton", "flashinfer", "fa3", "trtllm_mha", "flashmla", "torch_native", "aiter", "cutlass_mla")
 _SEVERAL = 3
-
-
+_CLAUSES, _FAILS = (
+    re.compile(r"[;:\n]|, (?!and |or )|\. |,? but "),
+    re.compile(r"(?i)\b(?:crash\w*|dies|died|fail\w*|wrong|garbage|degenerate|broken|hangs?|nor|too|also|same)\b"),
+)
 _NONE_OF_THEM = (
     "by the notes no attention backend serves it ({0}): what they have in common is the model's code in this release "
     "(layers that share keys and values, windows): a later release, or an engine that has this model; the same prompt "
@@ -138,9 +140,10 @@ _NONE_OF_THEM = (
 
 
 def _failing(facts: LogFacts, chosen: str | None) -> list[str]:
-    """Return the attention backends that notes name, and the one that was chosen."""
+    """Return the attention backends that fail by a clause of a note, and the one that was chosen."""
     notes = "\n".join(facts.remarks[name].text for name in (DIES, "notes") if name in facts.remarks)
-    return [one for one in _BACKENDS if one == chosen or re.search(rf"\b{one}\b", notes)]
+    failing = " ".join(clause for clause in _CLAUSES.split(notes) if _FAILS.search(clause))
+    return [one for one in _BACKENDS if one == chosen or re.search(rf"\b{one}\b", failing)]
 
 
 def _others(failing: list[str]) -> str:
