@@ -51,7 +51,7 @@ def test_a_response_code_is_no_reply():
 
 
 def test_backends_that_notes_have_fail_are_not_advised():
-    others = "# wrong with fa3, and --attention-backend flashinfer and triton crash\n"
+    others = "# wrong with fa3, and with flashinfer or triton it crashes\n"
     advice = found_in([START, others])[0].advice
     assert advice[0].startswith("by the notes no attention backend serves it (triton, flashinfer, fa3)")
     assert "triton serves most" in found_in([START, "# crashes on the first request\n"])[0].advice[0]
