@@ -77,7 +77,7 @@ class TestAProbeWithoutATarget:
         attachment.register()
         hooked = set(HookRegistry._hooks)
         attachment.uninstall()
-        assert hooked == {TARGETS[RELEASE][attachment.target] for attachment in PAGE_TABLE.attachments}
+        assert hooked == {TARGETS[RELEASE][hook.target] for hook in PAGE_TABLE.attachments_in(RELEASE)}
 
     def test_doctor_and_dumps_show_say_so(self, run_session):
         manifest = run_session("1")
