@@ -1,5 +1,6 @@
 """manifest.json: from bytes to a Manifest, distrusting every one of them."""
 
+import hashlib
 import json
 import shlex
 from pathlib import Path
@@ -17,6 +18,7 @@ EVENTS_NAME = "events.jsonl"
 """The name of the events beside it. Here and not where they are written: whoever reads a dump writes none."""
 MAX_MANIFEST_BYTES = 2 * 1024**2
 """Real ones have some 10 KiB. Parsed, hostile JSON takes fifty times its size in memory."""
+SEAL = "manifest_sha256"
 
 Signature = tuple[str | None, ...]
 
@@ -79,6 +81,38 @@ def load_heading(dump_directory: Path | str) -> Heading:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of manifest.json. Raises ValueError if something non-finite got in."""
     return json.dumps(manifest.model_dump(mode="json"), indent=1, allow_nan=False).encode() + b"\n"
+
+
+def sealed(manifest: Manifest) -> bytes:
+    """Return the bytes of manifest.json with the SHA-256 of all that is in it, so that a later change shows.
+
+    Raises ValueError if something non-finite got in.
+    """
+    own = seal_of(_fields(encode_manifest(manifest), unique_keys=False))
+    return encode_manifest(manifest.model_copy(update={SEAL: own}))
+
+
+def broken_seal(dump_directory: Path) -> str | None:
+    """Say how the manifest in a dump's folder is not as it was written; None if it is.
+
+    One without a SHA-256 of its own, as schema 1.0 had none, says nothing.
+
+    Raises DumpUnreadable if it is absent or no JSON, DumpIncompatible for another major version.
+    """
+    fields = _fields(read_regular(dump_directory / MANIFEST_NAME, MAX_MANIFEST_BYTES), unique_keys=False)
+    if SEAL not in fields:
+        is_old = str(fields["schema_version"]).partition(".")[2] == "0"
+        return None if is_old else "it lacks the SHA-256 of itself that it was written with"
+    found, written = seal_of(fields), str(fields[SEAL])
+    if written != found:
+        return f"it was changed since it was written: SHA-256 {found[:12]}…, and it says {written[:12]}… of itself"
+    return None
+
+
+def seal_of(fields: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's fields but the seal, whatever their order and white space."""
+    others = {name: value for name, value in fields.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def signature_of(manifest: Manifest) -> Signature:

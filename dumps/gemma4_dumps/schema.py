@@ -1,4 +1,4 @@
-"""The manifest of a dump, schema 1.0.
+"""The manifest of a dump, schema 1.1.
 
 A reader accepts every minor version of its own major version; fields that a newer minor added are kept, unread.
 `python -m gemma4_dumps.schema` prints the JSON schema that is published beside this file.
@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 
 from .plain_json import plain
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 VERDICTS: Mapping[str, str] = {
     "out_of_range": "an index at or above its exclusive upper bound is about to be read",
@@ -66,6 +66,7 @@ IndexSpace = Literal["full", "swa", "draft", "unknown"]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """One plain path component: a manifest must not make a reader look outside the dump."""
 Size = Annotated[int, Field(ge=0)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SlotsOfAPage = Annotated[int, Field(le=1 << 31)]
 """What no page has more of: sums and quotients of it stay within 64 bits."""
 Index = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
@@ -145,7 +146,7 @@ class Truncation(Record):
 
 
 class FileRecord(Record):
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: Sha256
     size_bytes: Size
 
 
@@ -165,6 +166,7 @@ class Manifest(Record):
     Attributes:
         included: What it holds of the requests because someone asked for it, "kv" or "tokens"; see `included.py`.
         notes: What a reader of the evidence has to know, in sentences.
+        manifest_sha256: Of all the other fields, see `manifest_file.sealed`; since schema 1.1.
     """
 
     schema_version: str = Field(default=SCHEMA_VERSION, pattern=r"^\d{1,6}\.\d{1,6}$")
@@ -201,6 +203,7 @@ class Manifest(Record):
     truncated: dict[str, Truncation] = {}
     files: dict[FileName, FileRecord] = {}
     tensors: dict[str, TensorRecord] = {}
+    manifest_sha256: Sha256 | None = None
 
 
 class Unread(BaseModel):

@@ -16,7 +16,7 @@ from .budget import FittedTensors, fit_tensors
 from .directory_name import TEMPORARY_PREFIX, format_name
 from .draft import DumpDraft
 from .included import included_in
-from .manifest_file import EVENTS_NAME, MANIFEST_NAME, MAX_MANIFEST_BYTES, encode_manifest
+from .manifest_file import EVENTS_NAME, MANIFEST_NAME, MAX_MANIFEST_BYTES, encode_manifest, sealed
 from .plain_json import plain
 from .redaction import redact_command, redact_fields, redact_launch_args
 from .safe_file import DIRECTORY_MODE, sync_directory, write_private
@@ -60,7 +60,7 @@ def stage_dump(root: Path, draft: DumpDraft, bytes_cap: int, dropped_dumps: int)
         EVENTS_NAME: events,
     }
     manifest = _complete(base, tensors, contents, draft.dropped_events + dropped_events)
-    contents[MANIFEST_NAME] = encode_manifest(manifest)
+    contents[MANIFEST_NAME] = sealed(manifest)
     if len(contents[MANIFEST_NAME]) > MAX_MANIFEST_BYTES:
         raise ValueError(
             f"the manifest has {len(contents[MANIFEST_NAME])} bytes; at most {MAX_MANIFEST_BYTES} are read"

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from .contradictions import impossible_count, other_defect, other_page_size, other_page_size_of_writes, other_structure
 from .errors import DumpError, DumpNotFound
 from .event_file import damage_of_events
-from .manifest_file import EVENTS_NAME, load_named_manifest
+from .manifest_file import EVENTS_NAME, MANIFEST_NAME, broken_seal, load_named_manifest
 from .safe_file import open_regular, read_chunks
 from .schema import Manifest, Offence, TensorRecord
 from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
@@ -61,14 +61,16 @@ def verify_dump(path: Path | str) -> VerifyReport:
 def check_files(directory: Path, manifest: Manifest, hash_at_most: int | None = None) -> tuple[Check, ...]:
     """Hold each file of a dump against `manifest`, and the values that the manifest repeats against the tensors.
 
-    Files are read in chunks, and only where the manifest knows their size. Nothing vouches for the manifest itself.
+    Files are read in chunks, and only where the manifest knows their size. What vouches for the manifest itself is the
+    SHA-256 that it was written with; one of schema 1.0 has none.
 
     Args:
         directory: Of the dump.
         manifest: Of the dump.
         hash_at_most: Files of more bytes are held against their size alone; None for none.
     """
-    checks = [_check_file(directory, name, manifest, hash_at_most) for name in sorted(manifest.files)]
+    checks = _check_manifest(directory)
+    checks += [_check_file(directory, name, manifest, hash_at_most) for name in sorted(manifest.files)]
     if not manifest.files:
         checks.append(Check("files", False, "the manifest lists no file"))
     # What is read is what the manifest vouches for.
@@ -96,6 +98,17 @@ def check_files(directory: Path, manifest: Manifest, hash_at_most: int | None = 
     )
     checks += [Check("offences", False, contradiction) for contradiction in told if contradiction]
     return tuple(checks)
+
+
+def _check_manifest(directory: Path) -> list[Check]:
+    """Return what is wrong with manifest.json itself, if anything is; whoever has read it holds it in memory."""
+    if not os.path.lexists(directory / MANIFEST_NAME):
+        return []
+    try:
+        changed = broken_seal(directory)
+    except DumpError as error:
+        changed = str(error)
+    return [Check(MANIFEST_NAME, False, changed)] if changed else []
 
 
 def _check_file(directory: Path, name: str, manifest: Manifest, hash_at_most: int | None) -> Check:

@@ -53,7 +53,16 @@ def test_a_written_manifest_fits_the_published_schema(tmp_path):
 
 
 def test_every_manifest_field_that_a_probe_knows_is_in_the_draft():
-    from_the_writer = {"schema_version", "dump_id", "host", "dropped", "truncated", "files", "included"}
+    from_the_writer = {
+        "schema_version",
+        "dump_id",
+        "host",
+        "dropped",
+        "truncated",
+        "files",
+        "included",
+        "manifest_sha256",
+    }
     draft_fields = set(DumpDraft.__dataclass_fields__)
     assert set(Manifest.model_fields) - from_the_writer <= draft_fields
     assert draft_fields - set(Manifest.model_fields) == {"events", "dropped_events", "rank"}

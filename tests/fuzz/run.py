@@ -42,7 +42,7 @@ def fuzz(
             try:
                 outcomes[f"{kind}: {read_all(path)}"] += 1
                 if number % command_every == 0:
-                    outcomes[hold_against_certainty(path)] += 1
+                    outcomes[hold_against_certainty(path, seeds)] += 1
                     outcomes[run_command(path, random_.choice(commands))] += 1
             except Exception as error:
                 error.add_note(f"input {number} of seed {seed}, kept in {lay_out(keep, files)}")

@@ -32,7 +32,7 @@ def one_input(data: bytes) -> None:
     path = lay_out(Path(_FOLDER.name), _files(data))
     read_all(path)
     if len(data) % 5 == 0:
-        hold_against_certainty(path)
+        hold_against_certainty(path, _SEEDS)
         run_command(path, COMMANDS[len(data) // 5 % len(COMMANDS)])
 
 

@@ -1,18 +1,20 @@
 """What the fuzzers begin with: samples, small dumps and real ones.
 
-These are the samples, two small dumps of what no sample holds (KV values, a slot list), and real dumps of each kind
-that `replay` takes beside attention.
+These are the samples, as they are and with the SHA-256 of its own that a manifest has since schema 1.1, two small dumps
+of what no sample holds (KV values, a slot list), and real dumps of each kind that `replay` takes beside attention.
 """
 
+import json
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from mutations import Files
+from mutations import MANIFEST, Files
 
 from gemma4_dumps.draft import DumpDraft, TensorPayload
-from gemma4_dumps.schema import Offence, Provenance
+from gemma4_dumps.manifest_file import SEAL, seal_of
+from gemma4_dumps.schema import SCHEMA_VERSION, Offence, Provenance
 from gemma4_dumps.writer import write_dump
 
 SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
@@ -28,7 +30,13 @@ def corpus() -> list[Files]:
             assert outcome.path is not None, outcome
         folders = [path for root in (SAMPLES, Path(made)) for path in sorted(root.iterdir()) if path.is_dir()]
         folders += [path for kind in _KINDS for path in sorted(CORPUS.glob(f"*/{kind}"))]
-        return [{file.name: file.read_bytes() for file in path.iterdir()} for path in folders]
+        found = [{file.name: file.read_bytes() for file in path.iterdir()} for path in folders]
+    return found + [_with_seal(files) for files in found if SEAL not in json.loads(files[MANIFEST])]
+
+
+def _with_seal(files: Files) -> Files:
+    fields = json.loads(files[MANIFEST]) | {"schema_version": SCHEMA_VERSION}
+    return files | {MANIFEST: json.dumps(fields | {SEAL: seal_of(fields)}).encode()}
 
 
 def _page_table_with_values() -> DumpDraft:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gemma4_dumps.errors import DumpError, ExitCode
 from gemma4_dumps.listing import describe, survey
+from gemma4_dumps.manifest_file import MANIFEST_NAME, SEAL
 from gemma4_dumps.reader import read_dump, verify_dump
 from gemma4_triage.cli import app
 from gemma4_triage.diagnose.conclude import conclude
@@ -98,13 +99,18 @@ def run_command(path: Path, command: tuple[str, ...]) -> str:
     return f"{' '.join(command)}: {ExitCode(code).name}"
 
 
-def hold_against_certainty(path: Path) -> str:
+def hold_against_certainty(path: Path, seeds: list[dict[str, bytes]]) -> str:
     """Diagnose a dump and return how sure that is.
 
     What the files are is asked here of the bytes themselves, and not of the reader.
 
+    Args:
+        path: Of the dump.
+        seeds: The dumps that mutations begin with: what their manifests with a SHA-256 of themselves say is whole.
+
     Raises:
-        Overconfident: a cause is certain, and a file that the manifest vouches for is another, or is not there.
+        Overconfident: a cause is certain, and a file that the manifest vouches for is another, or is not there; or the
+            manifest itself is.
     """
     try:
         dump = read_dump(path)
@@ -113,14 +119,17 @@ def hold_against_certainty(path: Path) -> str:
     (incident,) = group((dump,))
     findings = conclude(incident)
     sure = [finding for finding in findings if finding.confidence is Confidence.CERTAIN and not finding.is_note]
-    changed = _changed_files(path)
+    changed = _changed_files(path, seeds)
     if changed and sure:
         raise Overconfident(f"{sure[0].rule} is certain, and {', '.join(changed)} is not what the manifest says")
     return f"certainty: {'certain' if sure else 'not certain'} of {'changed' if changed else 'whole'} files"
 
 
-def _changed_files(path: Path) -> list[str]:
-    listed = json.loads((path / "manifest.json").read_bytes()).get("files") or {}
+def _changed_files(path: Path, seeds: list[dict[str, bytes]]) -> list[str]:
+    manifest = json.loads((path / MANIFEST_NAME).read_bytes())
+    listed = manifest.get("files") or {}
+    if SEAL in manifest and all(manifest != json.loads(seed[MANIFEST_NAME]) for seed in seeds):
+        return [MANIFEST_NAME]
     return [name for name, record in listed.items() if _sha256(path / name) != record["sha256"]] or (
         [] if listed else ["every file"]
     )

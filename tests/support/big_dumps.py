@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from dump_examples import seed_bug_draft
+from dump_examples import put_manifest, seed_bug_draft
 from gemma4_dumps.writer import write_dump
 
 MAX_LINKS = 30_000
@@ -43,7 +43,7 @@ def sparse_dump(root: Path, cache_bytes: int, hashed: bool = False) -> Path:
     if hashed:
         with open(tensors, "rb") as file:
             record["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    put_manifest(path, manifest)
     return path
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemma4_dumps.draft import DumpDraft, TensorPayload
+from gemma4_dumps.manifest_file import MANIFEST_NAME, seal_of
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.schema import Layer, Offence, Provenance
 from gemma4_dumps.store import DumpStore
@@ -109,4 +110,9 @@ def renew_hashes(folder: Path) -> None:
     for name, record in manifest["files"].items():
         data = (folder / name).read_bytes()
         record |= {"sha256": sha256(data).hexdigest(), "size_bytes": len(data)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    put_manifest(folder, manifest)
+
+
+def put_manifest(folder: Path, fields: dict[str, Any]) -> None:
+    """Write a dump's manifest.json with the SHA-256 that goes with these fields, as a writer would."""
+    (folder / MANIFEST_NAME).write_text(json.dumps(fields | {"manifest_sha256": seal_of(fields)}))

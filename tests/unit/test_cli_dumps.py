@@ -251,7 +251,7 @@ class TestErrors:
             assert out == ""
 
     def test_another_major_version(self, cli, dump_path):
-        text = (dump_path / "manifest.json").read_text().replace('"schema_version": "1.0"', '"schema_version": "2.0"')
+        text = (dump_path / "manifest.json").read_text().replace('"schema_version": "1.1"', '"schema_version": "2.0"')
         (dump_path / "manifest.json").write_text(text)
         code, _, err = cli("dumps", "show", dump_path)
         assert code == 4

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from big_dumps import measured_cli, sparse_dump
-from dump_examples import seed_bug_draft
+from dump_examples import put_manifest, seed_bug_draft
 from gemma4_dumps.archive import examine, write_archive
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.errors import DumpUnreadable
@@ -104,7 +104,7 @@ class TestNames:
     @pytest.mark.parametrize("dump_id", ["../../outside", "/etc", "..", "", "a\\b"])
     def test_no_name_leads_out_of_the_zip(self, cli, dump_path, out, tmp_path, dump_id):
         manifest = json.loads((dump_path / "manifest.json").read_text()) | {"dump_id": dump_id}
-        (dump_path / "manifest.json").write_text(json.dumps(manifest))
+        put_manifest(dump_path, manifest)
         moved = dump_path.rename(tmp_path / "..hidden")
         assert cli("dumps", "export", moved, "-o", out)[0] == 0
         folders = {name.rpartition("/")[0] for name in zipfile.ZipFile(out).namelist()}
@@ -162,7 +162,7 @@ class TestDamaged:
         assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
     def test_a_dump_of_another_major_version(self, cli, dump_path, out):
-        text = (dump_path / "manifest.json").read_text().replace('"schema_version": "1.0"', '"schema_version": "2.0"')
+        text = (dump_path / "manifest.json").read_text().replace('"schema_version": "1.1"', '"schema_version": "2.0"')
         (dump_path / "manifest.json").write_text(text)
         assert cli("dumps", "export", dump_path, "-o", out)[0] == 4
 

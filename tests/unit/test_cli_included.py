@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_cli_serve import document
 
-from dump_examples import seed_bug_draft
+from dump_examples import put_manifest, seed_bug_draft
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.catalog import find_scenario
@@ -83,7 +83,7 @@ class TestOfUnknownOrigin:
         path = dump_with(store)
         manifest = json.loads((path / "manifest.json").read_text())
         del manifest["included"], manifest["notes"]
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        put_manifest(path, manifest)
         code, out, _ = cli("dumps", "show", path)
         assert (code, "holds" in out) == (0, False)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from big_dumps import crowd, measured_cli, sparse_dump
-from dump_examples import seed_bug_draft
+from dump_examples import put_manifest, seed_bug_draft
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import read_dump, verify_dump
@@ -73,7 +73,7 @@ class TestTwoGigabytes:
         shutil.copytree(two_gigabytes[0], path, copy_function=os.link)
         manifest = json.loads((path / "manifest.json").read_text())
         (path / "manifest.json").unlink()
-        (path / "manifest.json").write_text(json.dumps(manifest | {"offences": [offence.model_dump()]}))
+        put_manifest(path, manifest | {"offences": [offence.model_dump()]})
         run = measured_cli("dumps", "show", path)
         assert run.code == 0
         assert f"{2 * GB - 1} " in run.out
@@ -102,7 +102,7 @@ class TestTwoGigabytes:
         path = sparse_dump(tmp_path, 2 * GB)
         text = (path / "manifest.json").read_text().replace('"page-table-bounds"', '"leak-audit"')
         text = text.replace('"kv"', '"suspects"')
-        (path / "manifest.json").write_text(text)
+        put_manifest(path, json.loads(text))
         run = measured_cli("audit", path)
         assert run.code == 4
         assert run.peak_mb <= 200

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from diagnose_examples import rewritten
+from dump_examples import put_manifest
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.verify import verify_dump
@@ -71,7 +72,7 @@ def test_a_line_that_cannot_be_read_is_said_with_what_else_is_damaged(dump):
     with_last_event(dump, step="4")
     (dump / "manifest.json").unlink()
     changed = rewritten(dump, kept)
-    (dump / "manifest.json").write_text(changed.manifest.model_dump_json())
+    put_manifest(dump, changed.manifest.model_dump(mode="json"))
     assert [one.subject for one in verify_dump(dump).checks if not one.ok] == ["events.jsonl"]
 
 

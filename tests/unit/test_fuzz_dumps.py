@@ -1,14 +1,18 @@
 # pyright: reportMissingImports=false
 """A short run of the fuzzer in tests/fuzz; `make fuzz` is the long one."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from gemma4_dumps.manifest_file import SEAL
+
 FUZZ = Path(__file__).parents[1] / "fuzz"
 sys.path.insert(0, str(FUZZ))
 
+from mutations import MANIFEST  # noqa: E402
 from run import fuzz  # noqa: E402
 from seeds import corpus  # noqa: E402
 from target import Misbehaved, Overconfident, hold_against_certainty, lay_out, read_all, run_command  # noqa: E402
@@ -34,14 +38,24 @@ def test_the_samples_themselves_are_read(tmp_path):
 def test_a_certain_cause_of_changed_files_is_found(tmp_path, monkeypatch):
     from gemma4_dumps.reader import Dump
 
-    files = next(
-        files for files in corpus() if hold_against_certainty(lay_out(tmp_path, files)).endswith("whole files")
+    seeds = corpus()
+    certain = "certainty: certain of whole files"
+    old, new = (
+        next(one for one in seeds if sealed == (SEAL in json.loads(one[MANIFEST])) and said(tmp_path, one) == certain)
+        for sealed in (False, True)
     )
-    path = lay_out(tmp_path, {**files, "tensors.safetensors": b"torn"})
-    assert hold_against_certainty(path) == "certainty: not certain of changed files"
+    torn = {**old, "tensors.safetensors": b"torn"}
+    another_step = {**new, MANIFEST: json.dumps(json.loads(new[MANIFEST]) | {"step": 10**6}).encode()}
+    for files in (torn, another_step):
+        assert said(tmp_path, files) == "certainty: not certain of changed files"
     monkeypatch.setattr(Dump, "damage", ())
-    with pytest.raises(Overconfident, match=r"is certain, and tensors\.safetensors is not what"):
-        hold_against_certainty(path)
+    for files, name in ((torn, "tensors.safetensors"), (another_step, MANIFEST)):
+        with pytest.raises(Overconfident, match=rf"is certain, and {name} is not what"):
+            said(tmp_path, files)
+
+
+def said(folder, files):
+    return hold_against_certainty(lay_out(folder, files), corpus())
 
 
 def test_what_is_no_dump_error_is_found_and_kept(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from diagnose_examples import CORPUS
-from dump_examples import seed_bug_draft
+from dump_examples import put_manifest, seed_bug_draft
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.diagnose.material import read_store
 
@@ -34,7 +34,7 @@ def forged(tmp_path):
     assert path is not None
     manifest = json.loads((path / "manifest.json").read_text())
     manifest |= {"versions": {FORGED: FORGED}, "gpu": {FORGED: FORGED}, "included": [FORGED, "<b>`kv`</b>"]}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    put_manifest(path, manifest)
     return path
 
 

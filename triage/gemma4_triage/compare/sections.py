@@ -48,7 +48,7 @@ _FIELDS = {
     "versions": ("versions", "gpu", "schema_version"),
     "launch": ("launch_args", "host"),
     "completeness": ("included", "notes", "dropped", "truncated"),
-    VOLATILE: ("dump_id", "created_utc", "repeat_command"),
+    VOLATILE: ("dump_id", "created_utc", "repeat_command", "manifest_sha256"),
 }
 _SECTION_OF = {field: section for section, fields in _FIELDS.items() for field in fields}
 
