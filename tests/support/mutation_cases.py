@@ -18,6 +18,11 @@ CASES = {
         D.OFF_BY_ONE,
         C.LIKELY,
     ),
+    "first-tokens-behind-the-last": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.LIKELY),
+    "adopted-slots-freed-again": ("unset-slot-freed", S.FREE_CALL, D.DUPLICATE, C.LIKELY),
+    "path-in-another-order": ("request-state-differs", S.TREE_NODE, D.SWAPPED, C.LIKELY),
+    "whole-prompt-taken-for-a-chunk": ("request-state-differs", S.REQUEST_COUNTERS, None, C.LIKELY),
+    "node-under-two-parents": ("tree-broken", S.TREE_NODE, D.DUPLICATE, C.CERTAIN),
     "nothing-stored-by-a-verification": ("keys-not-stored", None, None, C.LIKELY),
     "retracted-mark-left": ("request-state-differs", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.LIKELY),
     "cut-prompt-taken-for-whole": ("request-state-differs", S.REQUEST_COUNTERS, None, C.LIKELY),
@@ -304,5 +309,5 @@ CASES = {
     "free-list-cut-while-running": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.LOST, C.LIKELY),
     "bonus-token-not-committed": ("request-state-differs", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.CERTAIN),
     "pages-counted-by-old-lengths": ("page-given-twice", S.ALLOCATION, None, C.LIKELY),
-    "child-locked-once-more": ("tree-broken", S.TREE_LOCK, None, C.CERTAIN),
+    "child-locked-once-more": ("tree-broken", S.TREE_LOCK, D.OFF_BY_ONE, C.CERTAIN),
 }

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from gemma4_dumps.manifest_file import signature_of
+from gemma4_dumps.manifest_file import SEAL, seal_of, signature_of
 from gemma4_dumps.store import DumpStore
 
 TO = Path(__file__).parents[1] / "data" / "corpus_dumps"
@@ -66,6 +66,8 @@ def trimmed(guards: dict, case: str, kind: str = "corpus") -> dict:
 
 
 def _write(path: Path, fields: dict) -> None:
+    if SEAL in fields:
+        fields = fields | {SEAL: seal_of(fields)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(fields, indent=1) + "\n")
 

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from cut_serving_log import cut
+from gemma4_dumps.manifest_file import SEAL, seal_of
 from trim_corpus_dumps import trimmed
 
 DATA = Path(__file__).parents[1] / "data"
@@ -54,6 +55,8 @@ def main(run: Path, name: str) -> None:
                 shutil.copyfile(dump / file, to / part.name / "dumps" / dump.name / file)
             manifest = json.loads((dump / "manifest.json").read_text())
             manifest["guards"] = trimmed(manifest["guards"], part.name)
+            if SEAL in manifest:
+                manifest[SEAL] = seal_of(manifest)
             write(to / part.name / "dumps" / dump.name / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 

@@ -78,14 +78,16 @@ def test_a_page_that_was_handed_out_since_is_not_given_back_once_more(tmp_path, 
     assert (first.structure is not Structure.FREE_CALL, first.defect) == (True, Defect.ZERO)
 
 
-def test_frees_of_the_window_alone_are_no_frees_in_both_pools(tmp_path):
+def test_a_free_of_full_pages_alone_is_not_said_to_be_of_both_pools(tmp_path):
     (dump,) = dumps_of("evicted-in-both-pools-and-again")
 
     def of_full_pages(records):
         records[-2]["call"] = "free_full_segment"
         return records
 
-    assert named_of(with_events(tmp_path, dump, of_full_pages))[0].structure is None
+    first = named_of(with_events(tmp_path, dump, of_full_pages))[0]
+    assert (first.structure, "in both pools" in first.cause) == (Structure.FREE_CALL, False)
+    assert "had given its full page back" in first.cause
 
 
 def test_duplicates_of_another_request_say_nothing(tmp_path):

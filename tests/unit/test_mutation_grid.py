@@ -12,6 +12,7 @@ from gemma4_repro.mutations.draw import OLDER_SEEDS, SEEDS_BEFORE_SERVERS, draw
 from gemma4_repro.mutations.grid import (
     ADDED_LATER,
     GRID,
+    OF_THE_TREE,
     SERVERS_ADDED_LAST,
     SERVERS_ADDED_LATER,
     Phase,
@@ -58,7 +59,7 @@ def test_a_draw_is_the_same_every_time_and_a_longer_one_begins_with_it() -> None
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_draw_has_every_server_that_its_cells_can_have(release: str) -> None:
     drawn = draw(5, 400, release)
-    not_here = {Server.EVICTING} if release == BASE else set()
+    not_here = {Server.EVICTING, Server.IN_PYTHON} if release == BASE else set()
     assert {mutation.server for mutation in drawn} == set(Server) - not_here
     assert all(one.server in servers_of(release, one.cell, one.mtp) for one in drawn)
     hybrid = sum(one.server is Server.HYBRID for one in drawn)
@@ -74,7 +75,7 @@ def test_older_seeds_draw_what_their_rows_have(seed: int) -> None:
 @pytest.mark.parametrize("seed", sorted(SEEDS_BEFORE_SERVERS))
 def test_seeds_before_later_servers_draw_what_their_rows_have(seed: int) -> None:
     drawn = {one.server for one in draw(seed, 200, "0.5.23")}
-    assert drawn == set(Server) - {*SERVERS_ADDED_LATER, *SERVERS_ADDED_LAST}
+    assert drawn == set(Server) - {*SERVERS_ADDED_LATER, *SERVERS_ADDED_LAST, Server.IN_PYTHON}
 
 
 COMMITTED = sorted(path.parent for path in (Path(__file__).parents[2] / "docs" / "mutations").glob("[0-9]*/*.jsonl"))
@@ -96,6 +97,14 @@ def test_the_window_of_a_request_is_evicted_where_evictions_are_drawn() -> None:
     assert {one.server for one in draw(5, 400, "0.5.23") if one.structure is Structure.WINDOW_EVICTION} == {
         Server.EVICTING
     }
+
+
+def test_nodes_and_locks_are_drawn_where_the_tree_can_be_written() -> None:
+    usual, python = (settings(Probes.TRAP, server) for server in (Server.STEPWISE, Server.IN_PYTHON))
+    assert dict(python.items() - usual.items()) == {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
+    of_trees = [one for one in draw(5, 400, "0.5.23") if one.structure in OF_THE_TREE]
+    assert of_trees
+    assert {one.server for one in of_trees} == {Server.IN_PYTHON}
 
 
 def test_the_load_is_read_in_chunks_where_they_are_not_switched_off() -> None:
@@ -124,7 +133,7 @@ def test_what_a_release_cannot_have_is_left_out_with_a_reason() -> None:
         assert all(left_out.values())
         assert {*structures_of(release), *left_out} == set(GRID)
         assert not {cell.structure for cell in cells(release)} & set(left_out)
-    assert len(cells()) > max(len(cells(release)) for release in RELEASES)
+    assert [len(cells()) - len(cells(release)) > 0 for release in (BASE, "0.5.23")] == [True, False]
 
 
 def test_a_mutation_is_drawn_for_a_server_that_has_its_phase() -> None:

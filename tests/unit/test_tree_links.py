@@ -44,6 +44,7 @@ def test_a_tree_as_it_should_be_has_nothing_wrong() -> None:
     [
         (3, {"parent": 0}, [(Broken.OTHER_PARENT, 3)]),
         (3, {"parent": None}, [(Broken.OTHER_PARENT, 3)]),
+        (3, {"places": 2, "parent": 0}, [(Broken.TWICE, 3)]),
         (2, {"locks": 0}, [(Broken.FEWER_LOCKS, 2)]),
         (2, {"locks": -1}, [(Broken.BELOW_ZERO, 2)]),
         (4, {"locks": 1}, [(Broken.NOT_A_LEAF, 4)]),
@@ -163,9 +164,24 @@ class TestHolds:
     def test_one_node_that_lost_a_lock(self, held_tree):
         lock = held_tree.requests[0].lock
         held_tree.tree.tree_core._node_arena[lock.node].component_data[0].lock_ref -= 1
-        assert broken_holds(held_tree.tree, held_tree.requests) == {Broken.FEW_HOLDS: 1}
+        assert broken_holds(held_tree.tree, held_tree.requests) == {Broken.NO_HOLDS: 1}
         # Nobody that runs holds it.
         assert broken_holds(held_tree.tree, held_tree.requests[1:]) == {}
+
+    def test_one_that_keeps_some(self, monkeypatch):
+        monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+        world = PoolWorld(monkeypatch, 16)
+        world.finish(world.start(prompt(1, 48)))
+        for seed in (8, 9):
+            assert world.start([*prompt(1, 40), *prompt(seed, 10)])
+        core = world.tree.tree_core
+        shared = next(
+            node
+            for node in core._node_arena.values()
+            if node is not core.root_node and node.component_data[0].lock_ref == 2
+        )
+        shared.component_data[0].lock_ref -= 1
+        assert broken_holds(world.tree, world.requests) == {Broken.FEW_HOLDS: 1}
 
     def test_one_lock_that_two_requests_carry_is_one(self, held_tree):
         one, other = held_tree.requests[:2]
@@ -181,7 +197,7 @@ class TestHolds:
     def test_a_window_that_lost_one(self, held_tree):
         lock = held_tree.requests[1].lock
         held_tree.tree.tree_core._node_arena[lock.node].component_data[1].lock_ref -= 1
-        assert broken_holds(held_tree.tree, held_tree.requests) == {Broken.FEW_WINDOW_HOLDS: 1}
+        assert broken_holds(held_tree.tree, held_tree.requests) == {Broken.NO_WINDOW_HOLDS: 1}
 
     def test_a_window_that_was_given_back_is_not_counted(self, held_tree):
         lock = held_tree.requests[1].lock
@@ -199,6 +215,11 @@ class TestHolds:
 
 def _stale_parent(root, branch, leaf, tree) -> None:
     leaf.parent = root
+
+
+def _child_of_two(root, branch, leaf, tree) -> None:
+    (key,) = (key for key, child in branch.children.items() if child is leaf)
+    root.children[key] = leaf
 
 
 def _unlocked_twice(root, branch, leaf, tree) -> None:
@@ -232,6 +253,7 @@ def _lock(node, by: int) -> None:
     ("change", "broken", "structure"),
     [
         (_stale_parent, Broken.OTHER_PARENT, "radix tree node"),
+        (_child_of_two, Broken.TWICE, "radix tree node"),
         (_unlocked_twice, Broken.BELOW_ZERO, "radix tree lock"),
         (_not_a_child, Broken.NO_CHILD, "radix tree node"),
         (_cut_at_another_length, Broken.FEW_SLOTS, "radix tree node"),

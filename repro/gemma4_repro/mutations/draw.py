@@ -12,6 +12,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_repro.mutations.grid import (
     ADDED_LAST,
     ADDED_LATER,
+    OF_THE_TREE,
     SERVERS_ADDED_LAST,
     SERVERS_ADDED_LATER,
     Cell,
@@ -21,6 +22,7 @@ from gemma4_repro.mutations.grid import (
     servers_of,
     structures_of,
 )
+from gemma4_runtime.releases import at_least
 
 OLDER_SEEDS = frozenset({2411, 2412, 2413, 2414, 2415, 2417, 2420, 2421, 2701, 2702, 2801, 2802, 2803, 2900, 3000})
 """Their rows were committed while every server ran step by step with a prefix cache, and before grid.ADDED_LATER.
@@ -31,6 +33,10 @@ SEEDS_BEFORE_SERVERS = frozenset({3101, 3102, 3103, 3104})
 """They were drawn before grid.SERVERS_ADDED_LATER."""
 SEEDS_BEFORE_EVICTION = frozenset({3201, 3301, 3407, 3511, 4001})
 """They were drawn before grid.ADDED_LAST and grid.SERVERS_ADDED_LAST."""
+SEEDS_BEFORE_TREES = frozenset(
+    {3607, 3701, 3801, 3901, 4003, 4007, 4009, 4011, 4013, 4107, 4301, 4402, 4603, 4811, 5021, 6021, 7129}
+)
+"""They, and all of the others, were drawn before grid.OF_THE_TREE was on 0.5.23, and before Server.IN_PYTHON."""
 _HYBRID_SHARE = 0.04
 """Under Triton's interpreter such a load takes 40 s and not 5."""
 _AFTER_THE_FIRST = (Server.OVERLAPPED, Server.UNCACHED, Server.HYBRID)
@@ -105,20 +111,29 @@ def draw(seed: int, count: int, release: str) -> tuple[Mutation, ...]:
     """
     if count < 1:
         raise ValueError(f"a draw has at least one mutation, not {count}")
-    structures, servers = _added_since(seed)
+    structures, servers = _added_since(seed, release)
     return tuple(
         _mutation(random.Random(f"{seed}/{number}"), number, cell, release, servers)
         for number, cell in enumerate(islice(_in_turn(seed, release, structures), count), start=1)
     )
 
 
-def _added_since(seed: int) -> tuple[tuple[Structure, ...], tuple[Server, ...]]:
+def _added_since(seed: int, release: str) -> tuple[set[Structure], set[Server]]:
     """Return the structures and servers that a seed does not draw, since they were added after its rows were made."""
+    structures: set[Structure] = set()
+    servers: set[Server] = set()
     if seed in OLDER_SEEDS:
-        return (*ADDED_LATER, *ADDED_LAST), (*_AFTER_THE_FIRST, *SERVERS_ADDED_LATER, *SERVERS_ADDED_LAST)
-    if seed in SEEDS_BEFORE_SERVERS:
-        return ADDED_LAST, (*SERVERS_ADDED_LATER, *SERVERS_ADDED_LAST)
-    return (ADDED_LAST, SERVERS_ADDED_LAST) if seed in SEEDS_BEFORE_EVICTION else ((), ())
+        structures.update(ADDED_LATER)
+        servers.update(_AFTER_THE_FIRST)
+    if seed in OLDER_SEEDS | SEEDS_BEFORE_SERVERS:
+        servers.update(SERVERS_ADDED_LATER)
+    if seed in (before := OLDER_SEEDS | SEEDS_BEFORE_SERVERS | SEEDS_BEFORE_EVICTION):
+        structures.update(ADDED_LAST)
+        servers.update(SERVERS_ADDED_LAST)
+    if seed in before | SEEDS_BEFORE_TREES and at_least(release, "0.5.23"):
+        structures.update(OF_THE_TREE)
+        servers.add(Server.IN_PYTHON)
+    return structures, servers
 
 
 def _in_turn(seed: int, release: str, but: Collection[Structure]) -> Iterator[Cell]:

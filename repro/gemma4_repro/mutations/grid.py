@@ -40,6 +40,8 @@ class Server(StrEnum):
     """A prompt is read in one step, however long it is."""
     EVICTING = "window evicted at each page"
     """What leaves the sliding window is given back as soon as it is a page, while its request decodes."""
+    IN_PYTHON = "tree in Python"
+    """The prefix cache's tree is in Python, where 0.5.23 has it in Rust unless it is told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -343,8 +345,7 @@ def left_out_on(release: str) -> Mapping[Structure, str]:
         release: As PyPI names it.
     """
     if at_least(release, "0.5.23"):
-        in_rust = "the prefix cache's tree is in Rust there: it can be read from outside, and not written"
-        return {_S.TREE_NODE: in_rust, _S.TREE_LOCK: in_rust}
+        return {}
     return {
         _S.POSITIONS: "the draws on this release began before a probe looked at them, and stay what they were",
         _S.FREE_GROUP: "what a group holds is given back there by one free, which is FREE_CALL",
@@ -352,6 +353,8 @@ def left_out_on(release: str) -> Mapping[Structure, str]:
     }
 
 
+OF_THE_TREE = (_S.TREE_NODE, _S.TREE_LOCK)
+"""A tree in Rust can be read from outside, and not written: on 0.5.23 these are drawn with Server.IN_PYTHON alone."""
 ADDED_LATER = (_S.FREE_GROUP, _S.POOL_SIZE, _S.KV_SCALE)
 """Older seeds draw none of these: see draw.OLDER_SEEDS."""
 SERVERS_ADDED_LATER = (Server.UNCHUNKED,)
@@ -382,13 +385,15 @@ def servers_of(release: str, cell: Cell, mtp: bool) -> tuple[Server, ...]:
     if cell.structure is _S.WINDOW_EVICTION:
         # The others seldom evict while a request of the load decodes, or never.
         return (Server.EVICTING,)
+    if cell.structure in OF_THE_TREE and at_least(release, "0.5.23"):
+        return (Server.IN_PYTHON,)
     left_out = set()
     if not at_least(release, "0.5.23"):
-        left_out.add(Server.EVICTING)
+        left_out |= {Server.EVICTING, Server.IN_PYTHON}
     if mtp and not at_least(release, "0.5.23"):
         # Its MTP worker does not overlap; the patch mtp-v2 brings another one.
         left_out.add(Server.OVERLAPPED)
-    if cell.structure in (_S.TREE_NODE, _S.TREE_LOCK):
+    if cell.structure in OF_THE_TREE:
         left_out.add(Server.UNCACHED)
     if cell.phase is _P.PREFILL and cell.structure in (_S.FULL_TABLE, _S.SWA_TABLE, _S.KERNEL_LENGTHS):
         # Triton has lists of slots in the place of these.

@@ -28,6 +28,25 @@ class Holder:
     slots: Any
 
 
+def slots_of_node(node: Any) -> Any:
+    """Return what of a prefix cache's node has its full slots as `value`; since 0.5.23 that is a part of the node."""
+    return node.component_data[_component("FULL")] if hasattr(node, "component_data") else node
+
+
+def locks_of_node(node: Any) -> dict[str, tuple[Any, str]]:
+    """Return the counts of a node's holders by name: the object that has each, and its attribute there."""
+    if not hasattr(node, "component_data"):
+        return {name: (node, name) for name in ("full_lock_ref", "swa_lock_ref")}
+    kinds = ("FULL", "SWA")
+    return {f"{kind.lower()} lock_ref": (node.component_data[_component(kind)], "lock_ref") for kind in kinds}
+
+
+def _component(name: str) -> Any:
+    from gemma4_runtime.release import ComponentType
+
+    return ComponentType[name]
+
+
 class LiveState:
     """A scheduler and the batch that it runs."""
 
@@ -76,25 +95,27 @@ class LiveState:
 
     def nodes(self) -> list[Any]:
         """Return the prefix cache's nodes that hold slots, the root left out. None where the tree is Rust's own."""
-        if self._core is not None:
+        core = self.tree if self._core is None else self._core
+        root = getattr(core, "root_node", None)
+        if root is None or not hasattr(root, "children"):
             return []
-        found, left = [], [self.tree.root_node]
+        found, left = [], [root]
         while left:
             node = left.pop()
             left += node.children.values()
-            if node is not self.tree.root_node and node.value is not None and len(node.value):
+            if node is not root and (slots := slots_of_node(node).value) is not None and len(slots):
                 found.append(node)
         return sorted(found, key=lambda node: node.id)
 
     def cached(self) -> list[Holder]:
         """Return a holder for each of those nodes; of a tree in Rust, for each run of slots that it holds."""
-        if self._core is not None:
+        if self._core is not None and not hasattr(self._core, "_node_arena"):
             # Imports torch, which the process that draws does without.
             from gemma4_runtime.release.prefix_caches import runs_of
 
             slots = [run.value.to(self.rows.device) for run in runs_of(self.tree)]
             return [Holder(f"run {number}", None, None, run) for number, run in enumerate(slots)]
-        return [Holder(f"node {node.id}", None, None, node.value.long()) for node in self.nodes()]
+        return [Holder(f"node {node.id}", None, None, slots_of_node(node).value.long()) for node in self.nodes()]
 
     def pages(self, slots: Any, swa: bool) -> list[int]:
         """Return the page of each page-sized piece of `slots`, translated into the sliding-window pool or not."""
@@ -230,15 +251,17 @@ class LiveState:
         return [entry for node in self.nodes() for entry in self._node_entries(node)]
 
     def _node_entries(self, node: Any) -> Iterator[Entry]:
+        holds = slots_of_node(node)
+
         def put(slots: Any) -> None:
-            node.value = slots
+            holds.value = slots
 
         def drop() -> None:
             for key, child in list(node.parent.children.items()):
                 if child is node:
                     del node.parent.children[key]
 
-        holder = Holder(f"node {node.id}", None, None, node.value)
-        slots = node.value.clone()
-        for entry in self.page_entries(holder, slots, self.mapping[slots], put, lambda: node.value, swa=False):
+        holder = Holder(f"node {node.id}", None, None, holds.value)
+        slots = holds.value.clone()
+        for entry in self.page_entries(holder, slots, self.mapping[slots], put, lambda: holds.value, swa=False):
             yield replace(entry, drop=drop)

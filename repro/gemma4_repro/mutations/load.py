@@ -31,11 +31,13 @@ _SERVERS: Mapping[Server, Mapping[str, Any]] = {
     # SGLang works out how much of the memory is left from the size of a chunk.
     Server.UNCHUNKED: {"chunked_prefill_size": -1, "mem_fraction_static": 0.5},
     Server.EVICTING: {},
+    Server.IN_PYTHON: {},
 }
 
 _ENVIRONMENTS: Mapping[Server, Mapping[str, str]] = {
-    # In tokens; before 0.5.23 no such server is drawn.
+    # In tokens. Before 0.5.23 neither server is drawn.
     Server.EVICTING: {"SGLANG_SWA_EVICTION_INTERVAL": "1"},
+    Server.IN_PYTHON: {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"},
 }
 
 

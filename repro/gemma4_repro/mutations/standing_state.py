@@ -15,7 +15,7 @@ from gemma4_dumps.structures import Structure
 from gemma4_repro.engine.serving import prompt_of
 from gemma4_repro.mutations.entry import Entry
 from gemma4_repro.mutations.forward_state import list_entries
-from gemma4_repro.mutations.live_state import LiveState
+from gemma4_repro.mutations.live_state import LiveState, locks_of_node
 from gemma4_runtime.release.requests import held, set_swa_evicted, swa_evicted, swa_kept_until
 
 _NO_END = 1 << 30
@@ -63,9 +63,9 @@ def entries(structure: Structure, live: LiveState) -> list[Entry]:
 
 def _lock_entries(live: LiveState) -> Iterator[Entry]:
     for node in live.nodes():
-        for name in ("full_lock_ref", "swa_lock_ref"):
-            if getattr(node, name) > 0:
-                yield _attribute(node, name, f"{name} of node {node.id}", _NO_END)
+        for name, (owner, attribute) in locks_of_node(node).items():
+            if getattr(owner, attribute) > 0:
+                yield _attribute(owner, attribute, f"{name} of node {node.id}", _NO_END)
 
 
 def _counter_entries(live: LiveState) -> Iterator[Entry]:

@@ -17,6 +17,8 @@ class Broken(StrEnum):
     """The cache knows it, and no path from the root leads to it."""
     NO_CHILD = "not a child"
     """The cache knows it, and the node that it names as its parent is in the tree and does not have it as a child."""
+    TWICE = "child of two"
+    """It is among the children of two nodes, or twice among those of one."""
     GONE = "gone and still a child"
     """A path from the root leads to it, and the cache does not know it any more."""
     FEW_SLOTS = "fewer slots than tokens"
@@ -33,8 +35,11 @@ class Broken(StrEnum):
     """Its sliding window has more locks than it has."""
     STAMP_GONE = "stamp gone"
     """Not of a node: a request's lock of its sliding window ends at a stamp that no node above has any more."""
+    NO_HOLDS = "held and not locked"
+    """Requests lock it, by what each has of its lock, and it has no lock."""
+    NO_WINDOW_HOLDS = "window held and not locked"
     FEW_HOLDS = "fewer locks than holders"
-    """Requests lock it, by what each has of its lock, and it has fewer locks."""
+    """Requests lock it likewise, and it has fewer locks, but some."""
     FEW_WINDOW_HOLDS = "fewer window locks than holders"
     """The same of its sliding window."""
     OTHER_KEY = "under another key"
@@ -65,6 +70,7 @@ class Link:
         unlike: Tokens of its key that are not those which were stored in its slots.
         unmapped: Slots of its sliding window that the map does not have for its slots of the full pool.
         misfiled: Its parent has it among its children by another key than its own.
+        places: How often it is among the children of a node.
     """
 
     name: int
@@ -78,6 +84,7 @@ class Link:
     unlike: int = 0
     unmapped: int = 0
     misfiled: bool = False
+    places: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,9 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
             # Its other counts and lists are of a node that was given up.
             yield Broken.GONE, node.name
             continue
-        if node.parent != node.above:
+        if node.places > 1:
+            yield Broken.TWICE, node.name
+        elif node.parent != node.above:
             yield Broken.OTHER_PARENT, node.name
         if node.misfiled:
             yield Broken.OTHER_KEY, node.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,19 +40,27 @@ def links_of(cache: Any, beside: Beside | None = None) -> Links | None:
     if not hasattr(root, "children") or not hasattr(root, "parent"):
         return None
     nodes = list(_walk(root))
+    places = Counter(id(child) for one in (root, *(node for node, *_ in nodes)) for child in one.children.values())
     if core is not cache:
         known = {_name(node, root) for node in core._node_arena.values()}
         leaves = {_name(node, root) for node in core.evictable_device_leaves}
         parents = _parents(core._node_arena.values(), root)
         misfiled = {id(node) for node in core._node_arena.values() for node in _misfiled(node, core.page_size)}
         links = [_unified(*one, root, core, beside, id(one[0]) in misfiled) for one in nodes]
-        return Links(links, known, leaves, _windows(core, root), parents)
+        return Links(_placed(links, nodes, places), known, leaves, _windows(core, root), parents)
     listed = getattr(core, "evictable_leaves", None)
     leaves = None if listed is None else {_name(node, root) for node in listed}
     swa = getattr(core, "swa_lru_list", None)
     windows = None if swa is None else {_name(node, root) for node in swa.cache.values()}
     parents = _parents([*(listed or ()), *(() if swa is None else swa.cache.values())], root)
-    return Links([_plain(*one, root, beside) for one in nodes], None, leaves, windows, parents)
+    links = [_plain(*one, root, beside) for one in nodes]
+    return Links(_placed(links, nodes, places), None, leaves, windows, parents)
+
+
+def _placed(links: Sequence[Link], nodes: Sequence[tuple[Any, Any, int]], places: Mapping[int, int]) -> list[Link]:
+    """Return the links with how often each node is a child."""
+    pairs = zip(links, nodes, strict=True)
+    return [link if places[id(node)] == 1 else replace(link, places=places[id(node)]) for link, (node, *_) in pairs]
 
 
 def broken_of(cache: Any, beside: Beside | None = None) -> dict[str, int]:
@@ -109,12 +117,16 @@ def broken_holds(cache: Any, requests: Iterable[Any]) -> dict[str, int]:
         stamps = _stamps(path)
         if not stamp or stamp in stamps:
             windows.update(id(node) for node in path[: stamps.index(stamp) + 1 if stamp else None])
-    few = {Broken.FEW_HOLDS: 0, Broken.FEW_WINDOW_HOLDS: 0, Broken.STAMP_GONE: gone}
+    few = Counter[Broken]({Broken.STAMP_GONE: gone})
+    kinds = (
+        (ComponentType.FULL, holds, Broken.NO_HOLDS, Broken.FEW_HOLDS),
+        (ComponentType.SWA, windows, Broken.NO_WINDOW_HOLDS, Broken.FEW_WINDOW_HOLDS),
+    )
     for node in core._node_arena.values():
-        few[Broken.FEW_HOLDS] += node.component_data[ComponentType.FULL].lock_ref < holds[id(node)]
-        if windows[id(node)]:
-            few[Broken.FEW_WINDOW_HOLDS] += node.component_data[ComponentType.SWA].lock_ref < windows[id(node)]
-    return {kind.value: count for kind, count in few.items() if count}
+        for component, held, none, fewer in kinds:
+            if held[id(node)] and (locks := node.component_data[component].lock_ref) < held[id(node)]:
+                few[fewer if locks else none] += 1
+    return {kind.value: few[kind] for kind in Broken if few[kind]}
 
 
 def _path(core: Any, number: int) -> list[Any]:

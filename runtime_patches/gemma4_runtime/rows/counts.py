@@ -175,6 +175,7 @@ def check_lengths(scheduler: Any, batch: Any, made: Any, in_draft: bool = False)
             had = {"as_before": None, "account": of, "agreed_before": agreed}
             had |= _launched(scheduler, batch.reqs, wrong) if alone else {}
             had |= {"counter": COMMITTED} if of == COMMITTED_OF else {}
+            had |= _of_its_tokens(batch.reqs[first]) if of == TOKENS_OF else {}
             site, role = (DRAFT_POSITIONS, "draft") if in_draft else (INIT, "target")
             kinds = or_swapped(wrong, kinds)
             report_wrong(scheduler, wrong, LENGTH, site, structure, kinds, made, rows, had=had, role=role)
@@ -306,6 +307,7 @@ def _of_its_tokens(request: Any) -> dict[str, Any]:
         "again": request.retraction_count,
         "marked": bool(request.is_retracted),
         "prompt": len(request.origin_input_ids),
+        "answered": len(request.output_ids),
     }
 
 

@@ -81,7 +81,7 @@ def check_row_entries(
         if first.why == "prefix":
             had |= {"first_look": row.earlier is None and not seen.lost, **_of_both(first, scheduler, page, "node")}
             had |= owner_of(scheduler, first.value // page)
-            had |= broken_nodes(cache)
+            had |= broken_nodes(cache) | _in_another_order(row)
         elif first.why == "changed":
             had |= _of_both(first, scheduler, page, "had") | owner_of(scheduler, first.value // page)
             kept = owner_of(scheduler, first.expected // page) if first.expected is not None else {}
@@ -98,6 +98,14 @@ def check_row_entries(
     else:
         # Those that are not looked at now may come again; a slot given anew has another request.
         seen.rows.update(kept)
+
+
+def _in_another_order(row: Row) -> dict[str, Any]:
+    """Return whether a row has the very slots of its nodes in another order, where both are as long."""
+    own = row.entries[: row.protected]
+    if row.prefix is None or own.size != row.prefix.size:
+        return {}
+    return {"same_slots": bool(np.array_equal(np.sort(own), np.sort(row.prefix)))}
 
 
 def _short_of_its_nodes(

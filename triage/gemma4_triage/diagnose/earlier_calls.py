@@ -42,6 +42,9 @@ def mapping_since(dump: Dump) -> Wrong:
     number, own = max(named, default=(-1, 0))
     if number < 0 or gives_back(records[number]) or own == bad.value or own <= 0:
         return Wrong(None)
+    # Its SWA page may have been given to another full page since, as where a node of the cache gets a window again.
+    if any(own in slots_of(past.get("swa")) for past in records[number + 1 : -1]):
+        return Wrong(None)
     to, full_page, own_page = bad.value // page, full // page, own // page
     defect = None
     if to not in range(1, dump.manifest.extents.get("pages_swa_pool", to + 1)):
@@ -89,7 +92,7 @@ def given_back_whole(dump: Dump) -> int | None:
         call = str(records[number].get("call"))
         if call == "free_group_end" or full not in {one // page for one in slots_of(records[number].get("full"))}:
             continue
-        return number if call in ("free", "free_segment") else None
+        return number if call in ("free", "free_segment", "free_full_segment") else None
     return None
 
 

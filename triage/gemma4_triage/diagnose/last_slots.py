@@ -3,6 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import event, readable_events
+from gemma4_triage.diagnose.recorded_calls import slots_of, spans
 from gemma4_triage.diagnose.where_wrong import Wrong
 
 _FEWEST = 3
@@ -79,3 +80,29 @@ def pages_uncounted(dump: Dump) -> tuple[str, Wrong] | None:
         event(dump, last, "free_after.0", "and after it"),
     )
     return cause, Wrong(Structure.ALLOCATION, None, proof)
+
+
+def firsts_behind_the_last(dump: Dump) -> tuple[str, Wrong] | None:
+    """Return what is said of a prefill's hand-out that counts first tokens to the request before; None of another.
+
+    Such a token has the slot behind the last one of that request, where its own place in a page is another.
+    """
+    call, page = (readable_events(dump) or [{}])[-1], dump.manifest.page_size or 1
+    slots, begins = slots_of(call.get("full")), call.get("prefix_lens")
+    parts = list(spans(call))
+    if page < 2 or not isinstance(begins, list) or not parts or parts[-1][2] != len(slots) or len(begins) != len(parts):
+        return None
+    places = [begin + one for begin, (_, first, end) in zip(begins, parts, strict=True) for one in range(end - first)]
+    apart = [row for row, (slot, place) in enumerate(zip(slots, places, strict=True)) if slot % page != place % page]
+    firsts = {first for _, first, end in parts if first and end > first}
+    if not apart or not firsts.issuperset(apart) or any(slots[row] != slots[row - 1] + 1 for row in apart):
+        return None
+    which = "The first token of a request" if len(apart) == 1 else f"The first tokens of {len(apart)} requests"
+    cause = (
+        f"{which} of a prefill got the slot behind the last one of the request before, and not the first of their own "
+        "pages: where one request's slots end and the next one's begin is counted one token too far (a search that "
+        "takes an equal value for the former's, < for <=). The free list was right."
+    ).replace("their own pages", "its own page" if len(apart) == 1 else "their own pages")
+    last = len(readable_events(dump)) - 1
+    proof = (event(dump, last, "seq_lens.0", "how long the first request was to be, where the next one's slots begin"),)
+    return cause, Wrong(Structure.ALLOCATION, Defect.OFF_BY_ONE, proof)

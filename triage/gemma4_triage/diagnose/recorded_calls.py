@@ -50,8 +50,11 @@ def swa_peer(call: Mapping[str, Any], slot: int) -> int | None:
 
 
 def slots_of(runs: Any) -> list[int]:
-    """Return the slots of runs, [first, how many] each."""
-    pairs = [run for run in runs if isinstance(run, list) and len(run) == 2] if isinstance(runs, list) else []
+    """Return the slots of runs: [first, how many] each, or [slot, how many times, 0]."""
+    lists = [run for run in runs if isinstance(run, list) and len(run) in (2, 3)] if isinstance(runs, list) else []
     return [
-        first + more for first, count in pairs if isinstance(first, int) for more in range(min(int(count), 1 << 16))
+        run[0] + more * (len(run) == 2)
+        for run in lists
+        if isinstance(run[0], int)
+        for more in range(min(int(run[1]), 1 << 16))
     ]

@@ -162,6 +162,11 @@ def of_tokens(dump: Dump) -> str:
             "results leaves such a request out: its answer lacks what was sampled. The prefill that reads it again "
             "takes the mark back (prepare_for_extend)."
         )
+    if scalars.get("answered") == 0:
+        return (
+            f"{said}it decodes, and its answer has no token yet. What was sampled behind its prefill was not put "
+            "there, as where the end of a prompt is taken for a chunk in its middle (inflight_middle_chunks)."
+        )
     prompt = scalars.get("prompt")
     if isinstance(prompt, int) and isinstance(expected, int) and 0 < expected < prompt:
         return (

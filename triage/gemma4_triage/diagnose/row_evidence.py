@@ -40,6 +40,7 @@ def told_by(dump: Dump) -> Told | None:
     """Return what a dump of `request-rows` tells by more than its first entry; None where it does not."""
     kinds = (
         _broken_path,
+        _turned_path,
         _misplaced_slots,
         _evicted_nodes,
         _counts_of_others,
@@ -65,6 +66,26 @@ def _broken_path(dump: Dump) -> Told | None:
     )
     shown = (said(dump, "scalars.tree_broken", "what is wrong with how many nodes"),)
     return Told(cause, defect, shown, False, structure)
+
+
+def _turned_path(dump: Dump) -> Told | None:
+    """Return that a row that has not changed has its nodes' slots in another order; None where it has other slots."""
+    scalars, listed = dump.manifest.scalars, dump.manifest.offences
+    same = scalars.get("same_slots")
+    if same is None and len(listed) == dump.manifest.offence_count and len({bad.row for bad in listed}) == 1:
+        same = sorted(bad.value for bad in listed) == sorted(bad.lower for bad in listed)
+    # One that has changed since the last check, or is looked at for the first time, may be what is wrong.
+    of_path = scalars.get("why") == "prefix" and scalars.get("as_before") is True
+    if not of_path or same is not True or len(listed) < _FEWEST:
+        return None
+    slot = scalars.get("request_slot")
+    cause = (
+        f"The row of the request in slot {slot} has the very slots of the cache's nodes that it holds, in another "
+        "order, and has not changed: the slots of a path are put together in another order than its nodes have from "
+        "the root down (collect_full_device_indices, path_device_indices), or its nodes have changed places."
+    )
+    shown = (said(dump, "offence_count", "how many of its places have another slot"),)
+    return Told(cause, Defect.SWAPPED, shown, False, Structure.TREE_NODE)
 
 
 def _rows_of_others(dump: Dump) -> Told | None:

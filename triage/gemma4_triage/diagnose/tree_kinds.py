@@ -21,6 +21,13 @@ LEFT_OVER = (
 MISLEADS = ("another parent", "fewer slots than tokens", "more slots than tokens")
 """Kinds that give a walk up from a node other slots than its request has."""
 KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
+    "child of two": (
+        *(Structure.TREE_NODE, Defect.DUPLICATE),
+        "is among the children of two nodes, or twice among those of one: prefixes of two texts lead to it, and one of "
+        "them is not that of its keys and values; its pages count twice",
+        "Look at what puts a node among a parent's children (insert, _add_new_node, _split_node), and takes it off the "
+        "one that it had.",
+    ),
     "another parent": (
         *(Structure.TREE_NODE, Defect.STALE),
         "names another node as its parent than the one that has it as a child, so that walks to the root (locks, "
@@ -89,11 +96,24 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "Compare inc_lock_ref and dec_lock_ref: each hold has to end once, on the node it began on.",
     ),
     "fewer locks than below": (
-        *(Structure.TREE_LOCK, None),
+        *(Structure.TREE_LOCK, Defect.OFF_BY_ONE),
         "has fewer locks than its children have together, where who locks a node locks all above it: a lock was left "
         "out on the way to the root, taken off twice, or taken off from a node above the one that it began on; or a "
         "child has one too many",
         "Compare inc_lock_ref and dec_lock_ref, and what _split_node copies: both walk from a node to the root.",
+    ),
+    "held and not locked": (
+        *(Structure.TREE_LOCK, Defect.ZERO),
+        "has no lock, and requests hold it, by the lock that each of them has, so that an eviction may take what they "
+        "read: its last lock was taken off too early or twice, or the count was changed beside them",
+        "Compare inc_lock_ref and dec_lock_ref: each hold has to end once, on the node it began on.",
+    ),
+    "window held and not locked": (
+        *(Structure.TREE_LOCK, Defect.ZERO),
+        "has no lock on its sliding window, and requests hold that, by the lock that each of them has, so that an "
+        "eviction may take what they read: its last was taken off too early or twice, or the count was changed beside "
+        "them",
+        "Compare where a lock of the window and its release end (acquire_component_lock, release_component_lock).",
     ),
     "fewer locks than holders": (
         *(Structure.TREE_LOCK, Defect.EARLY),

@@ -14,7 +14,7 @@ from gemma4_triage.diagnose.hand_out import (
     strayed_hand_out,
 )
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.last_slots import asked_beside, pages_uncounted
+from gemma4_triage.diagnose.last_slots import asked_beside, firsts_behind_the_last, pages_uncounted
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Finding
@@ -73,6 +73,8 @@ def find(incident: Incident) -> Finding | None:
     # Then either the list or an earlier hand-out is wrong, which the audit's finding says.
     wrong = Wrong(None) if _was_listed_while_held(incident, dump) else hand_out_wrong(dump)
     cause = _CAUSES.get(wrong.structure, _UNKNOWN)
+    if (begun := firsts_behind_the_last(dump)) is not None:
+        return of_hand_out(incident, dump, ID, begun[1], begun[0], state)
     if not goes_past_its_page(dump) and (short := pages_uncounted(dump)) is not None:
         return of_hand_out(incident, dump, ID, short[1], short[0], state)
     if wrong.structure is Structure.ALLOCATION and (beside := asked_beside(dump)) is not None:

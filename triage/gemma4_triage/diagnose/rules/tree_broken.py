@@ -26,7 +26,7 @@ ID = "tree-broken"
 _FIELD, _BESIDE = "tree_broken", "the same, beside what else is wrong"
 _FOLLOW = ("scheduler-exception", "pool-count-wrong", "lock-left-over", "lock-released-twice")
 _SLOTS = ("fewer slots than tokens", "more slots than tokens")
-_BEFORE_PAGES = ("another parent", GONE, *_SLOTS, "not a child", "cut off")
+_BEFORE_PAGES = ("child of two", "another parent", GONE, *_SLOTS, "not a child", "cut off")
 
 
 def find(incident: Incident) -> Finding | None:

@@ -7,7 +7,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.earlier_calls import begins_where_it_ended, given_back_whole, window_given_back
-from gemma4_triage.diagnose.evidence import by_eviction, event, said
+from gemma4_triage.diagnose.evidence import by_eviction, event, readable_events, said
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.page_zero_listed import at_audit, insert_too_long, names_a_page
 from gemma4_triage.diagnose.rule import Exclusion, Rule
@@ -35,11 +35,16 @@ _WHOLE = (
     "A page is given back once more: a call before had given it back in both pools, and nobody got it since. The "
     "mapping was cleared then, so that its slots look like those of page 0."
 )
+_FULL_ALONE = (
+    "A page is given back once more: a call before had given its full page back, when its SWA page had gone already "
+    "(to another full page, or with its window), and nobody got it since. Its slots look like those of page 0."
+)
 _OF_EVICTION = " The eviction of the prefix cache's nodes makes both calls: for a node's full pages and for its window."
 _ROUNDED = " It begins with the page within which that call ended: its begin is rounded down to a page, and not up."
 _ADVICE_WHOLE = (
     "Of both calls one is too many, or reaches too far: look where the second begins (page_align_floor, ceil_align).",
-    "Who frees a node's or a window's pages apart frees full ones alone (free_full_segment, full_attn_allocator).",
+    "Who frees a node's or a window's pages apart frees full ones alone (free_full_segment, full_attn_allocator). Of "
+    "an insert: which of the request's slots it says were there already, when it has taken some over for a node's.",
 )
 _ADVICE_INSERT = (
     "Look at up to which token the request is put in: checkpoint, cache_unfinished_req (up_to, a chunk's extend_end).",
@@ -57,14 +62,15 @@ def find(incident: Incident) -> Finding | None:
     before = () if refused is None else window_given_back(refused)
     cause, advice = (_TWICE, _ADVICE_TWICE) if before else (_UNSET, _ADVICE)
     if refused is not None and not before and (number := given_back_whole(refused)) is not None:
+        full_alone = readable_events(refused)[number].get("call") == "free_full_segment"
         before = (
-            event(refused, number, "call", "what gave back that page before, in both pools"),
+            event(refused, number, "call", f"what gave back that page before{'' if full_alone else ', in both pools'}"),
             event(refused, number, "site", "who asked for that"),
             said(refused, "scalars.call_site", "who asks for it now"),
         )
         by_cache = {before[1].value, before[2].value} == {"evict_tree"}
         how = _ROUNDED if begins_where_it_ended(refused, number) else _OF_EVICTION if by_cache else ""
-        cause, advice = _WHOLE + how, _ADVICE_WHOLE
+        cause, advice = (_FULL_ALONE if full_alone else _WHOLE) + how, _ADVICE_WHOLE
     elif refused is not None and not before and (too_long := insert_too_long(refused)):
         cause, advice = _UNSET + too_long, _ADVICE_INSERT
     return Finding(
