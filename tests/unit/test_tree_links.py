@@ -76,6 +76,7 @@ def test_a_child_that_the_cache_does_not_know_is_one_that_was_removed() -> None:
 def test_lists_are_held_against_the_nodes() -> None:
     assert list(broken_links(replace(TREE, leaves={2, 4}))) == [(Broken.NOT_A_LEAF, 2)]
     assert list(broken_links(replace(TREE, leaves=set()))) == [(Broken.UNLISTED, 4)]
+    assert list(broken_links(replace(TREE, leaves={4, 9}, windows={3, 4, 8}))) == [(Broken.GHOST, 8), (Broken.GHOST, 9)]
     assert list(broken_links(replace(TREE, nodes=TREE.nodes[:1], leaves={2}, windows=(), known={0, 2, 3}))) == [
         (Broken.CUT_OFF, 3),
         (Broken.NOT_A_LEAF, 2),
@@ -204,6 +205,14 @@ class TestHolds:
         held_tree.tree.tree_core._node_arena[lock.node].component_data[1].lock_ref -= 1
         lock.swa_released = True
         assert broken_holds(held_tree.tree, held_tree.requests) == {}
+
+    @pytest.mark.parametrize(("part", "word"), [(0, Broken.COUNTED), (1, Broken.WINDOW_COUNTED)])
+    def test_a_count_of_locked_tokens_that_did_not_move(self, held_tree, part, word):
+        core = held_tree.tree.tree_core
+        (kind,) = (one for one in core.component_types if int(one) == part)
+        core.component_protected_size_[kind] += 16
+        core.component_evictable_size_[kind] -= 16
+        assert broken_of(held_tree.tree) == {word: 16}
 
     def test_a_child_under_another_key(self, held_tree):
         root = held_tree.tree.tree_core.root_node

@@ -21,6 +21,8 @@ class Broken(StrEnum):
     """It is among the children of two nodes, or twice among those of one."""
     GONE = "gone and still a child"
     """A path from the root leads to it, and the cache does not know it any more."""
+    GHOST = "removed and still listed"
+    """It is on a list of those that may be evicted, and the cache does not know it any more."""
     FEW_SLOTS = "fewer slots than tokens"
     """It has fewer slots than its key has tokens, in the full pool or in its sliding window."""
     MANY_SLOTS = "more slots than tokens"
@@ -42,6 +44,10 @@ class Broken(StrEnum):
     """Requests lock it likewise, and it has fewer locks, but some."""
     FEW_WINDOW_HOLDS = "fewer window locks than holders"
     """The same of its sliding window."""
+    COUNTED = "counted as locked or not"
+    """Not of a node: the cache counts more or fewer tokens as locked than its locked nodes have."""
+    WINDOW_COUNTED = "window counted as locked or not"
+    """The same of sliding windows."""
     OTHER_KEY = "under another key"
     """Its parent has it among its children by another key than its own."""
     NOT_A_LEAF = "not a leaf"
@@ -117,6 +123,9 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
     strangers = set(links.known or ()) | set(links.leaves or ()) | set(links.windows or ())
     there = names | {0}
     for name in sorted(strangers - there):
+        if links.known is not None and name not in links.known:
+            yield Broken.GHOST, name
+            continue
         yield (Broken.NO_CHILD if links.parents.get(name) in there else Broken.CUT_OFF), name
     for node in links.nodes:
         if links.known is not None and node.name not in links.known:

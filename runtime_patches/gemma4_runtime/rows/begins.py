@@ -36,6 +36,16 @@ def check_begins(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
     if not wrong:
         return False
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
+    slots = [held(request).req_pool_idx for request in requests]
+    own = [_is_its_own(requests[one.row], one.value, lengths[one.row]) for one in wrong]
+    # What begins before its sequence does is longer than it can be.
+    if False not in own and (None not in own or any((one.expected or 0) < 0 for one in wrong)):
+        right = [length - begin for length, begin in zip(lengths, begins, strict=True)]
+        wrong = [WrongEntry("size", one.row, 0, sizes[one.row], right[one.row]) for one in wrong]
+        kinds = or_swapped(wrong, [defect_of(w.value, w.expected, width + 1, foreign=set(right)) for w in wrong])
+        had = {"as_before": None, "begin": begins[wrong[0].row], "length": lengths[wrong[0].row]}
+        report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
+        return True
     kinds = or_swapped(wrong, [defect_of(w.value, w.expected, width + 1, foreign=set(expected)) for w in wrong])
     first = wrong[0].row
     tokens = None if made.input_ids is None else int(made.input_ids.numel())
@@ -44,9 +54,16 @@ def check_begins(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
     own = getattr(requests[first], "prefix_indices", None)
     agree = agree and (own is None or len(own) == expected[first])
     had = {"as_before": None, "new_tokens": sizes[first], "length": lengths[first], "agreed_before": agree}
-    slots = [held(request).req_pool_idx for request in requests]
     report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
     return True
+
+
+def _is_its_own(request: Any, begin: int, length: int) -> bool | None:
+    """Return whether a request itself begins there and ends so, so that neither is what differs; None if it may."""
+    own = getattr(request, "prefix_indices", None)
+    if prefilled_until(request) != length or (own is not None and len(own) != begin):
+        return False
+    return True if own is not None else None
 
 
 def check_bounds(

@@ -11,7 +11,7 @@ import torch
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
-from gemma4_runtime.release.prefix_caches import is_locked_elsewhere, path_slots, unreadable_cache
+from gemma4_runtime.release.prefix_caches import is_locked_elsewhere, path_slots, retain_window, unreadable_cache
 from gemma4_runtime.release.requests import (
     COMMITS_WHAT_IS_ACCEPTED,
     committed_freed,
@@ -46,6 +46,7 @@ LENGTH_OF, COMMITTED_OF, TOKENS_OF, NONE_OF = "batch", "committed", "tokens", "n
 After a verification the count and the tokens come from one list of accepted tokens, and the batch's length does not:
 then they outvote it only if it agreed between steps, and so has changed since.
 """
+_STEPS_AHEAD = 2
 _OF_ACCOUNTS = (
     (LENGTH_OF, Structure.BATCH_LENGTHS),
     (COMMITTED_OF, Structure.REQUEST_COUNTERS),
@@ -334,6 +335,13 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
             *(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, [slot]), had=had, summary=summary
         )
         return
+    if (early := _window_released_early(cache, live)) is not None:
+        request, since, window = early
+        wrong = (WrongEntry("window unlocked", 0, 0, since, window),)
+        slots = [held(request).req_pool_idx]
+        had = {"as_before": None, "again": getattr(request, "retraction_count", 0)}
+        report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, [Defect.EARLY], made, slots, had=had)
+        return
     if (shared := _shared_lock(live)) is not None:
         mine, others = (held(request).req_pool_idx for request in shared)
         # Whose it is, is known where one of them alone has it on another node than its own.
@@ -357,6 +365,24 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     moved = sum(is_locked_elsewhere(live[number]) for number in paths)
     had = {"as_before": None, **({"locked_elsewhere": moved} if moved else {})}
     report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, slots, had=had)
+
+
+def _window_released_early(cache: Any, requests: Sequence[Any]) -> tuple[Any, int, int] | None:
+    """Return a request whose window still reaches into its nodes, and is no longer locked there; None if none is.
+
+    With it how many tokens it has behind them, and how many its window has. SGLang gives such a lock back once a
+    request has decoded as many as the window has. None before 0.5.23.
+    """
+    window = retain_window(cache)
+    for request in requests:
+        lock: Any = getattr(request, "lock", None)
+        if window is None or lock is None or not getattr(lock, "swa_released", False):
+            continue
+        since = known_tokens(request) - held(request).cache_protected_len
+        # With overlap the tokens of a step or two are not put to the answer yet.
+        if held(request).cache_protected_len > 0 and since + _STEPS_AHEAD < window:
+            return request, since, window
+    return None
 
 
 def _changed_receipt(scheduler: Any, requests: Sequence[Any]) -> Any:

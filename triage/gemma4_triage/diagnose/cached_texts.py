@@ -62,12 +62,28 @@ def of_length(dump: Dump) -> str:
     )
 
 
+def differs_at_once(dump: Dump) -> bool:
+    """Return whether a prefix differs from the request's text within its first page, by the node's key too."""
+    token, page = dump.manifest.scalars.get("token"), dump.manifest.page_size or 1
+    return dump.manifest.scalars.get("by_key") == "stored" and isinstance(token, int) and token < page
+
+
+def _of_a_match(dump: Dump) -> str:
+    """Return what a prefix of another text came of; a match that compares anything agrees in the first page."""
+    if differs_at_once(dump):
+        return (
+            "not even their first pages agree, so that the request has another node than a match found for it "
+            "(last_node, prefix_indices), or the match compared nothing"
+        )
+    return "the match went further than the two texts agree"
+
+
 def of_prefix(dump: Dump) -> str:
     """Return what is said of a prefix that is of another text."""
     scalars = dump.manifest.scalars
     way = {
         "own": "The node's key has the request's token there: what was stored under it is another text's.",
-        "stored": "The node's key has that other token as well: the match went further than the two texts agree"
+        "stored": f"The node's key has that other token as well: {_of_a_match(dump)}"
         + (", or the request's own text was changed behind it." if scalars.get("by_fill") != "own" else "."),
         "neither": "The node's key has neither token there.",
     }.get(

@@ -41,4 +41,5 @@ AT_FREES = (
     "Look at the order in which free_swa and free_swa_segment read the mapping (full_to_swa_index_mapping) and clear "
     "it (clear_full_to_swa_mapping)."
 )
+AT_BATCH = "Look at what takes ended requests out of a batch, and at what adds others to it: filter_batch, merge_batch."
 AT_MAP = "Look at what writes the mapping after a hand-out: which entries it writes, and in which type."

@@ -3,7 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import event, readable_events
-from gemma4_triage.diagnose.recorded_calls import slots_of, spans
+from gemma4_triage.diagnose.recorded_calls import gives_back, slots_of, spans
 from gemma4_triage.diagnose.where_wrong import Wrong
 
 _FEWEST = 3
@@ -106,3 +106,38 @@ def firsts_behind_the_last(dump: Dump) -> tuple[str, Wrong] | None:
     last = len(readable_events(dump)) - 1
     proof = (event(dump, last, "seq_lens.0", "how long the first request was to be, where the next one's slots begin"),)
     return cause, Wrong(Structure.ALLOCATION, Defect.OFF_BY_ONE, proof)
+
+
+def goes_on_for_the_ended(dump: Dump) -> tuple[str, Wrong] | None:
+    """Return what is said of a decode whose requests go on behind slots that a release gave back; None of another.
+
+    The latest call that names such a slot gave it back, or handed its page out since without reaching it.
+    """
+    records, page = readable_events(dump), dump.manifest.page_size or 1
+    asked = (records or [{}])[-1].get("last_loc")
+    if len(records) < 2 or records[-1].get("call") != "alloc_decode" or not isinstance(asked, list):
+        return None
+    released: list[int] = []
+    for slot in asked:
+        named = [number for number, past in enumerate(records[:-1]) if slot in slots_of(past.get("full"))]
+        given = (number for number in named if not gives_back(records[number]))
+        latest = max(given, default=-1)
+        frees = [number for number in named if number > latest and records[number].get("site") == "release_kv_cache"]
+        released += frees[-1:] if isinstance(slot, int) and slot >= page else []
+    if not released or len(released) == len(asked):
+        return None
+    of_all = f"of a decode's {len(asked)} requests"
+    who = (
+        f"One {of_all} goes on behind a slot that was given back as its request ended"
+        if len(released) == 1
+        else f"{len(released)} {of_all} go on behind slots that were given back as their requests ended"
+    )
+    cause = (
+        f"{who}: ended requests are still in the batch, or their rows and lengths in its tensors (req_pool_indices, "
+        "seq_lens), as where a merge adds to a batch that holds no request any more (filter_batch, merge_batch)."
+    )
+    proof = (
+        event(dump, released[0], "site", "who gave back the slot behind which the first of them goes on"),
+        event(dump, released[0], "step", "in which step"),
+    )
+    return cause, Wrong(None, Defect.STALE, proof)

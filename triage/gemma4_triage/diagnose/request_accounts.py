@@ -11,7 +11,7 @@ from gemma4_triage.finding import Evidence
 
 BOUNDS = {"cu_seqlens_q": "queries", "cu_seqlens_k": "keys"}
 """Why an entry is wrong that says where a request's part of a forward ends, and what that is a part of."""
-BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", *BOUNDS)
+BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", "size", *BOUNDS)
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
@@ -58,6 +58,12 @@ def sentence_of(dump: Dump) -> str | None:
             f"{scalars.get('length')} tokens are to be there behind it and {scalars.get('new_tokens')} are new: they "
             f"begin at {expected}. Positions are counted from there."
         )
+    if why == "size":
+        return (
+            f"A prefill's list of how many tokens are new (extend_lens) has {value} for the request in slot {slot}, of "
+            f"which {expected} are: by itself it begins at {scalars.get('begin')} and ends at {scalars.get('length')}. "
+            "Where the requests' tokens, positions and last tokens stand in the forward is counted by that list."
+        )
     if why in BOUNDS:
         return (
             f"By what a kernel is given ({why}), the {BOUNDS[str(why)]} of the request in slot {slot} end at {value}, "
@@ -87,6 +93,17 @@ def sentence_of(dump: Dump) -> str | None:
         )
     if why == EMPTY:
         return _without_tokens(dump)
+    if why == "window unlocked":
+        again = (
+            " It was retracted before: what it counted then may count still (decode_batch_idx)."
+            if scalars.get("again")
+            else ""
+        )
+        return (
+            f"The request in slot {slot} has given back the lock on its nodes' sliding window, and has {value} tokens "
+            f"behind them where the window has {expected}: it still reads there, and an eviction may take that window."
+            f"{again}"
+        )
     if why == UNLOCKED and slot is None:
         where = _ELSEWHERE.format(moved) if (moved := scalars.get("locked_elsewhere")) else ""
         return f"Running requests hold {expected} tokens of the prefix cache, of which {value} are locked.{where}"

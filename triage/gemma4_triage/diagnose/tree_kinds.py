@@ -10,6 +10,7 @@ SPLIT = " Another has more than its tokens: as where a split cuts slots at anoth
 _AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
 STAMP, GONE = "stamp gone", "gone and still a child"
 OTHER_WINDOW, OTHER_TEXT = "another window", "another text"
+COUNTS = ("counted as locked or not", "window counted as locked or not")
 WINDOW, PROTECTED = "window locked alone", ("full_protected", "swa_protected")
 LEFT_OVER = (
     "has more locks on its sliding window than on itself: with no request left windows are locked still, and no node "
@@ -40,6 +41,13 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "is still among its parent's children, or the cache lost count of it",
         "Look at what takes a node out of its parent (_remove_leaf_from_parent): its key has to be the one that it has "
         "there.",
+    ),
+    "removed and still listed": (
+        *(Structure.TREE_NODE, Defect.STALE),
+        "is on a list of what may be evicted, and the cache does not count it as its own any more: it was removed, and "
+        "stayed on that list; the next eviction takes it again",
+        "Look at what takes a removed node off the lists of leaves and of windows (evictable_device_leaves, "
+        "lru_lists).",
     ),
     "fewer slots than tokens": (
         *(Structure.TREE_NODE, Defect.LOST),
@@ -132,6 +140,21 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "has more locks on its sliding window than on itself: its own were taken off or never taken, or one of its "
         "window was left over",
         "Compare inc_lock_ref and dec_lock_ref of both of a node's counts.",
+    ),
+    "counted as locked or not": (
+        *(Structure.TREE_LOCK, None),
+        "is counted as locked and has no lock, or the other way round, by the tokens that the cache counts as locked: "
+        "a first lock or a last release did not move the count, so that evictions take it for fuller, or emptier, than "
+        "it is",
+        "Compare where the counts move with where locks do (component_protected_size_, component_evictable_size_).",
+    ),
+    "window counted as locked or not": (
+        *(Structure.TREE_LOCK, None),
+        "has a sliding window that is counted as locked and has no lock, or the other way round, by the tokens that "
+        "the cache counts as locked: a first lock or a last release did not move the count, so that evictions take "
+        "windows for fuller, or emptier, than they are",
+        "Compare where the counts move with where locks do (acquire_component_lock, release_component_lock, "
+        "release_window_lock).",
     ),
     "not a leaf": (
         *(Structure.TREE_LOCK, Defect.EARLY),

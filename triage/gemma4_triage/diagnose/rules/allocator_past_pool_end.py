@@ -7,6 +7,7 @@ from gemma4_triage.diagnose.earlier_calls import ALL_AT_ONCE, all_were_asked, as
 from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.hand_out import hand_out_wrong, is_exchanged, is_what_the_pool_gave
 from gemma4_triage.diagnose.hand_out_words import (
+    AT_BATCH,
     AT_FREES,
     AT_LISTS,
     AT_MAP,
@@ -18,6 +19,7 @@ from gemma4_triage.diagnose.hand_out_words import (
     WRITTEN,
 )
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.last_slots import goes_on_for_the_ended
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -45,6 +47,8 @@ def find(incident: Incident) -> Finding | None:
         if any(offence.value in given for offence in later.manifest.offences):
             evidence.append(said(later, "offences.0.value", "the same slot, on its way to a kernel"))
             break
+    if (ended := goes_on_for_the_ended(dump)) is not None:
+        return _of_the_ended(incident, dump, (*evidence, *ended[1].proof), *ended)
     asked = _was_asked(dump)
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
@@ -71,6 +75,19 @@ def find(incident: Incident) -> Finding | None:
             commands.corpus("swa-alloc-oob"),
         ),
         upstream=("SGLang 9123",),
+    )
+
+
+def _of_the_ended(incident: Incident, dump: Dump, evidence: tuple[Evidence, ...], cause: str, wrong: Wrong) -> Finding:
+    return Finding(
+        rule=ID,
+        structure=wrong.structure,
+        defect=wrong.defect,
+        cause=cause,
+        confidence=Confidence.LIKELY,
+        evidence=evidence,
+        advice=(AT_BATCH, "Trust no output since the first such hand-out."),
+        next_commands=(commands.serve(incident, "--debug trap"), commands.show(dump)),
     )
 
 

@@ -3,7 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.cached_texts import MORE, of_key, of_length, of_prefix
+from gemma4_triage.diagnose.cached_texts import MORE, differs_at_once, of_key, of_length, of_prefix
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, in_dump
@@ -20,7 +20,7 @@ _ADVICE = {
 }
 _OF_MATCH = (
     "Look at how far a match goes in a node that agrees in part (_match_prefix_helper, _split_node), and at what the "
-    "request is given of it."
+    "request is given of it (last_node, prefix_indices)."
 )
 _OF_NODE = "Look at what makes and changes a node's key: insert, _split_node."
 
@@ -35,9 +35,11 @@ def find(incident: Incident) -> Finding | None:
     kept, own = scalars.get("by_own") == "key", scalars.get("stored_by_own")
     changed, of_another = kept and own is True, kept and own is False
     since = why == _LONGER and scalars.get("stored_since") is True
+    # The node is right then, and whoever has it is not.
+    unknown = kept or since or (why not in (_KEY, _LONGER) and differs_at_once(dump))
     return Finding(
         rule=ID,
-        structure=Structure.REQUEST_ROW if of_another else None if kept or since else Structure.TREE_NODE,
+        structure=Structure.REQUEST_ROW if of_another else None if unknown else Structure.TREE_NODE,
         defect=next((word for word in Defect if word == scalars.get("defect")), None),
         cause=cause,
         confidence=Confidence.CERTAIN if _is_sure(dump) else Confidence.LIKELY,

@@ -8,6 +8,7 @@ from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, PROCESS_END, Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.tree_kinds import (
+    COUNTS,
     GONE,
     KINDS,
     LEFT_OVER,
@@ -52,8 +53,8 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
     number = counts[kind]
     died = dump.manifest.rule == PROCESS_END
     nodes = "a node" if number == 1 else f"each of {number} nodes"
-    # Of stamps it is requests that are counted.
-    nodes = "a node" if kind == STAMP else nodes
+    # Of stamps it is requests that are counted, and of counts tokens.
+    nodes = "a node" if kind in (STAMP, *COUNTS) else nodes
     when = f"As the scheduler died of an exception, {nodes}" if died else nodes.capitalize()
     return Finding(
         rule=ID,
