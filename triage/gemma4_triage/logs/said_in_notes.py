@@ -30,6 +30,12 @@ _SAYS = re.compile(
     rb"\bdoes not (?:go on|continue|proceed)\b|"
     rb"\b(?:without|gets?|got) (?:no |any |an? )(?:answer|reply|response)(?:s|\b)(?! code)"
 )
+# One has to wait for the end of another, though both could run.
+_TURN = re.compile(
+    rb"(?i)\b(?:first token|begins|starts|runs|is admitted|answered|prefilled|scheduled|waits)\b.{0,30}\b"
+    rb"(?:only (?:when|after|once)|not before|until) (?:an?|one|the|some|all)\b(?: \w+){0,5}? "
+    rb"(?:ended|finished|done|ends|finishes|end|finish|completes?)\b"
+)
 _DENIES = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "
     rb"(?:hangs?\b|hung\b|hanging\b|stuck\b|frozen\b|freezes?\b|dead-?lock)|"
@@ -53,14 +59,19 @@ _ENDED = re.compile(
     rb"\bgoes down\b|\b(?:kills|ends|takes down) the (?:\w+ )?(?:server|scheduler|process|engine|worker)\b|"
     rb"\b(?:server|scheduler|engine|worker|process) (?:is )?gone\b|\btakes (?:it|the server) down\b|"
     rb"\b(?:server|scheduler|engine|worker|process) (?:exits|quits|restarts|stops(?! (?:answer|respond)))|"
-    rb"\bpod restarts\b|\bexits silently\b|\bSIG(?:SEGV|ABRT|KILL|BUS)\b|"
+    rb"\bpod restarts\b|\bexits silently\b|\bkills the (?:\w+ )?(?:pod|container)\b|"
+    rb"\b(?:server|scheduler|engine|worker|process|pod|container)s? (?:is|was|gets|got|are|were|has been) (?:then )?"
+    rb"(?:OOM-?)?killed\b|\bSIG(?:SEGV|ABRT|KILL|BUS)\b|"
     rb"\bexit(?:s|ed)?(?: with)? (?:code|status)[ :=]{1,3}(?!0\b)-?\d{1,3}\b"
 )
 _NOT_ENDED = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|no longer|any ?more|instead of|before|until|used to) "
     rb"(?:\w+ ){0,2}(?:dies|died|crash|segfault|core dump|abort)|"
     # Of somebody else, or of another try than this log's.
-    rb"\b(?:client|router|gateway|browser|script|benchmark|notebook|other)s? (?:\w+ )?(?:dies|died|crash|abort|goes)|"
+    rb"\b(?:client|router|gateway|browser|script|benchmark|notebook|other)s? (?:\w+ )?"
+    rb"(?:dies|died|crash|abort|goes|(?:(?:is|was|gets|got) )?killed)|"
+    rb"\b(?:prefill|decode|remote|peer) (?:\w+ )?(?:(?:is|was|gets|got|were|are) )(?:\w+ )?killed|"
+    rb"\bkilled (?:by (?:us|me|hand|ctrl|the user)|on purpose|manually|while\b|it myself)|"
     rb"^#+ *(?:with|without|same|if|vllm|on|in)\b|\b(?:fine|works?|ok)\b|\brequests? (?:\w+ )?(?:aborts|died)"
 )
 
@@ -115,7 +126,7 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
         kept.setdefault("calls_noted", said)
     if _SAMPLED.search(line):
         kept.setdefault("wrong_as_it_samples", said)
-    if any(_SAYS.search(clause) and not _DENIES.search(clause) for clause in _CLAUSES.split(line)):
+    if any((_SAYS.search(clause) or _TURN.search(clause)) and not _DENIES.search(clause) for clause in _CLAUSES.split(line)):
         # The last one, behind which the least work can stand.
         kept[NAME] = said
     # Before an end a server may have been well.
@@ -185,6 +196,11 @@ _NAMED = (
         "once with --moe-a2a-backend none: what carries tokens to experts waits for all ranks",
     ),
 )
+
+
+def waits_its_turn(note: Remark) -> bool:
+    """Say whether a note has a request wait for the end of another, and no server that stands."""
+    return _TURN.search(note.text.encode()) is not None
 
 
 _GOES_ON = re.compile(

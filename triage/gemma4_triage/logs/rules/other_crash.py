@@ -33,6 +33,7 @@ from gemma4_triage.logs.said_by_python import (
     met,
     of_a_caller,
     of_a_variable,
+    of_somebody,
     of_the_code,
     was_none,
 )
@@ -102,10 +103,11 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             f"{', in ' + death.frame if death.frame else ''}{_of_package(death)}; "
             f"{code or _of_kind(kind, death) or met(death) or _said(words)}.{_stands_in(death) * (not patched)}"
             f"{handled.what if handled else ''}",
-            confidence=Confidence.LIKELY if code or kind else Confidence.POSSIBLE,
+            confidence=Confidence.LIKELY if (code and not of_somebody(death)) or kind else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+                *noted_end.in_a_backend(death),
                 *noted_end.noted_of_it(facts, death),
                 *noted_end.chosen_by_hand(facts, death),
                 *_after_a_flush(facts, death),
@@ -231,6 +233,9 @@ def _of_releases(death: Death, code: str, waited: bool) -> Iterator[str]:
     if of_a_caller(death):
         yield _PAIR
         return
+    if of_somebody(death):
+        yield _EITHER
+        return
     if code and not waited and (other := _of_another_program(death)):
         yield _OTHER_PROGRAM.format(other)
         return
@@ -307,6 +312,10 @@ _OTHER_BUILD = (
 _PAIR = (
     "versions that belong together: the SGLang that the caller names itself (its pyproject, image or guide), or a "
     "release of the caller for this SGLang, mostly a later one; pip list shows both"
+)
+_EITHER = (
+    f"a later release of SGLang; the frames above that line, which were left out here, say whose call it was: where a "
+    f"program that builds on SGLang (a trainer, a router) made it, {_PAIR}"
 )
 _OF_A_HOST = (
     "{0} is another program's, and calls parts of SGLang that no release promises to keep: of an installed release "
