@@ -75,7 +75,13 @@ _A_SCHEMA = (
     "request. Refuse it before it reaches the server; another --grammar-backend; a later release answers it with 400 "
     "(SGLang 4578)"
 )
+_BY_A_PROBE = (
+    "a liveness probe on /health with a timeout above the longest prefill (/health_generate asks the scheduler for an "
+    "answer, and waits behind what runs), SGLANG_HEALTH_CHECK_TIMEOUT as long, and a smaller --chunked-prefill-size: "
+    "what restarts it may be the probe alone (kubectl describe pod: Liveness probe failed)"
+)
 _OF_REQUESTS = (
+    (pattern(r"(?i)\bliveness\b|\bprobes?\b|\bhealth ?-?checks?\b"), _BY_A_PROBE),
     (_OF_GRAMMARS, _A_SCHEMA),
     (
         pattern(r"(?i)\bimages?\b|\bpictures?\b|\bvideos?\b|\baudio\b"),
@@ -237,7 +243,14 @@ _LEFT = (
     "read timeout of the proxy), or stream, and give up fewer requests meanwhile; a smaller prompt ends sooner",
     "a later release, where that call (is_disconnected, an abort) is guarded",
 )
-_OF_A_CLIENT = pattern(r"is_disconnected|_stream\w*|tokenizer_manager|http_server|serving_|entrypoints|starlette|uvicorn")
+_OF_A_CLIENT = pattern(
+    r"is_disconnected|_stream\w*|tokenizer_manager|http_server|serving_|entrypoints|starlette|uvicorn"
+)
+
+
+_NOT_UP = pattern(
+    r"(?i)(?:does not|doesn't|won't|cannot|can't|never|will not) (?:start|come up|boot)|\b(?:start|startup|launch) fails\b"
+)
 
 
 def _cancelled(facts: LogFacts, death: Death) -> Remark | None:
@@ -248,12 +261,13 @@ def _cancelled(facts: LogFacts, death: Death) -> Remark | None:
 
 def told(facts: LogFacts, death: Death) -> Finding:
     """Return the finding on an end that a note alone tells of."""
+    what = "did not come up" if _NOT_UP.search(death.message) else "died"
     cancelled, behind = _cancelled(facts, death), tuple(_of_the_other_side(facts))
     ready = facts.served or "ready" in facts.remarks or "http_ready" in facts.remarks
     captures = "before_graphs" in facts.remarks and "graphs_end" not in facts.remarks and not of_vllm(facts)
     return Finding(
         rule="other-crash",
-        cause="Unknown cause: a note beside the log says that the server died, and no line shows of what."
+        cause=f"Unknown cause: a note beside the log says that the server {what}, and no line shows of what."
         + (_CANCELLED.format(cancelled.text) if cancelled else ""),
         confidence=Confidence.POSSIBLE,
         evidence=(

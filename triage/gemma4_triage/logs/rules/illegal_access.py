@@ -297,8 +297,9 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
             "attention, convolutions of states) pass what 32 bits hold in a long prefill; a later release counts in 64 "
             "(SGLang 4856, SGLang 20389)",
         )
-    if _counts_in_32_bits(facts, death):
-        found.insert(0 if _MANY_TOKENS.search(_notes(facts)) else len(found), _FEWER_TOKENS)
+    of_triton = _counts_in_32_bits(facts, death)
+    if of_triton and _MANY_TOKENS.search(_notes(facts)):
+        found.insert(0, _FEWER_TOKENS)
     if asked.get("attention_backend") in ("dsa", "nsa"):
         found.insert(0, _SPARSE)
     if any(map(_MARLIN.match, death.frames[-_INNER:])):
@@ -310,6 +311,8 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append(f"once with another --attention-backend than {backend}, of the draft too")
     if part is not None and (drafts is False or part.id != "drafts"):
         found.append(f"once without {part.without}")
+    if of_triton:
+        found.append(_FEWER_TOKENS)
     if not _blocks(facts) and asked.get("disable_cuda_graph") != "True" and (part is None or part.id != "cuda-graphs"):
         found.append("once with --disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel")
     return (
@@ -364,7 +367,7 @@ def _long_chunks(facts: LogFacts, death: Death) -> bool:
     return long and any(map(_TRITON.match, death.frames[-_INNER:]))
 
 
-_OF_TRITON = pattern(r"(?:fused_moe\w*|extend_attention|decode_attention|prefill_attention|\w*triton\w*)\.py:")
+_OF_TRITON = pattern(r"(?:fused_moe\w*|extend_attention|decode_attention|prefill_attention)\.py:")
 _MANY_TOKENS = pattern(
     r"(?i)\b\d[\d,]*k? (?:sequences|requests|prompts|tokens)\b.{0,80}\b(?:fine|works?|ok|no crash|holds)\b|"
     r"\bint32\b|32[- ]bit|2\^3[12]"

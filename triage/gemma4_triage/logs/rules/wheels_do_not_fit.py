@@ -137,8 +137,6 @@ def _without_header(name: str) -> str:
     return _NO_HEADER.format(name, _PACKAGE_OF.get(name, f"the package (apt-file search {name} says which)"))
 
 
-
-
 _A_SOURCE = pattern(
     r"\.(?:cuh?|hip|cpp|cc|cxx|h|hpp|c)[:(]\d+|CMake Error|undefined reference|"
     r"\b(?:ptxas|cc1plus|clang|gcc|hipcc|ld)\b|\b[gc]\+\+:|nvcc: not found"
