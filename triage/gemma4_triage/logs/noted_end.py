@@ -213,7 +213,8 @@ _OTHER_SIDE = {
     ),
 }
 _FOLLOWS = (
-    "restart this {0} server too, behind a {1} server that was lost: requests whose KV was on its way between them hold "
+    "restart this {0} server too, behind a {1} server that was lost: requests whose KV was on its way between them "
+    "hold "
     "their places here, in some releases for ever, and what then asks for one (/health_generate, so a liveness probe "
     "too) is never let in",
     "a later release on both sides, which fails such requests after a time ({2} bounds it, and a heartbeat between the "
@@ -249,7 +250,8 @@ _OF_A_CLIENT = pattern(
 
 
 _NOT_UP = pattern(
-    r"(?i)(?:does not|doesn't|won't|cannot|can't|never|will not) (?:start|come up|boot)|\b(?:start|startup|launch) fails\b"
+    r"(?i)(?:does not|doesn't|won't|cannot|can't|never|will not) (?:start|come up|boot)|\b(?:start|startup|"
+    r"launch) fails\b"
 )
 
 

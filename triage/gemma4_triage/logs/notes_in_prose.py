@@ -30,7 +30,8 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         "form",
         r"tool_calls?\W{1,4}(?:null|none|empty)|\breasoning_content\b|content\W{1,4}(?:null|empty)|no tool_calls|"
         r"\btool[ _]calls? (?:is|are|gets?) (?:dropped|lost|missing|doubled|broken|left out|cut)\b|"
-        r"\banswers? (?:is|are|comes? as) free text\b|\b(?:schema|response_format) is (?:ignored|not (?:kept|followed))\b|"
+        r"\banswers? (?:is|are|comes? as) free text\b|\b(?:schema|response_format) is (?:ignored|not (?:kept|"
+        r"followed))\b|"
         r"(?:\\r\\n *|\\n *){4}",
     ),
     (
@@ -44,15 +45,19 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         r"(?:gsm8k|mmlu|accuracy)\b.{0,20}?\b0/\d|wrong answers?|text is broken|"
         r'"(\S)\1{7}|\boutput_ids?\W{1,4}(\d{2,7})(?:, \2){2}|["\'`]!{3,}["\'`]|'
         r"\b(?:degenerate|meaningless|corrupted|scrambled) (?:text|outputs?|answers?|tokens|words)\b|"
-        r"\b(?:images?|outputs?|embeddings?|results?) (?:\w+ ){0,4}(?:is|are) (?:badly |visibly )?(?:degraded|distorted)\b|"
+        r"\b(?:images?|outputs?|embeddings?|results?) (?:\w+ ){0,4}(?:is|are) (?:badly |visibly )?(?:degraded|"
+        r"distorted)\b|"
         r"\b(?:scores?|embeddings?|logprobs|outputs?) (?:\w+ )?(?:differs?|are different) (?:wildly|much|from those)\b|"
-        r"\b(?:chains? of token|only token|token id) 0\b|\b(?:odd|stray|strange|foreign) (?:tokens?|characters?|words?)\b|"
-        r"\b(?:gsm8k|mmlu|accuracy)(?: (?:accuracy|score|is|of|drops to|falls to|gives))* 0\.[0-3]\d|\binvalid:? ?0\.[5-9]|"
+        r"\b(?:chains? of token|only token|token id) 0\b|\b(?:odd|stray|strange|foreign) (?:tokens?|characters?|"
+        r"words?)\b|"
+        r"\b(?:gsm8k|mmlu|accuracy)(?: (?:accuracy|score|is|of|drops to|falls to|gives))* 0\.[0-3]\d|"
+        r"\binvalid:? ?0\.[5-9]|"
         r"\b0\.\d{3,4} (?:here|now)\b.{0,20}\b0\.\d{3,4} (?:before|earlier|without|with)\b|"
         r"\b(?:a )?mix of scripts\b|\breasoning loops\b|\brepeated (?:\w+ ){0,3}(?:markers?|tokens?|words?|blocks?)\b|"
         r"\bthe same (?:\w+ ){1,2}again and again\b|\bempty (?:final )?(?:answers?|finals?|outputs?|replies)\b|"
         r"\bgoes on generating\b|\brequests? runs? on and on\b|\bgeneration goes on after\b|"
-        r"\bmissed when\b|\bmix(?:es)? old and new\b|\b(?:budget|processor|penalty|temperature|seed|stop) .{0,50}\b(?:is|are) ignored\b",
+        r"\bmissed when\b|\bmix(?:es)? old and new\b|\b(?:budget|processor|penalty|temperature|seed|"
+        r"stop) .{0,50}\b(?:is|are) ignored\b",
     ),
     (
         "speed",
@@ -62,14 +67,16 @@ _SEEN: tuple[tuple[Seen, str], ...] = (
         r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence|"
         r"\b(?:latency|TTFT|TPOT|ITL|throughput|tokens? per second|tok/s)\b.{0,40}\b(?:times (?:as|that|what|the|"
         r"higher|lower|worse)|twice|doubles|doubled|halves|halved|drops|dropped|falls|fell|worse|regress\w*)\b|"
-        r"\bno faster than\b|\bhardly (?:helps|faster)\b|\bGPU util(?:isation|ization)? (?:falls|drops|is about [1-6]\d ?%)|"
+        r"\bno faster than\b|\bhardly (?:helps|faster)\b|\bGPU util(?:isation|ization)? (?:falls|drops|"
+        r"is about [1-6]\d ?%)|"
         r"\baccept(?:ance)? (?:length|len|rate)\b.{0,40}\b\d\.\d+ \(\d\.\d+ (?:without|before|with)\b|"
         r"\bnothing is preempted\b|#cached-token: 0 on\b|\b(?:server|scheduler|engine) (?:\w+ )?stall(?:s|ed)\b",
     ),
     (
         "requests",
         r"\b(?:every|each|all|some|that|this|one|part of the|the (?:first|next|second|same|other)) (?:\w+ ){0,2}"
-        r"(?:requests?|calls?|chats?)\b(?: \w+){0,2} (?:fails?(?! over)|failed|breaks?|(?:is|are|were|was|get|gets) (?:lost|dropped|"
+        r"(?:requests?|calls?|chats?)\b(?: \w+){0,2} (?:fails?(?! over)|failed|breaks?|(?:is|are|were|was|get|"
+        r"gets) (?:lost|dropped|"
         r"cut|refused))\b|\b[1-9]\d* (?:other )?(?:requests|users|clients)\b(?: \w+)? (?:dropped|lost|failed|fail)\b|"
         r"\b(?:streams?|answers?|responses?) (?:\w+ )?(?:breaks?|broke) off\b|\bRemoteDisconnected\b|\bErrno 111\b|"
         r"\b(?:all|same|answers?|gets?|returns?|with|HTTP) (?:a |an |is |only )?50[0-4]\b|\bfail(?:s|ed)? mid-stream\b",

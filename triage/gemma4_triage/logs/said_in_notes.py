@@ -48,7 +48,8 @@ _DENIES = re.compile(
 _CLAUSES = re.compile(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 """Between them a note may turn from this server to another try."""
 _TURNS = re.compile(
-    rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|any|longer|later|every|each|all|both|the server|server|and )\b)"
+    rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|any|longer|later|every|each|all|both|the server|"
+    rb"server|and )\b)"
 )
 """Between them a note turns from what was well to an end."""
 
@@ -61,11 +62,15 @@ _ENDED = re.compile(
     rb"\bgoes down\b|\b(?:kills|ends|takes down) the (?:\w+ )?(?:server|scheduler|process|engine|worker)\b|"
     rb"\b(?:server|scheduler|engine|worker|process) (?:is )?gone\b|\btakes (?:it|the server) down\b|"
     rb"\b(?:server|scheduler|engine|worker|process) (?:exits|quits|restarts|stops(?! (?:answer|respond)))|"
-    rb"\b(?:server|engine|container|pod|it) (?:does not|doesn't|won't|cannot|can't|never|will not) (?:start|come up|boot)s?"
-    rb"(?= *(?:$|[;:,.(]|any ?more|at all|again))|\b(?:the )?(?:start|startup|launch) fails\b|\bCrashLoopBackOff\b|\brestarts in a loop\b|"
+    rb"\b(?:server|engine|container|pod|it) (?:does not|doesn't|won't|cannot|can't|never|will not) (?:start|come up|"
+    rb"boot)s?"
+    rb"(?= *(?:$|[;:,.(]|any ?more|at all|again))|\b(?:the )?(?:start|startup|launch) fails\b|\bCrashLoopBackOff\b|"
+    rb"\brestarts in a loop\b|"
     rb"\bpods? (?:gets?|are|is|keeps?) (?:being )?restart(?:ed|ing)\b|"
-    rb"\b(?:ranks|stages|workers|servers|processes|instances|nodes|pods|schedulers|engines) (?:all )?(?:die|exit|crash)\b|"
-    rb"\b(?:exits|fails) (?:during|in|at|as it) (?:the )?(?:start|startup|warm-?up|capture|loading|autotune|FlashInfer)\w*|"
+    rb"\b(?:ranks|stages|workers|servers|processes|instances|nodes|pods|schedulers|engines) (?:all )?(?:die|exit|"
+    rb"crash)\b|"
+    rb"\b(?:exits|fails) (?:during|in|at|as it) (?:the )?(?:start|startup|warm-?up|capture|loading|autotune|"
+    rb"FlashInfer)\w*|"
     rb"\bpod restarts\b|\bexits silently\b|\bkills the (?:\w+ )?(?:pod|container)\b|"
     rb"\b(?:server|scheduler|engine|worker|process|pod|container)s? (?:is|was|gets|got|are|were|has been) (?:then )?"
     rb"(?:OOM-?)?killed\b|\bSIG(?:SEGV|ABRT|KILL|BUS)\b|"
@@ -99,7 +104,8 @@ _LENGTHS = re.compile(
     rb"(?i)\b(?:short|a few) (?:\w+ )?(?:prompts?|answers?|requests?|ones|inputs?)\b.{0,40}"
     rb"\b(?:fine|good|right|ok|correct|well|answered)\b|"
     rb"\b(?:beyond|past|above|over|pass(?:es)?|longer than|more than|exceeds?|from) (?:about |some |the |roughly )?"
-    rb"\d[\d,.]*k? ?tokens?\b|\bas soon as (?:\w+ ){0,3}(?:long|longer)\b|\bonly (?:with |on )?long (?:prompts|answers|inputs)\b"
+    rb"\d[\d,.]*k? ?tokens?\b|\bas soon as (?:\w+ ){0,3}(?:long|longer)\b|\bonly (?:with |on )?long (?:prompts|"
+    rb"answers|inputs)\b"
 )
 _SPOILT = re.compile(
     rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsens\w*|meaningless|degenerate|rubbish|incoherent|repeats itself)\b"

@@ -455,7 +455,9 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     if (noted := difference(facts)) is not None:
         change = f"{noted.change}, as line {noted.place.line} has it"
         seen = kinds_noted(facts)
-        of: Kind = next((kind for kind in seen if kind != "requests"), "answers")
+        of: Kind = "answers"
+        for kind in reversed(seen):
+            of = kind if kind != "requests" else of
         yield Suspect(NOTED_DIFFERENCE, change, _DIFFERS, (), of, shown=True)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)

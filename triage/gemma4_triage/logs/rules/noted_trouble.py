@@ -44,6 +44,9 @@ _LOOK = {
 _IDLE, _OF_A_CORE = "core-of-an-idle-server", pattern(r"(?i)\bcores?\b|\bcpu\b|\bidle\b")
 
 
+_SPOILT = pattern(r"(?i)\bloops?\b|\bgarbage\b|\bnonsens\w*|\brepeats?\b|\bgibberish\b")
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     # Of a server that stands another rule tells, where the log does not go on; of one client or a word alone none does.
     stands = said_in_notes.NAME in facts.remarks
@@ -56,7 +59,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if seen == "form":
         # What spoils an answer spoils its calls.
         others = [one for one in suspects(facts) if one.of == "answers" and not one.broad and one.threads]
-        tries = [*tries[:2], *others[:1], *tries[2:]]
+        ahead = 0 if _SPOILT.search(note.text) else 2
+        tries = [*tries[:ahead], *others[:1], *tries[ahead:]]
     steps = tuple(one.text for one in tries[:_MOST]) or _LOOK.get(seen, ())
     if not steps:
         return

@@ -96,6 +96,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
         lacks = _other_paths(death, apart, named)
         ended = "A request failed" if of_a_request(facts, death) else "A process died"
+        ended = "A task in the background ended" if ended_threads.in_the_background(facts, death) else ended
         ended = "A thread of a process that goes on ended" if ended_threads.went_on(facts, death) else ended
         yield Finding(
             rule=ID,
@@ -384,6 +385,8 @@ def _in_order(step: str, narrower: tuple[str, ...]) -> tuple[str, ...]:
 def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
     if beginning is not None and death is not beginning:
         return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
+    if ended_threads.in_the_background(facts, death):
+        return "the call that began that task, once alone, with the whole stderr: its frames name the line"
     if death.frame.endswith("_execute_server_warmup"):
         return "the server's own first request failed: its exception stands above, in the log of a scheduler"
     if death.frames and _A_SCRIPT.match(death.frames[0]):

@@ -275,10 +275,10 @@ def _of_drafts(facts: LogFacts) -> tuple[str, ...]:
 
 _NOT_FOR_MEMORY = (
     "line {0} has {1} running and {2} waiting, and the limit is {3}: that does not hold the others back, nor memory "
-    "where its pools have room. The scheduler keeps in a flag (batch_is_full) that no more fits, and some releases set it while a prompt is "
-    "prefilled in chunks, or a batch was full, and look at it again only when a request ends (SGLang 35537): a later "
-    "release; until then a --chunked-prefill-size above the prompts that come together, or a --max-running-requests "
-    "above what is wanted"
+    "where its pools have room. The scheduler keeps in a flag (batch_is_full) that no more fits, and some releases set "
+    "it while a prompt is prefilled in chunks, or a batch was full, and look at it again only when a request ends "
+    "(SGLang 35537): a later release; until then a --chunked-prefill-size above the prompts that come together, or a "
+    "--max-running-requests above what is wanted"
 )
 
 
