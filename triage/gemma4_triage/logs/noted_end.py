@@ -251,7 +251,7 @@ _OF_A_CLIENT = pattern(
 
 _NOT_UP = pattern(
     r"(?i)(?:does not|doesn't|won't|cannot|can't|never|will not) (?:start|come up|boot)|\b(?:start|startup|"
-    r"launch) fails\b"
+    r"launch) fails\b|\bfails to (?:start|load|come up|launch)\b|\b(?:cannot|could not) be started\b"
 )
 
 
