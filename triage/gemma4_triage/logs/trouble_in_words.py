@@ -94,10 +94,9 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"\b(?:twice|double|half|third|quarter|fraction) (?:of )?(?:this|that|the) (?:speed|rate)",
         r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence",
         r"\b(?:latency|TTFT|TPOT|ITL|throughput|tokens? per second|tok/s)\b.{0,40}\b(?:times (?:as|that|what|the|"
-        r"higher|lower",
-        r"worse)|twice|doubles|doubled|halves|halved|drops|dropped|falls|fell|worse|regress\w*|collapses)\b",
+        r"higher|lower|worse)|twice|doubles|doubled|halves|halved|drops|dropped|falls|fell|worse|regress\w*|collapses)\b",
         r"\b(?:performance|speed|throughput) (?:regress\w*|collapses|halves|is (?:bad|poor))\b|\bspeed halves\b",
-        r"\b(?:TTFT|first token) (?:is|takes) \d+(?:\.\d+)? ?(?:s|sec|seconds|minutes?)\b",
+        r"\b(?:TTFT|first token) (?:is|takes) (?:(?:[5-9]|\d{2,})(?:\.\d+)? ?(?:s|sec|seconds)|\d+ minutes?)\b",
         r"\btakes (?:minutes|hours) (?:for|per) (?:a|one|each|every)\b|\bno (?:speed-?up|faster than)\b",
         r"\bhardly (?:helps|faster)\b",
         r"\bGPU (?:util\w*|use) (?:falls|drops|is (?:about|only) [1-6]?\d ?%)",
