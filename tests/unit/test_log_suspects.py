@@ -10,11 +10,12 @@ import pytest
 from gemma4_triage.known_issues.catalog import quiet_suspects
 from gemma4_triage.logs import other_platform, pasted, remarks, said_in_notes, values_asked
 from gemma4_triage.logs.catalog import findings
-from gemma4_triage.logs.notes_in_prose import KINDS, NOTED
+from gemma4_triage.logs.notes_in_prose import NOTED
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.started import _PARSERS
 from gemma4_triage.logs.suspects import MOST_SHOWN, PARTS, of_files, suspects
+from gemma4_triage.logs.trouble_in_words import KINDS
 from made_logs import decode, prefill, started
 
 GEMMA = "model_path='google/gemma-4-E4B-it', tool_call_parser='gemma4', reasoning_parser='gemma4'"

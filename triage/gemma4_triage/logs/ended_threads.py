@@ -28,7 +28,22 @@ def went_on(facts: LogFacts, death: Death) -> bool:
     return any(line > death.place.line for line in lines)
 
 
+_BELOW = 60  # lines
+_NOT_DONE = (
+    "what that task was to do (an abort, an update) was not done, though the call that began it may have been answered "
+    "with 200: end a request by closing its connection until then; a later release of SGLang"
+)
+
+
+def in_the_background(facts: LogFacts, death: Death) -> bool:
+    """Say whether it ended a task beside the requests alone, which the line above it tells of."""
+    said = facts.remarks.get("background")
+    return said is not None and 0 < death.place.line - said.place.line <= _BELOW
+
+
 def look(facts: LogFacts, death: Death) -> Iterator[str]:
     """Yield what to do about a server whose thread ended, by what the thread did; nothing where a process ended."""
+    if in_the_background(facts, death):
+        yield _NOT_DONE
     if went_on(facts, death):
         yield _GOES_ON if any(map(_TRANSFERS.match, death.frames)) else _OF_ANOTHER

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.facts import Death, LogFacts, Remark
 from gemma4_triage.logs.options_near import LEFT_TO_THE_RELEASE
 from gemma4_triage.logs.rule import at, pattern
 from gemma4_triage.logs.said_in_notes import DIES, SAID_BY_A_NOTE
@@ -75,7 +75,13 @@ _A_SCHEMA = (
     "request. Refuse it before it reaches the server; another --grammar-backend; a later release answers it with 400 "
     "(SGLang 4578)"
 )
+_BY_A_PROBE = (
+    "a liveness probe on /health with a timeout above the longest prefill (/health_generate asks the scheduler for an "
+    "answer, and waits behind what runs), SGLANG_HEALTH_CHECK_TIMEOUT as long, and a smaller --chunked-prefill-size: "
+    "what restarts it may be the probe alone (kubectl describe pod: Liveness probe failed)"
+)
 _OF_REQUESTS = (
+    (pattern(r"(?i)\bliveness\b|\bprobes?\b|\bhealth ?-?checks?\b"), _BY_A_PROBE),
     (_OF_GRAMMARS, _A_SCHEMA),
     (
         pattern(r"(?i)\bimages?\b|\bpictures?\b|\bvideos?\b|\baudio\b"),
@@ -122,8 +128,25 @@ def noted_of_it(facts: LogFacts, death: Death) -> Iterator[str]:
         yield _A_SCHEMA
     if _SIZES.search(text):
         yield f"{_OF_SIZES} (of Gemma-4's sound: SGLang 34392)" if _AUDIO_OF_GEMMA.search(text) else _OF_SIZES
-    if (when := _WHEN.search(text)) is not None:
+    if (when := _WHEN.search(text)) is not None and "warm-up" not in when[1] and "warmup" not in when[1]:
         yield f"once without what the note says that it happens by ({when[1].strip()}), then once with that alone"
+
+
+_FILE_OF_A_BACKEND = pattern(r"layers/attention/(?!hybrid|base|tbo|[nd]sa_)(\w+?)_backend\.py$")
+_CALLED = {"flashattention": "fa3", "flashinfer_mla": "flashinfer"}
+_IN_A_BACKEND = (
+    "once with another --attention-backend than {0} ({1}): the last frames stand in its file, and what each backend "
+    "takes of a model (layers that share keys and values, windows, sizes of heads) differs; then a later release"
+)
+
+
+def in_a_backend(death: Death) -> Iterator[str]:
+    """Yield which attention backend to leave where its file has the last frames, and what it raised is cut off."""
+    found = _FILE_OF_A_BACKEND.match(death.path) if death.message == TORN else None
+    if found is not None:
+        name = _CALLED.get(found[1], found[1])
+        others = "torch_native" if name == "intel_amx" else "flashinfer, fa3" if name == "triton" else "triton"
+        yield _IN_A_BACKEND.format(name, others)
 
 
 _BACKENDS = ("triton", "flashinfer", "fa3", "trtllm_mha", "flashmla", "torch_native", "aiter", "cutlass_mla")
@@ -179,19 +202,86 @@ def chosen_by_hand(facts: LogFacts, death: Death) -> Iterator[str]:
         )
 
 
+_OTHER_SIDE = {
+    "decode": pattern(
+        r"(?i)\bprefill (?:\w+ )?(?:is |was |were |gets? |got )?(?:\w+ )?"
+        r"(?:killed|died|dies|dead|gone|down|goes|lost|restart\w*|crash\w*|stopped|evicted|removed|scaled)"
+    ),
+    "prefill": pattern(
+        r"(?i)\bdecode (?:\w+ )?(?:is |was |were |gets? |got )?(?:\w+ )?"
+        r"(?:killed|died|dies|dead|gone|down|goes|lost|restart\w*|crash\w*|stopped|evicted|removed|scaled)"
+    ),
+}
+_FOLLOWS = (
+    "restart this {0} server too, behind a {1} server that was lost: requests whose KV was on its way between them "
+    "hold "
+    "their places here, in some releases for ever, and what then asks for one (/health_generate, so a liveness probe "
+    "too) is never let in",
+    "a later release on both sides, which fails such requests after a time ({2} bounds it, and a heartbeat between the "
+    "servers finds the lost one); until then a liveness probe on /health with a longer timeout, and "
+    "/health_generate for readiness alone, so that one lost server does not take others with it",
+)
+
+
+def _of_the_other_side(facts: LogFacts) -> Iterator[str]:
+    """Yield what to do about one server of a split pair that ended behind the other, by what notes say."""
+    mode = facts.settings.get("disaggregation_mode", "null")
+    notes = "\n".join(facts.remarks[name].text for name in (DIES, "notes") if name in facts.remarks)
+    if mode in _OTHER_SIDE and _OTHER_SIDE[mode].search(notes):
+        other = "prefill" if mode == "decode" else "decode"
+        bound = "WAITING" if mode == "decode" else "BOOTSTRAP"
+        yield from (one.format(mode, other, f"SGLANG_DISAGGREGATION_{bound}_TIMEOUT") for one in _FOLLOWS)
+
+
+_RIGHT_ABOVE = 20  # lines
+_CANCELLED = (
+    " What stands last before it is that a task was cancelled (CancelledError) in {0}: as a client goes away, or its "
+    "time is up, while its request runs. That is no Exception to Python, so code that catches those lets it pass, up "
+    "to what runs the server."
+)
+_LEFT = (
+    "clients and proxies that wait longer than the longest prefill takes (curl --max-time, timeout of the client, "
+    "read timeout of the proxy), or stream, and give up fewer requests meanwhile; a smaller prompt ends sooner",
+    "a later release, where that call (is_disconnected, an abort) is guarded",
+)
+_OF_A_CLIENT = pattern(
+    r"is_disconnected|_stream\w*|tokenizer_manager|http_server|serving_|entrypoints|starlette|uvicorn"
+)
+
+
+_NOT_UP = pattern(
+    r"(?i)(?:does not|doesn't|won't|cannot|can't|never|will not) (?:start|come up|boot)|\b(?:start|startup|"
+    r"launch) fails\b|\bfails to (?:start|load|come up|launch)\b|\b(?:cannot|could not) be started\b"
+)
+
+
+def _cancelled(facts: LogFacts, death: Death) -> Remark | None:
+    """Return where a task was cancelled right above a note of an end; None if none was."""
+    said = facts.remarks.get("cancelled")
+    return said if said is not None and 0 < death.place.line - said.place.line <= _RIGHT_ABOVE else None
+
+
 def told(facts: LogFacts, death: Death) -> Finding:
     """Return the finding on an end that a note alone tells of."""
+    what = "did not come up" if _NOT_UP.search(death.message) else "died"
+    cancelled, behind = _cancelled(facts, death), tuple(_of_the_other_side(facts))
     ready = facts.served or "ready" in facts.remarks or "http_ready" in facts.remarks
     captures = "before_graphs" in facts.remarks and "graphs_end" not in facts.remarks and not of_vllm(facts)
     return Finding(
         rule="other-crash",
-        cause="Unknown cause: a note beside the log says that the server died, and no line shows of what.",
+        cause=f"Unknown cause: a note beside the log says that the server {what}, and no line shows of what."
+        + (_CANCELLED.format(cancelled.text) if cancelled else ""),
         confidence=Confidence.POSSIBLE,
-        evidence=(at(facts, death.place, death.message.removeprefix(SAID_BY_A_NOTE), "the note"),),
+        evidence=(
+            at(facts, death.place, death.message.removeprefix(SAID_BY_A_NOTE), "the note"),
+            *((at(facts, cancelled.place, "CancelledError", "what was cancelled above it"),) if cancelled else ()),
+        ),
         ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
         advice=(
+            *(_LEFT if cancelled and _OF_A_CLIENT.search(cancelled.text) else ()),
+            *behind,
             *(advice for words, advice in (*_SIGNALS, *_OF_REQUESTS) if words.search(death.message)),
-            *chosen_by_hand(facts, death),
+            *(() if behind else chosen_by_hand(facts, death)),
             *((_CAPTURES,) if captures and not ready else ()),
             *switched_on(facts, death),
             _KEEP,

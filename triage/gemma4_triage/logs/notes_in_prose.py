@@ -4,56 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import LogFacts, Place, Remark, Stack
 from gemma4_triage.logs.known_arguments import is_an_argument
+from gemma4_triage.logs.trouble_in_words import KINDS, Seen, of_kinds
 
-Seen = Literal["silence", "memory", "form", "answers", "speed"]
-_SEEN: tuple[tuple[Seen, str], ...] = (
-    # What is seen, as suspects.py names its kinds; the first that fits.
-    (
-        "silence",
-        r"\bhangs?\b|\bstuck\b|\bfrozen\b|no line at all|nothing (?:more )?(?:is|comes|was) (?:printed|logged|answered|"
-        r"out)|no (?:further )?request is (?:ever )?answered|never (?:answered|answers|returns|opens|ends)|for ever\b|"
-        r"no answer (?:ever )?comes",
-    ),
-    (
-        "memory",
-        r"\b(?:memory|RSS|RAM|VRAM)\b.{0,30}\b(?:grow(?:s|ing)?|climb(?:s|ing)|ris(?:es|ing)|goes up|leak(?:s|ing))\b|"
-        r"\bgrow(?:s|ing)\b.{0,20}\b(?:memory|RSS)\b",
-    ),
-    (
-        "form",
-        r"tool_calls?\W{1,4}(?:null|none|empty)|\breasoning_content\b|content\W{1,4}(?:null|empty)|no tool_calls",
-    ),
-    (
-        "answers",
-        r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition|far lower|"
-        r"accuracy (?:is |of )?0\.[0-6]|replacement characters|mojibake|(?:gsm8k|mmlu)\b.{0,60}?[:=] ?0\.[0-4])|"
-        r"answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?(?:wrong|repeated|empty)\b|"
-        r"\b(?:outputs?|answers?|prints?|generates?|returns?|produces|writes) (?:is |are )?"
-        r"(?:only|just|nothing but|always) (?:[\"'`]?(?:<pad>|!{2,}|<unk>|<unused)|exclamation|zeros|newlines|"
-        r"white ?space|pad tokens|one (?:token|word))|"
-        r"(?:gsm8k|mmlu|accuracy)\b.{0,20}?\b0/\d|wrong answers?|text is broken|"
-        r'"(\S)\1{7}|\boutput_ids?\W{1,4}(\d{2,7})(?:, \2){2}',
-    ),
-    (
-        "speed",
-        r"\bslow(?:er|ly)?\b|\bonly \d+(?:\.\d+)? (?:tok|t)(?:ens?|s)?(?:/s|ps| per second)|"
-        r"\b(?:several|many|\d+|two|three|four|five|ten) times (?:this|that|the) (?:speed|rate|"
-        r"throughput)|\b(?:twice|double|half|third|quarter|fraction) (?:of )?(?:this|that|the) (?:speed|rate)|"
-        r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence|"
-        r"\b(?:latency|TTFT|TPOT|ITL|throughput|tokens? per second|tok/s)\b.{0,40}\b(?:times (?:as|that|what|the|"
-        r"higher|lower|worse)|twice|doubles|doubled|halves|halved|drops|dropped|falls|fell|worse|regress\w*)\b",
-    ),
-)
-KINDS: tuple[Seen, ...] = tuple(kind for kind, _ in _SEEN)
 NOTED = "noted {}"
 DIFFERENCE, WELL = "noted difference", "noted well"
 """Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
-_OF_KINDS = tuple((kind, re.compile(f"(?i){words}".encode())) for kind, words in _SEEN)
 _DENIED = re.compile(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?$")
 _CLAUSES = re.compile(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
 _GOOD = re.compile(
@@ -121,10 +81,12 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
         return False
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
     worse = kept.get(NOTED.format("answers"))
-    for kind, words in _OF_KINDS:
+    for kind, words in of_kinds():
         if (found := words.search(line[:400])) and not _DENIED.search(line[: found.start()]):
             kept.setdefault(NOTED.format(kind), said)
             break
+    if "wrong_as_it_samples" in kept:
+        kept.setdefault(NOTED.format("answers"), kept["wrong_as_it_samples"])
     if change := difference_in(said.text.lstrip("# "), worse.text if worse is not None else ""):
         kept[DIFFERENCE] = said
         kept[WELL] = Remark(place, "", change)
@@ -201,7 +163,7 @@ def _change_in(clause: str) -> str:
 
 def kinds_noted(facts: LogFacts) -> tuple[Seen, ...]:
     """Return what somebody wrote is seen, by kinds of suspects."""
-    return tuple(kind for kind, _ in _SEEN if NOTED.format(kind) in facts.remarks)
+    return tuple(kind for kind in KINDS if NOTED.format(kind) in facts.remarks)
 
 
 def difference(facts: LogFacts) -> Difference | None:

@@ -400,6 +400,10 @@ class LogReading:
             scores_noted.keep(self._remarks, name)
             if name == "orphan":
                 self._orphan(line)
+            if line.lstrip().startswith(FRAME) and not self._tracebacks.inside:
+                # A frame may name what is looked for elsewhere, as in the path of torch_npu.
+                self._tracebacks.begin_inside(line, stamp.rank, place)
+                self._shown = number
             return False
         if kind == "stack":
             self._stacks.begin(line, stamp.rank, place)
@@ -527,6 +531,9 @@ class LogReading:
         belongs, death = self._tracebacks.line(line)
         if was_inside and not self._tracebacks.inside and self._tracebacks.caught is not None:
             self._alarms.raised_at(number)
+        if self._tracebacks.cancelled:
+            self._remarks["cancelled"] = Remark(Place(number), "", self._tracebacks.cancelled)
+            self._tracebacks.cancelled = ""
         if death is not None:
             self._leak(death.message, death.place)
             self._die(death)

@@ -224,6 +224,7 @@ MARKS = (
     (b"Starting router on ", "router_starts"),
     (b"Failed to load tokenizer '", "router_no_tokenizer"),
     (b"Available mamba: ", "free_mamba"),
+    (b"Exception in background task", "background"),
     (b"Pyspy failed to dump", "no_pyspy"),
     (b"errors detected in the compilation", "compiler"),
     # What somebody writes of a server beside a stack of it.

@@ -32,7 +32,12 @@ _LAUNCHED = pattern(r"invalid configuration argument|Triton Error \[\w+\]: .{0,4
 def of_a_caller(death: Death) -> bool:
     """Say whether it was raised outside of SGLang, by code that builds on it, of what SGLang offers such code."""
     of_sglang = death.package == "sglang" or (death.path and not death.package)
-    return not of_sglang and _OF_SGLANG.search(death.message) is not None
+    return bool(death.frames) and not of_sglang and _OF_SGLANG.search(death.message) is not None
+
+
+def of_somebody(death: Death) -> bool:
+    """Say whether what SGLang offers others has not what was asked of it, and no frame says whose call it was."""
+    return not death.frames and _OF_SGLANG.search(death.message) is not None
 
 
 def of_the_code(death: Death) -> str:
@@ -50,6 +55,11 @@ def of_the_code(death: Death) -> str:
         return (
             "it asks of SGLang what the installed release has not: "
             f"{f'{death.package} was written for another one' if death.package else _OTHER_ONE}"
+        )
+    if of_somebody(death):
+        return (
+            "what SGLang offers has not what is asked of it, and no frame here says whose call that was: one of "
+            "SGLang's own, which is then a defect of this release, or that of a program that builds on another one"
         )
     if death.type_name == "TypeError" and not NO_VALUE.search(death.message) and (found := CALL.search(death.message)):
         return (

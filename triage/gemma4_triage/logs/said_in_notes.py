@@ -10,11 +10,11 @@ from gemma4_triage.logs.rule import pattern
 
 NAME = "noted_silence"
 SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid", "metrics_empty", "calls_noted"})
-SHOWN |= {"one_token", "two_builds"}
+SHOWN |= {"one_token", "two_builds", "wrong_when_long"}
 """Names under which `keep` keeps what notes say of answers."""
 _SAYS = re.compile(
     rb"(?i)\bhangs?\b(?! up\b)|\bhung\b(?! up\b)|\bhanging\b|\bstuck\b|\bfr(?:ozen|eezes)\b|\bdead-?locks?\b|"
-    rb"\b(?:no|none of the) (?:\w+ ){0,2}(?:requests?|answers?|clients?|calls?)\b.{0,30}\b"
+    rb"\b(?:no|none of the) (?:\w+ ){0,2}(?:requests?|answers?|clients?|calls?)\b[^,;]{0,30}\b"
     rb"(?:answered|served|comes?|returns?)\b|"
     rb"\bnothing (?:is |was |gets |has been )?(?:ever )?(?:answered|returned|logged|printed|comes back)\b|"
     rb"\bnever (?:gets?|got|have|had|receives?) (?:an|any|its|their|the) (?:answer|reply|response)s?\b|"
@@ -27,8 +27,18 @@ _SAYS = re.compile(
     rb"\b(?:stays|sits|waits|remains) (?:here|there|like this)\b|"
     rb"\b(?:here|there) for (?:\d+|many|some) (?:minutes|hours)\b|"
     rb"\bnever (?:becomes|gets|is|was) ready\b|\bnever (?:starts|completes|gets past)\b|"
-    rb"\bdoes not (?:go on|continue|proceed)\b|"
+    rb"\bdoes not (?:go on|continue|proceed)\b|\bstands? still\b|\bnever (?:gets|comes) to\b|\bnever leaves\b|"
+    rb"\bdoes not become (?:healthy|ready)\b|\breadiness probe (?:never|fails)\b|"
+    rb"\b(?:loading|capturing|capture|compiling|progress(?: bar)?) stays at\b|"
+    rb"\b(?:client|request|curl)s? (?:\w+ )?waits? from here\b|\bwaits? until (?:its|their) .{0,16}timeout\b|"
+    rb"\b(?:benchmark|request|call|curl|warm-?up|capture)\b.{0,50}\bnever ends?\b|"
     rb"\b(?:without|gets?|got) (?:no |any |an? )(?:answer|reply|response)(?:s|\b)(?! code)"
+)
+# One has to wait for the end of another, though both could run.
+_TURN = re.compile(
+    rb"(?i)\b(?:first token|begins|starts|runs|is admitted|answered|prefilled|scheduled|waits)\b.{0,30}\b"
+    rb"(?:only (?:when|after|once)|not before|until) (?:an?|one|the|some|all)\b(?: \w+){0,5}? "
+    rb"(?:ended|finished|done|ends|finishes|end|finish|completes?)\b"
 )
 _DENIES = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "
@@ -40,7 +50,8 @@ _DENIES = re.compile(
 _CLAUSES = re.compile(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 """Between them a note may turn from this server to another try."""
 _TURNS = re.compile(
-    rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|every|each|all|both|the server|server|and )\b)"
+    rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|any|longer|later|every|each|all|both|the server|"
+    rb"server|and )\b)"
 )
 """Between them a note turns from what was well to an end."""
 
@@ -53,14 +64,33 @@ _ENDED = re.compile(
     rb"\bgoes down\b|\b(?:kills|ends|takes down) the (?:\w+ )?(?:server|scheduler|process|engine|worker)\b|"
     rb"\b(?:server|scheduler|engine|worker|process) (?:is )?gone\b|\btakes (?:it|the server) down\b|"
     rb"\b(?:server|scheduler|engine|worker|process) (?:exits|quits|restarts|stops(?! (?:answer|respond)))|"
-    rb"\bpod restarts\b|\bexits silently\b|\bSIG(?:SEGV|ABRT|KILL|BUS)\b|"
+    rb"\b(?:server|engine|container|pod|it) (?:does not|doesn't|won't|cannot|can't|never|will not) (?:start|come up|"
+    rb"boot)s?"
+    rb"(?= *(?:$|[;:,.(]|any ?more|at all|again))|\b(?:the )?(?:start|startup|launch) fails\b|\bCrashLoopBackOff\b|"
+    rb"\brestarts in a loop\b|"
+    rb"\bpods? (?:gets?|are|is|keeps?) (?:being )?restart(?:ed|ing)\b|"
+    rb"\b(?:ranks|stages|workers|servers|processes|instances|nodes|pods|schedulers|engines) (?:all )?(?:die|exit|"
+    rb"crash)\b|"
+    rb"\b(?:exits|fails) (?:during|in|at|as it) (?:the )?(?:start|startup|warm-?up|capture|loading|autotune|"
+    rb"FlashInfer)\w*|"
+    rb"\b(?:server|engine|scheduler|process|container|pod|worker|node) "
+    rb"(?:shuts down(?! (?:cleanly|as|on))|vanishes|disappears|terminates|reboots|panics)\b|"
+    rb"\bis restarted by (?:k8s|kubernetes|systemd|docker)\b|\bpanics at\b|\b(?:cannot|could not) be started\b|"
+    rb"\bfails to (?:start|load|come up|launch)\b|\bsegmentation fault\b|\bcore dumped\b|"
+    rb"\bpod restarts\b|\bexits silently\b|\bkills the (?:\w+ )?(?:pod|container)\b|"
+    rb"\b(?:server|scheduler|engine|worker|process|pod|container)s? (?:is|was|gets|got|are|were|has been) (?:then )?"
+    rb"(?:OOM-?)?killed\b|\bSIG(?:SEGV|ABRT|KILL|BUS)\b|"
     rb"\bexit(?:s|ed)?(?: with)? (?:code|status)[ :=]{1,3}(?!0\b)-?\d{1,3}\b"
 )
 _NOT_ENDED = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|no longer|any ?more|instead of|before|until|used to) "
     rb"(?:\w+ ){0,2}(?:dies|died|crash|segfault|core dump|abort)|"
     # Of somebody else, or of another try than this log's.
-    rb"\b(?:client|router|gateway|browser|script|benchmark|notebook|other)s? (?:\w+ )?(?:dies|died|crash|abort|goes)|"
+    rb"\b(?:client|router|gateway|browser|script|benchmark|notebook|other)s? (?:\w+ )?"
+    rb"(?:dies|died|crash|abort|goes|(?:(?:is|was|gets|got) )?killed)|"
+    rb"\bold (?:server|process|worker|engine|pod|container)\b|"
+    rb"\b(?:prefill|decode|remote|peer) (?:\w+ )?(?:(?:is|was|gets|got|were|are) )(?:\w+ )?killed|"
+    rb"\bkilled (?:by (?:us|me|hand|ctrl|the user)|on purpose|manually|while\b|it myself)|"
     rb"^#+ *(?:with|without|same|if|vllm|on|in)\b|\b(?:fine|works?|ok)\b|\brequests? (?:\w+ )?(?:aborts|died)"
 )
 
@@ -77,6 +107,16 @@ _FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:
 _MANY = rb"(?:\b(?:concurren\w+|parallel|together|under load|many|several)\b|\b\d{2,5}\b(?![.%]))"
 _WRONG = re.compile(rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsense|differs?|mixed up|accuracy|gsm8k|mmlu)\b")
 _AMONG = re.compile(rb"(?i)" + _FEW + rb".{0,80}" + _MANY + rb"|" + _MANY + rb".{0,80}" + _FEW)
+_LENGTHS = re.compile(
+    rb"(?i)\b(?:short|a few) (?:\w+ )?(?:prompts?|answers?|requests?|ones|inputs?)\b.{0,40}"
+    rb"\b(?:fine|good|right|ok|correct|well|answered)\b|"
+    rb"\b(?:beyond|past|above|over|pass(?:es)?|longer than|more than|exceeds?|from) (?:about |some |the |roughly )?"
+    rb"\d[\d,.]*k? ?tokens?\b|\bas soon as (?:\w+ ){0,3}(?:long|longer)\b|\bonly (?:with |on )?long (?:prompts|"
+    rb"answers|inputs)\b"
+)
+_SPOILT = re.compile(
+    rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsens\w*|meaningless|degenerate|rubbish|incoherent|repeats itself)\b"
+)
 _EMPTY = re.compile(rb"(?i)\bempty\b|\bno (?:samples|metrics)\b")
 _OWN_RID = re.compile(rb"""["']?\brid["']? ?[:=] ?["'][^"']""")
 _CALLS = re.compile(rb"(?i)\btool_?calls?\b|\bfunction calls?\b")
@@ -102,6 +142,8 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
     if _WRONG.search(line) and _AMONG.search(line) and not _is_worse_alone(line):
         kept.setdefault("wrong_among_others", said)
+    if _LENGTHS.search(line) and _SPOILT.search(line):
+        kept.setdefault("wrong_when_long", said)
     spoken = line + kept["notes"].text.encode() if "notes" in kept else line
     if _EMPTY.search(line) and b"metrics" in spoken:
         kept.setdefault("metrics_empty", said)
@@ -115,7 +157,9 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
         kept.setdefault("calls_noted", said)
     if _SAMPLED.search(line):
         kept.setdefault("wrong_as_it_samples", said)
-    if any(_SAYS.search(clause) and not _DENIES.search(clause) for clause in _CLAUSES.split(line)):
+    if any(
+        (_SAYS.search(clause) or _TURN.search(clause)) and not _DENIES.search(clause) for clause in _CLAUSES.split(line)
+    ):
         # The last one, behind which the least work can stand.
         kept[NAME] = said
     # Before an end a server may have been well.
@@ -185,6 +229,11 @@ _NAMED = (
         "once with --moe-a2a-backend none: what carries tokens to experts waits for all ranks",
     ),
 )
+
+
+def waits_its_turn(note: Remark) -> bool:
+    """Say whether a note has a request wait for the end of another, and no server that stands."""
+    return _TURN.search(note.text.encode()) is not None
 
 
 _GOES_ON = re.compile(

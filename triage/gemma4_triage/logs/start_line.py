@@ -56,7 +56,9 @@ _MODEL = re.compile(r"\b(?:vllm|sglang) serve +(?!\.\.\.|…)(<[^>\n]{1,200}>|[^
 _PAIR = re.compile(r"\b([a-z][a-z0-9]*_[a-z0-9_]{1,60})=(True|\d{1,9}|'[^']{1,200}')")
 _VARIABLE = re.compile(r"\b((?:SGLANG|SGL|VLLM|MOONCAKE|CUDA_LAUNCH)_[A-Z0-9_]{2,80})=([\w./:-]{1,80})")
 _SIZE = re.compile(r"(?i)(?<![\w-])(tp|pp|dp|ep)[ =](\d{1,3})\b")
-_FLAG = re.compile(r"(?<![\w`'-])--([a-z][a-z0-9_-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|[^\s\\]+))?")
+_FLAG = re.compile(
+    r"(?<![\w`'-])--([a-z][a-z0-9_-]{1,60})(?:[= ]+(?!-)('[^']*'|\"[^\"]*\"|<[^<>\n]{1,200}>|[^\s\\]+))?"
+)
 _COMMENT = re.compile(r"(?<=\S)\s+#+ [^'\"]+$")
 _SHORT = {
     "tp": "tp_size",

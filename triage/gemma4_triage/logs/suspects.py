@@ -88,10 +88,14 @@ class Suspect:
         return f"{self.change}: {self.why}{threads}"
 
 
+_GEMMA_3 = re.compile(r"gemma[-_ ]?3(?![n\d.])")
+"""In a path or an architecture, whatever stands behind it; gemma-3n is another model."""
+
+
 def _gemma3_without_windows(start: Started) -> bool:
     # Where no line names the release, an argument that later ones have tells them apart.
     old = start.older_than(0, 4, 5) if start.release else not start.has("swa_full_tokens_ratio")
-    return start.of("gemma-3-", "gemma3for") and old
+    return _GEMMA_3.search(start.model) is not None and old
 
 
 def _images_without_template(start: Started) -> bool:
@@ -451,7 +455,9 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     if (noted := difference(facts)) is not None:
         change = f"{noted.change}, as line {noted.place.line} has it"
         seen = kinds_noted(facts)
-        of: Kind = seen[0] if seen else "answers"
+        of: Kind = "answers"
+        for kind in reversed(seen):
+            of = kind if kind != "requests" else of
         yield Suspect(NOTED_DIFFERENCE, change, _DIFFERS, (), of, shown=True)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)

@@ -70,6 +70,7 @@ _ONLY_SGLANG = re.compile(
     r"enable-two-batch|disable-cuda-graph-padding|enable-nan-detection|swa-full|enable-mixed-chunk|grammar-backend|"
     r"sleep-on-idle|enable-deterministic|log-requests-level)|/generate\b|collect URL twice"
 )
+_OF_BOTH = re.compile(r"vLLM:|\bof vLLM (?:--|VLLM_)")
 _SGLANG_COMMAND = ("gemma4-triage serve", "gemma4-triage pools", "gemma4-triage repro")
 
 
@@ -86,7 +87,7 @@ def for_its_engine(found: Iterable[Finding], facts: LogFacts) -> tuple[Finding, 
 
 def _of_vllm(finding: Finding) -> Finding:
     advice = tuple(dict.fromkeys(map(in_vllm, finding.advice)))
-    fit = tuple(one for one in advice if "vLLM:" in one or not _ONLY_SGLANG.search(one))
+    fit = tuple(one for one in advice if _OF_BOTH.search(one) or not _ONLY_SGLANG.search(one))
     return finding.model_copy(
         update={
             "advice": fit or advice,

@@ -85,6 +85,7 @@ _OF_PACKAGE = re.compile(
 )
 # Whoever shortens a traceback by hand may leave the numbers out.
 _FRAME = re.compile(r'\s*File "([^"]*)"(?:, line (\d+|[?.…]+))?, in (.*)')
+_NAKED = re.compile(rb'\s*File "[^"]*", line \d+\s*')
 # Shortened further, to the function alone: "  in get_cpu_copy"; or told beside it, as "# the last frame is run_batch".
 _FUNCTION = re.compile(
     rb"\s+(?:(?:\[?\.\.\.\]?|\xe2\x80\xa6) )?in ([A-Za-z_<][\w.<>]*)\s*$|"
@@ -171,6 +172,7 @@ class TracebackReader:
         inside: whether the next lines belong to it.
         survived: the frames of the last one that ended no process, until the next begins.
         caught: that exception itself; None where the next has begun.
+        cancelled: the innermost frame and line of the last one that a task was cancelled in; "" if none was.
     """
 
     def __init__(self) -> None:
@@ -191,6 +193,7 @@ class TracebackReader:
         self._last: Death | None = None
         self.survived: tuple[str, ...] = ()
         self.caught: Death | None = None
+        self.cancelled = ""
 
     @property
     def watching(self) -> bool:
@@ -220,6 +223,8 @@ class TracebackReader:
 
     def begin_inside(self, line: bytes, rank: str, place: Place) -> None:
         """Read a line with FRAME in it where no traceback is open: the beginning is missing."""
+        if _NAKED.fullmatch(line) and _OF_SGLANG.match(line):
+            line = line.rstrip() + b", in ?"
         # Frames of native code, which torch prints of a signal, are no traceback.
         if _NATIVE in line or _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace")) is None:
             return
@@ -345,8 +350,9 @@ class TracebackReader:
         name = small[0].decode() if small else match[1]
         message = (match[2] or "")[:_LONGEST_MESSAGE]
         if match[1] in _STOPPED or (match[1] == "SystemExit" and message in ("", "0")):
-            # Somebody stopped the server.
+            # Somebody stopped the server, or a task of it.
             self._chained = self._fatal
+            self.cancelled = _told_of(self._frames, self._statement) if match[1] == "CancelledError" else ""
             return None
         self._chained = self._fatal
         statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
@@ -400,6 +406,12 @@ def death_of(
         statement=statement,
         host=_host(frames, paths),
     )
+
+
+def _told_of(frames: Sequence[bytes], statement: Sequence[bytes]) -> str:
+    """Return the innermost frame, and its line of source, in words."""
+    frame = _frame_text(frames[-1]) if frames else "?"
+    return f"{frame}: {b' '.join(statement).decode(errors='replace')[:_LONGEST_MESSAGE]}".rstrip(": ")
 
 
 _NO_PROGRAM = re.compile(rb'\s*File "(?:[^"]*/(?:site|dist)-packages/|[^"]*/lib/python\d|<|[^"/]*")')

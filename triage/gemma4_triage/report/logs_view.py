@@ -12,11 +12,12 @@ from gemma4_triage.diagnose.unread import Unread
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.finding_view import print_finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
-from gemma4_triage.logs.notes_in_prose import NOTED, Seen, kinds_noted
+from gemma4_triage.logs.notes_in_prose import NOTED, kinds_noted
 from gemma4_triage.logs.rules.noted_trouble import SEES
 from gemma4_triage.logs.rules.refused_by_check import refused
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.suspects import suspects
+from gemma4_triage.logs.trouble_in_words import Seen
 from gemma4_triage.report.log_words import pools_text, prefill_text, problem_text, retractions_text, time_text
 from gemma4_triage.sparkline import sparkline
 from gemma4_triage.terminal import print_line, size_text

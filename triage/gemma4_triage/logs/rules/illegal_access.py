@@ -262,6 +262,12 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append(_PREFILL_GRAPHS)
         if asked.get("tp_size", "1") not in ("1", "None") and asked.get("disable_custom_all_reduce") != "True":
             found.append("once with --disable-custom-all-reduce, whose buffers such a graph has to know (SGLang 14193)")
+    topk = asked.get("speculative_eagle_topk", "None")
+    if drafts and topk not in ("None", "1"):
+        found.append(
+            f"once with --speculative-eagle-topk 1 in place of {topk}: a tree of drafts has page tables and masks of "
+            "its own, which backends and sliding windows follow less often than a chain (SGLang 24402)"
+        )
     if drafts:
         found.append("once without --speculative-algorithm: if it then serves, a draft's step is at fault")
     if drafts and experts:
@@ -291,6 +297,9 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
             "attention, convolutions of states) pass what 32 bits hold in a long prefill; a later release counts in 64 "
             "(SGLang 4856, SGLang 20389)",
         )
+    of_triton = _counts_in_32_bits(facts, death)
+    if of_triton and _MANY_TOKENS.search(_notes(facts)):
+        found.insert(0, _FEWER_TOKENS)
     if asked.get("attention_backend") in ("dsa", "nsa"):
         found.insert(0, _SPARSE)
     if any(map(_MARLIN.match, death.frames[-_INNER:])):
@@ -302,6 +311,8 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append(f"once with another --attention-backend than {backend}, of the draft too")
     if part is not None and (drafts is False or part.id != "drafts"):
         found.append(f"once without {part.without}")
+    if of_triton:
+        found.append(_FEWER_TOKENS)
     if not _blocks(facts) and asked.get("disable_cuda_graph") != "True" and (part is None or part.id != "cuda-graphs"):
         found.append("once with --disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel")
     return (
@@ -354,6 +365,28 @@ def _long_chunks(facts: LogFacts, death: Death) -> bool:
     size = facts.settings.get("chunked_prefill_size", "")
     long = size == "-1" or (size.isdecimal() and int(size) > _LONG_CHUNK)
     return long and any(map(_TRITON.match, death.frames[-_INNER:]))
+
+
+_OF_TRITON = pattern(r"(?:fused_moe\w*|extend_attention|decode_attention|prefill_attention)\.py:")
+_MANY_TOKENS = pattern(
+    r"(?i)\b\d[\d,]*k? (?:sequences|requests|prompts|tokens)\b.{0,80}\b(?:fine|works?|ok|no crash|holds)\b|"
+    r"\bint32\b|32[- ]bit|2\^3[12]"
+)
+_FEWER_TOKENS = (
+    "fewer tokens in one prefill batch: --chunked-prefill-size 8192 and --max-prefill-tokens as small: offsets of "
+    "kernels in Triton (attention, experts, convolutions of states) are a token's place times the width of all heads, "
+    "which passes what 32 bits hold (2^31) in one large batch; a later release counts in 64 (SGLang 4856, SGLang 20389)"
+)
+
+
+def _notes(facts: LogFacts) -> str:
+    said = facts.remarks.get("notes")
+    return said.text if said is not None else ""
+
+
+def _counts_in_32_bits(facts: LogFacts, death: Death) -> bool:
+    """Say whether it was noticed in a kernel of Triton's, and nothing says how long its prefills may be."""
+    return "chunked_prefill_size" not in facts.settings and any(map(_OF_TRITON.match, death.frames[-_INNER:]))
 
 
 _WIDE_POOL = 2_000_000  # tokens: at 1024 numbers for each, more than 32 bits count

@@ -10,6 +10,7 @@ from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
 from gemma4_triage.logs.narrow_window_pool import narrow
 from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, pattern, remarked
 from gemma4_triage.logs.rules import hang, transfers_stand
+from gemma4_triage.logs.rules.queue_stands import below_the_limit
 from gemma4_triage.logs.rules.start_stopped import unfinished
 from gemma4_triage.logs.rules.unexplained_line import as_long_as_the_pool
 from gemma4_triage.logs.suspects import NOTED_DIFFERENCE, suspects
@@ -116,6 +117,8 @@ def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
         yield from small.advice
     if whole := as_long_as_the_pool(facts):
         yield whole
+    if said_in_notes.waits_its_turn(note):
+        yield from below_the_limit(facts)
     yield from said_in_notes.named_in_notes(facts)
     on, tries = features(facts), [one for one in suspects(facts) if one.of == "silence"]
     # With what all is well by a note is worth more than what such a start is known for.

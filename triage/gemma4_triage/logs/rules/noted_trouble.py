@@ -17,6 +17,7 @@ SEES = {
     "speed": "it is slow",
     "silence": "answers do not come",
     "memory": "memory grows while it serves",
+    "requests": "requests fail, or their answers break off",
 }
 """What somebody sees, by kinds of suspects."""
 _MOST = 4
@@ -27,9 +28,23 @@ _LOOK = {
         "captured (--cuda-graph-max-bs), a queue, a usage near 1 with retracted requests, and tokens per second for "
         "each request: each has a remedy of its own",
     ),
+    "requests": (
+        "one such request alone, with curl -i at the server's own host and port: its status and body say who refuses "
+        "it (400: a field of its own; 500: the server, whose stderr has the traceback; 502 to 504 and a connection "
+        "that is closed: a proxy or router, or a server that is gone); the whole stderr of that minute",
+        "if it is answered alone: the same with as many at once, then without what such requests have (images, tools, "
+        "response_format, stream, an adapter), one at a time; then a later release",
+    ),
+    "memory": (
+        "gemma4-triage collect URL twice, some hours apart: it has the memory of each process, of the host and of the "
+        "GPU; then a later release, and a restart in turns until then",
+    ),
 }
 """What to look at first where neither the start nor the load is known for it."""
 _IDLE, _OF_A_CORE = "core-of-an-idle-server", pattern(r"(?i)\bcores?\b|\bcpu\b|\bidle\b")
+
+
+_SPOILT = pattern(r"(?i)\bloops?\b|\bgarbage\b|\bnonsens\w*|\brepeats?\b|\bgibberish\b")
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
@@ -41,6 +56,11 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     note = facts.remarks[NOTED.format(seen)]
     # A core that is busy while nothing is asked makes no answer slow.
     tries = [one for one in suspects(facts) if one.of == seen and (one.id != _IDLE or _OF_A_CORE.search(note.text))]
+    if seen == "form":
+        # What spoils an answer spoils its calls.
+        others = [one for one in suspects(facts) if one.of == "answers" and not one.broad and one.threads]
+        ahead = 0 if _SPOILT.search(note.text) else 2
+        tries = [*tries[:ahead], *others[:1], *tries[ahead:]]
     steps = tuple(one.text for one in tries[:_MOST]) or _LOOK.get(seen, ())
     if not steps:
         return

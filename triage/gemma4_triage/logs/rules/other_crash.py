@@ -33,6 +33,7 @@ from gemma4_triage.logs.said_by_python import (
     met,
     of_a_caller,
     of_a_variable,
+    of_somebody,
     of_the_code,
     was_none,
 )
@@ -95,6 +96,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
         lacks = _other_paths(death, apart, named)
         ended = "A request failed" if of_a_request(facts, death) else "A process died"
+        ended = "A task in the background ended" if ended_threads.in_the_background(facts, death) else ended
         ended = "A thread of a process that goes on ended" if ended_threads.went_on(facts, death) else ended
         yield Finding(
             rule=ID,
@@ -102,10 +104,11 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             f"{', in ' + death.frame if death.frame else ''}{_of_package(death)}; "
             f"{code or _of_kind(kind, death) or met(death) or _said(words)}.{_stands_in(death) * (not patched)}"
             f"{handled.what if handled else ''}",
-            confidence=Confidence.LIKELY if code or kind else Confidence.POSSIBLE,
+            confidence=Confidence.LIKELY if (code and not of_somebody(death)) or kind else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+                *noted_end.in_a_backend(death),
                 *noted_end.noted_of_it(facts, death),
                 *noted_end.chosen_by_hand(facts, death),
                 *_after_a_flush(facts, death),
@@ -231,6 +234,9 @@ def _of_releases(death: Death, code: str, waited: bool) -> Iterator[str]:
     if of_a_caller(death):
         yield _PAIR
         return
+    if of_somebody(death):
+        yield _EITHER
+        return
     if code and not waited and (other := _of_another_program(death)):
         yield _OTHER_PROGRAM.format(other)
         return
@@ -308,6 +314,10 @@ _PAIR = (
     "versions that belong together: the SGLang that the caller names itself (its pyproject, image or guide), or a "
     "release of the caller for this SGLang, mostly a later one; pip list shows both"
 )
+_EITHER = (
+    f"a later release of SGLang; the frames above that line, which were left out here, say whose call it was: where a "
+    f"program that builds on SGLang (a trainer, a router) made it, {_PAIR}"
+)
 _OF_A_HOST = (
     "{0} is another program's, and calls parts of SGLang that no release promises to keep: of an installed release "
     "that it was not made for they find unset what they need. {1}"
@@ -375,6 +385,8 @@ def _in_order(step: str, narrower: tuple[str, ...]) -> tuple[str, ...]:
 def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
     if beginning is not None and death is not beginning:
         return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
+    if ended_threads.in_the_background(facts, death):
+        return "the call that began that task, once alone, with the whole stderr: its frames name the line"
     if death.frame.endswith("_execute_server_warmup"):
         return "the server's own first request failed: its exception stands above, in the log of a scheduler"
     if death.frames and _A_SCRIPT.match(death.frames[0]):

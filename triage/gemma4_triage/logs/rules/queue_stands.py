@@ -205,6 +205,12 @@ def _held_back(facts: LogFacts) -> Iterator[Finding]:
             return
 
 
+_ONE_LESS = (
+    "one above the wanted number for each rank (SGLang 30294); a larger --chunked-prefill-size, so that a prompt is "
+    "not cut: in some releases its place stays taken behind its last chunk, until another request ends (SGLang 35537)"
+)
+
+
 def _too_few(
     facts: LogFacts, rank: RankFacts, of_limit: tuple[int, int | None, bool], usage: float, place: Place
 ) -> Finding:
@@ -237,7 +243,7 @@ def _too_few(
                 if reached
                 else ()
             ),
-            *(("one above the wanted number for each rank: SGLang 30294",) if one_less else ()),
+            *((_ONE_LESS,) if one_less else ()),
             *(() if reached else _of_drafts(facts)),
             *(
                 ()
@@ -265,6 +271,27 @@ def _of_drafts(facts: LogFacts) -> tuple[str, ...]:
         f"few requests run{graphs}, and beside them the release bounds by itself how many may run (32 or 48), unless "
         "--max-running-requests names it; hold tokens/s of both against each other",
     )
+
+
+_NOT_FOR_MEMORY = (
+    "line {0} has {1} running and {2} waiting, and the limit is {3}: that does not hold the others back, nor memory "
+    "where its pools have room. The scheduler keeps in a flag (batch_is_full) that no more fits, and some releases set "
+    "it while a prompt is prefilled in chunks, or a batch was full, and look at it again only when a request ends "
+    "(SGLang 35537): a later release; until then a --chunked-prefill-size above the prompts that come together, or a "
+    "--max-running-requests above what is wanted"
+)
+
+
+def below_the_limit(facts: LogFacts) -> Iterator[str]:
+    """Yield what to do where the last batch line has requests waiting beside fewer running than may."""
+    limit = limit_of(facts)
+    for rank in facts.schedulers:
+        last = {name: column[-1] for name, column in rank.series.items()} if rank.series["line"] else {}
+        running, queued = (int(last.get(name) or 0) for name in ("running_max", "queued_max"))
+        usage = max(last.get("full_usage_max") or 0, last.get("swa_usage_max") or 0)
+        if limit is not None and 0 < running < limit and queued and usage <= _ROOM:
+            yield _NOT_FOR_MEMORY.format(last["line"], running, queued, limit)
+            return
 
 
 def limit_of(facts: LogFacts) -> int | None:

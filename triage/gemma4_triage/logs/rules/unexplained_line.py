@@ -384,15 +384,22 @@ _OTHER_CPU = (
 _LONG_SILENCE = 60
 
 
+_CONTEXT_ABOVE = pattern(r"\bcontext_len(?:gth)? ?> ?(\d+)")
+"""As somebody shortens the line of the pools."""
+
+
 def as_long_as_the_pool(facts: LogFacts) -> str:
     """Return what to do where one request may ask for the whole pool; "" if none may."""
     pools = facts.remarks.get("pools")
     tokens = number_in(pools.text, "max_total_num_tokens") if pools else None
     context = number_in(pools.text, "context_len") if pools else None
+    above = _CONTEXT_ABOVE.search(pools.text) if pools is not None and context is None else None
+    context = float(above[1]) if above else context
     if tokens is None or context is None or tokens > context:
         return ""
+    most = f"{'more than ' if above else ''}{context:.0f}"
     return (
-        f"the pool holds {tokens:.0f} tokens, and a request may ask for {context:.0f} with its max_new_tokens: such a "
+        f"the pool holds {tokens:.0f} tokens, and a request may ask for {most} with its max_new_tokens: such a "
         "one is never taken in, nor what waits behind it (SGLang 28530). A smaller --context-length or max_new_tokens, "
         "a larger pool, --page-size 1"
     )

@@ -12,6 +12,7 @@ from gemma4_triage.logs.other_platform import without_cuda
 from gemma4_triage.logs.packages_apart import of_a_new_name, of_two
 from gemma4_triage.logs.rule import at, of_wordings, pattern, remarked, written
 from gemma4_triage.logs.rules.no_kernel_image import JIT_ARCHITECTURE
+from gemma4_triage.logs.tracebacks import TORN
 
 _TYPES = (
     "",
@@ -117,11 +118,23 @@ def _of_packages(facts: LogFacts, finding: Finding) -> dict[str, Any] | None:
 _HEADER = pattern(
     r"fatal error: ((?!cu|nv|nccl|thrust|torch|ATen|c10|cooperative|device_|flashinfer|tvm)[\w./+-]+): No such file"
 )
+_HEADER_LACKS = "Code is compiled on this machine, and a header of the system, {0}, is missing: no wheel brings it."
 _NO_HEADER = (
-    "install the package that has {0}, in the image, with the system's package manager (apt-file search names it; "
-    "openssl/sha.h is of libssl-dev, numa.h of libnuma-dev, infiniband/verbs.h of libibverbs-dev, Python.h of "
-    "python3-dev), or take SGLang's image; once without what asked for it, as the frames say"
+    "install {1}, which has {0}, with the system's package manager, in the image that the server runs in; or take "
+    "SGLang's image; once without what asked for it, as the frames say"
 )
+_PACKAGE_OF = {
+    "Python.h": "build-essential and python3-dev (of the very Python that runs the server, as python3.11-dev: python "
+    "-V; of a venv the one that it was made of)",
+    "openssl/sha.h": "libssl-dev",
+    "numa.h": "libnuma-dev",
+    "infiniband/verbs.h": "libibverbs-dev",
+}
+
+
+def _without_header(name: str) -> str:
+    """Return what to install where a header of the system lacks."""
+    return _NO_HEADER.format(name, _PACKAGE_OF.get(name, f"the package (apt-file search {name} says which)"))
 
 
 _A_SOURCE = pattern(
@@ -140,6 +153,8 @@ def _said_by_compiler(facts: LogFacts) -> tuple[Remark, str, str] | None:
         said = facts.remarks.get(name)
         if said is None or not _A_SOURCE.search(said.text):
             continue
+        if missing := _HEADER.search(said.text):
+            return said, _HEADER_LACKS.format(missing[1]), _without_header(missing[1])
         if one := next((one for one in written("compilers.toml") if one.words.search(said.text)), None):
             found = one.words.search(said.text)
             named = {what: text or "" for what, text in found.groupdict().items()} if found else {}
@@ -215,7 +230,8 @@ def _without_toolkit(facts: LogFacts, finding: Finding) -> dict[str, Any] | None
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     found = list(_OF_WORDINGS.find(facts))
-    if not found and not facts.deaths:
+    # A traceback that is cut off says less than what stands above it.
+    if not found and all(death.message == TORN for death in facts.deaths):
         found = list(_of_a_source(facts))
     for finding in found:
         compiler = remarked(facts, "compiler", "what the compiler said last") if "compile" in finding.cause else []
@@ -223,7 +239,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         unknown = "no code for the model's architecture" in finding.cause and "not_imported" in facts.remarks
         lacking = remarked(facts, "not_imported", "what could not be imported") if lacks or unknown else []
         missing = _HEADER.search(str(compiler[0].value)) if compiler else None
-        update: dict[str, Any] = {"evidence": (*finding.evidence, *compiler, *lacking)}
+        shown = [one for one in compiler if all(one.field != known.field for known in finding.evidence)]
+        update: dict[str, Any] = {"evidence": (*finding.evidence, *shown, *lacking)}
         if asked := _PIP.search(str(finding.evidence[0].value)) if "as the line says" in finding.advice[0] else None:
             known = asked[0].strip() in finding.advice[0]
             said = finding.advice[0] if known else f"{asked[0].strip()}, which the line asks for: {finding.advice[0]}"
@@ -232,11 +249,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             update |= _not_imported(facts, finding) or {"advice": (_NOT_IMPORTED, *finding.advice)}
         update |= _of_its_code(facts, finding) or _of_packages(facts, finding) or _without_toolkit(facts, finding) or {}
         if missing:
-            update["cause"] = (
-                f"Code is compiled on this machine, and a header of the system, {missing[1]}, is missing: no wheel "
-                "brings it."
-            )
-            update["advice"] = (_NO_HEADER.format(missing[1]),)
+            update["cause"] = _HEADER_LACKS.format(missing[1])
+            update["advice"] = (_without_header(missing[1]),)
         elif "compile" in finding.cause and (said := _said_by_compiler(facts)) is not None:
             first = at(facts, said[0].place, said[0].text, "what the compiler said first")
             update |= {"cause": said[1], "advice": (said[2],), "evidence": (*finding.evidence, first)}
