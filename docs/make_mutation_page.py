@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gemma4_repro.mutations.draw import draw
 from gemma4_repro.mutations.load import Probes
 from gemma4_repro.mutations.matrix import Counts, Matrix, matrix
 from gemma4_repro.mutations.rows_file import RowsFile
+from gemma4_repro.mutations.score import Noticed, State
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "mutations"
@@ -39,14 +41,29 @@ RUNS |= {
     4811: 500,
     5021: 500,
     6021: 500,
+    7129: 500,
 }
 """How many mutations each seed's run has, by release and in the order in which they were run."""
-SHOWN = (2900, 6021, 4013)
+SHOWN = (2900, 7129, 4013)
 """The seeds whose runs are shown by server, structure, defect and phase; of the others what they came to."""
 MACHINES = {2900: "on 16 cores, 15 engines side by side, the last 15 mutations on 2 cores"}
 """Where a run was not on this project's usual machine."""
-_COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", "tokens_changed")
-_HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain, wrong", "other tokens")
+_OF_EFFECTS = ("noticed_by_sglang", "tokens_changed")
+_COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", *_OF_EFFECTS)
+_HEADS = (
+    "drawn",
+    "judged",
+    "seen",
+    "right",
+    "partly",
+    "unknown",
+    "wrong",
+    "certain, wrong",
+    "SGLang saw",
+    "other tokens",
+)
+_FALLEN = 0.9
+"""Of the accept length of a clean load: what is below is a fall."""
 
 
 def measured(seed: int) -> Matrix:
@@ -130,8 +147,12 @@ def _lines(whole: Matrix) -> Iterator[str]:
     )
     yield from textwrap.wrap(about, 120)
     yield ""
-    # Tokens are compared of runs without probes alone.
-    known = len(_COLUMNS) if any(row.effect is not None for row in whole.rows) else len(_COLUMNS) - 1
+    # Of runs without probes alone.
+    asked = any(row.effect is not None for row in whole.rows)
+    known = len(_COLUMNS) if asked else len(_COLUMNS) - len(_OF_EFFECTS)
+    if asked:
+        yield from textwrap.wrap(_effects(whole), 120)
+        yield ""
     heads = _HEADS[:known]
     yield from _table(("aim", "found", ""), ((aim.text, aim.found, _met(aim.met)) for aim in whole.aims))
     if len({row.mutation.server for row in whole.rows}) > 1:
@@ -146,6 +167,29 @@ def _lines(whole: Matrix) -> Iterator[str]:
         for one in whole.reliability
     )
     yield from _table(("said to be", "named", "right", "partly", "unknown", "wrong"), reliability)
+
+
+def _effects(whole: Matrix) -> str:
+    """Return what the same mutations did without probes."""
+    rows = [row for row in whole.rows if row.state is State.ACTED and row.effect is not None]
+    noticed = Counter(row.effect.noticed for row in rows if row.effect is not None)
+    quiet = [row for row in rows if row.effect is not None and row.effect.noticed is Noticed.NOTHING]
+    clean = {(one.mtp, one.server): one.accept_length for one in whole.clean}
+    lengths = [
+        (row.effect.accept_length, usual)
+        for row in quiet
+        if row.effect is not None
+        and row.effect.accept_length is not None
+        and (usual := clean.get((row.mutation.mtp, row.mutation.server))) is not None
+    ]
+    fell = sum(length < _FALLEN * usual for length, usual in lengths)
+    changed = sum(row.effect is not None and row.effect.tokens_changed is True for row in quiet)
+    return (
+        f"Without probes, SGLang itself noticed {len(rows) - len(quiet)} of {len(rows)}: its checker of the pools "
+        f"{noticed[Noticed.CHECKER]}, a crash {noticed[Noticed.CRASH]}, a hang {noticed[Noticed.HANG]}. Of the other "
+        f"{len(quiet)}, {changed} answered with other tokens, and of {len(lengths)} with MTP {fell} accepted less than "
+        f"{_FALLEN:.0%} of what a clean load accepts at once."
+    )
 
 
 def _met(met: bool | None) -> str:
