@@ -283,3 +283,18 @@ def test_a_pod_that_a_probe_restarts_leads_to_the_probe():
 )
 def test_notes_of_what_is_well_are_none(note):
     assert found_in([START, READY, *steady(3), f"# {note}\n"]) == ()
+
+
+ORPHAN = "[2026-08-25 10:12:07] Received output for rid='b1d0d8c2' but the state was deleted in TokenizerManager.\n"
+
+
+def test_outputs_that_nobody_takes_are_told_where_others_wait_by_a_note():
+    waits = "# about 15 such lines a second; new requests only wait in the queue\n"
+    assert found_in([START, READY, *[ORPHAN] * 3, waits])[0].rule == "orphaned-requests"
+    assert found_in([START, READY, *[ORPHAN] * 3]) == ()
+
+
+@pytest.mark.parametrize(("answer", "wrong"), [("claus claus claus claus c", True), ("very very good", False)])
+def test_a_word_that_an_answer_repeats_is_trouble(answer, wrong):
+    found = found_in([START, READY, f'# every answer is "{answer}..."\n'])
+    assert [one.rule for one in found] == ["noted-trouble"] * wrong

@@ -17,6 +17,7 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"nothing (?:more )?(?:is|comes|was) (?:printed|logged|answered|out)",
         r"no (?:further )?request is (?:ever )?answered|never (?:answered|answers|returns|opens|ends)|for ever\b",
         r"no answer (?:ever )?comes",
+        r"\brequests? (?:only |just )?(?:waits?|sits?|stays?) in the queue",
     ),
     "memory": (
         r"\b(?:memory|RSS|RAM|VRAM)\b.{0,30}\b(?:grow(?:s|ing)?|climb(?:s|ing)|ris(?:es|ing)|goes up|leak(?:s|"
@@ -52,6 +53,7 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         rf"\b(?:images?|embeddings?|{_SUBJECT}){_FEW_WORDS} {_ARE} (?:\w+ )?(?:degraded|distorted|corrupt(?:ed)?)\b",
         rf"\b{_SUBJECT} {_ARE} (?:\w+ )?(?:cut off|truncated|incomplete|empty|wrong|bad)\b",
         r"\breturns? an empty string\b",
+        r"[\"'`](?P<word>[^\W\d]{2,20})(?: (?P=word)){2}",
         r"\b(?:answers?|generation|outputs?|streams?) (?:\w+ )?(?:stops?|ends?) "
         r"(?:in the middle|too early|early(?! on purpose)|after \d+ tokens)",
         r"\b(?:scores?|embeddings?|logprobs|outputs?) (?:\w+ )?(?:differs?|are different) (?:wildly|much|from)\b",

@@ -8,6 +8,7 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.kept_by_none import is_split, kept_by_none
+from gemma4_triage.logs.notes_in_prose import kinds_noted
 from gemma4_triage.logs.rule import Rule, at, remarked
 
 _ADVICE = (
@@ -53,13 +54,14 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 "(SGLang 8177)",
             ),
         )
-    elif "zombie" in facts.remarks:
+    elif "zombie" in facts.remarks or ("orphan" in facts.remarks and "silence" in kinds_noted(facts)):
+        sign = "zombie" if "zombie" in facts.remarks else "orphan"
         yield Finding(
             rule=RULE.id,
             cause="Requests whose clients had gone run on in the scheduler: their abort was lost, they take room and "
             "time until they end by themselves, and fill the log.",
             confidence=Confidence.LIKELY,
-            evidence=tuple(remarked(facts, "zombie", "one request's output that nobody waits for, once more")),
+            evidence=tuple(remarked(facts, sign, "one request's output that nobody waits for, once more")),
             ruled_out_if=("the lines of each such request end within a few steps",),
             advice=_ADVICE,
             upstream=("SGLang 36876",),
