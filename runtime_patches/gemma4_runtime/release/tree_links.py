@@ -36,7 +36,7 @@ def links_of(cache: Any, beside: Beside | None = None) -> Links | None:
     """
     core = getattr(cache, "tree_core", cache)
     # The tree in Rust has neither a table of nodes nor a root that Python can read.
-    root = getattr(core, "root_node", None) if core is cache or hasattr(core, "_node_arena") else None
+    root: Any = getattr(core, "root_node", None) if core is cache or hasattr(core, "_node_arena") else None
     if not hasattr(root, "children") or not hasattr(root, "parent"):
         return None
     nodes = list(_walk(root))
