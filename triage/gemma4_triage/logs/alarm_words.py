@@ -7,7 +7,8 @@ import re
 # The first that fits names the kind. Sources: SGLang's utils/watchdog.py, entrypoints/engine.py and http_server.py,
 # managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
 _HARD = {
-    "killed": rb"^\W*Killed\W*$|\bline \d+: +\d+ Killed\b|\bOOMKilled\b|Killed process \d|[Oo]om[-_]kill|"
+    "killed": rb"^\W*Killed\W*$|\bline \d+: +\d+ Killed\b|\bOOMKilled\b|Killed process \d|"
+    rb"[Oo]om[-_]kill|"
     rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,12}(?:-9|137)\b|terminated with -9\b|signal 9\b|"
     rb"\bstatus=9/KILL\b|^srun: error: .{0,200}: Killed\b|\b[Ee]xited \(137\)|"
     rb"^(?:\w+: |\[\d+\][+-]? +(?:\d+ )?)[Kk]illed +\w|signal: killed\b|killed by the OOM killer|"
@@ -208,6 +209,13 @@ TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w")
 OF_A_TEST = re.compile(rb"FAILED \S{1,200}\.py::")
 # Settings and requests: their words are a user's, not the server's.
 _QUOTED = (b"server_args=", b"ServerArgs(", b"Namespace(", b"GenerateReqInput(", b"EmbeddingReqInput(", b'"text": ')
+OF_AN_ANSWER = (b'"content": "', b'"reasoning_content": "', b'"delta":', b'"chat.completion.chunk"')
+"""And a model's, as curl and jq print an answer or a stream."""
+_QUOTED += OF_AN_ANSWER
+# Of the kernel's words, a process that is none of a server's.
+_OF_ANOTHER = re.compile(
+    rb"(?i)Killed process \d+ \((?!python|sglang|pt_main|ray|uv|vllm|torch|scheduler|detoken|launch|node|[^)]*sgl)"
+)
 # Somebody stopped the server: what its processes say of their end is no failure.
 STOPS = (b"SIGTERM received. ", b"Shutting down", b"Gracefully exiting", b"KeyboardInterrupt")
 STARTS = (b"fired up and ready to roll", b"Load weight begin")
@@ -337,7 +345,7 @@ def kind_by_words(line: bytes, below_frames: bool) -> str:
     """
     for words, excuse in ((_HARD_LINE, _ONLY_ADVICE), (_SOFT_LINE, _SURVIVED)):
         found = words.search(line)
-        if found and found.lastgroup and not any(mark in line for mark in _QUOTED):
+        if found and found.lastgroup and not (any(mark in line for mark in _QUOTED) or _OF_ANOTHER.search(line)):
             kind = found.lastgroup.replace("_", "-")
             # Below a traceback it is an exception, whatever words it has; a word of it does not say who went on.
             raised = kind == "error" and below_frames

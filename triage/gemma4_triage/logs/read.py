@@ -23,7 +23,7 @@ from gemma4_triage.logs import (
     start_line,
     values_asked,
 )
-from gemma4_triage.logs.alarm_words import FATAL
+from gemma4_triage.logs.alarm_words import FATAL, OF_AN_ANSWER
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -437,7 +437,7 @@ class LogReading:
             # An equation that holds is no leak; a leak without an equation, as other releases have it, is an alarm.
             if not self._leak(line.decode(errors="replace"), place) and b"] total=" not in line:
                 return False
-        elif kind == "death":
+        elif kind == "death" and not any(mark in line for mark in OF_AN_ANSWER):
             # Where somebody caught it, its traceback ends in this very line.
             self._die(Death(place, stamp.rank, "", events.death_message(line), self._tracebacks.survived))
             self._below_death(number, line)

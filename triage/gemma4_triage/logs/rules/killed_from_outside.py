@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import COLLECT, at, last_sign_of_life, of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rule import (
+    COLLECT,
+    at,
+    last_sign_of_life,
+    last_work,
+    of_death,
+    of_failure,
+    of_settings,
+    pattern,
+)
 
 _OF_MEMORY = pattern(
     r"OOMKilled|killed by the OOM killer|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory"
@@ -33,6 +42,7 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     texts = [alarm.text for alarm in facts.alarms] + [death.message]
     for_memory = any(_OF_MEMORY.search(text) for text in texts)
+    went_on = last_work(facts) > death.place.line
     starting = not facts.served and (facts.starts > 0 or "before_weights" in facts.remarks)
     loading = starting and "before_weights" in facts.remarks and "after_weights" not in facts.remarks
     while_what = " while weights were loading" if loading else " while the server started" if starting else ""
@@ -43,9 +53,16 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=_OF_DEATH.id,
         cause=cause,
-        confidence=Confidence.CERTAIN if for_memory else Confidence.POSSIBLE,
+        # What goes on behind it was not what was killed, or began anew.
+        confidence=Confidence.CERTAIN if for_memory and not went_on else Confidence.POSSIBLE,
         evidence=(*_evidence(facts, death), *of_settings(facts, "enable_hierarchical_cache", "tp_size")),
-        ruled_out_if=() if for_memory else ("dmesg and the container's state name no OOM at that time",),
+        ruled_out_if=()
+        if for_memory and not went_on
+        else (
+            "the server goes on behind it: then another process or container was killed"
+            if went_on
+            else "dmesg and the container's state name no OOM at that time",
+        ),
         advice=(
             *_of_the_host_cache(facts),
             *((_ROOMS,) if for_memory and _waits_for_rooms(facts) else ()),

@@ -15,6 +15,7 @@ from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, usage_
 
 _POINTS = 3  # of the series, that is at least as many batch lines
 _MANY_TOKENS = 8192  # a pool of more holds any window and chunk that models here have
+_WIDEST = 4096  # tokens of a sliding window
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
@@ -24,14 +25,20 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             continue
         peak = rank.peaks["swa"]
         tokens = facts.pool_tokens.get("swa")
-        large = tokens is not None and tokens >= _MANY_TOKENS
+        chunk = _longest_chunk(facts, rank)
+        large = tokens is not None and tokens >= max(_MANY_TOKENS, chunk + _WIDEST)
+        short = tokens is not None and tokens < chunk + _WIDEST
         size = [over(facts, "SWA pool", tokens, "its tokens, by the log")] if tokens is not None else []
         yield Finding(
             rule=RULE.id,
-            cause=f"The SWA pool is full with one request running{on_rank(rank.rank)}: tokens behind its window "
-            "are not "
-            "freed. The ratio of the pools is not the cause.",
-            confidence=Confidence.CERTAIN if large else Confidence.LIKELY,
+            cause=f"The SWA pool is full with one request running{on_rank(rank.rank)}: "
+            + (
+                f"a chunk of {chunk:.0f} tokens and a window take most of its {tokens:.0f}, or tokens behind the "
+                "window are not freed."
+                if short
+                else "tokens behind its window are not freed. The ratio of the pools is not the cause."
+            ),
+            confidence=Confidence.CERTAIN if large else Confidence.POSSIBLE if short else Confidence.LIKELY,
             evidence=(
                 at(facts, peak.place, usage_text(peak.full, peak.swa), "where swa was fullest"),
                 over(facts, "series", alone, f"points with at most 1 request running and swa at {PRESSED_AT} or more"),
@@ -40,11 +47,26 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
             ruled_out_if=() if large else ("the SWA pool is smaller than one window and one chunk of a prefill",),
             advice=(
+                *(
+                    (
+                        "a smaller --chunked-prefill-size, or a larger --swa-full-tokens-ratio: the pool has to hold a "
+                        "chunk beside the window",
+                    )
+                    if short
+                    else ()
+                ),
                 "once without drafts, once with --disable-overlap-schedule: which of them lets the pool empty again",
             ),
             next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL", "gemma4-triage audit --live"),
         )
         return
+
+
+def _longest_chunk(facts: LogFacts, rank: RankFacts) -> float:
+    """Return the most tokens that one prefill took, or may take where none is shown; 0 where the log says neither."""
+    chosen = facts.settings.get("chunked_prefill_size", facts.arguments.get("chunked_prefill_size", ""))
+    took = max((new or 0 for new in rank.series.get("new_tokens", ())), default=0)
+    return float(took) or (float(chosen) if chosen.isdecimal() else 0.0)
 
 
 def of_rank(rank: RankFacts) -> bool:
