@@ -202,8 +202,8 @@ _NO_ADVICE = frozenset(
     {"transfer", "answered-500", "parser", "image-tokens", "signalled", "child", "exception", "storage", "router"}
     | {"adapter"}
 )
-# What somebody typed at a shell is no word of a program's.
-TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w")
+# What somebody typed at a shell, or a shell shows of what it is about to do, is no word of a program's.
+TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w|\+{1,9} (?!exit\b)[\w./'\"(\[]|trap ['\"]")
 # A test of a client's that fails has been answered: what it says of the answers is not the server's.
 OF_A_TEST = re.compile(rb"FAILED \S{1,200}\.py::")
 # Settings and requests: their words are a user's, not the server's.
