@@ -88,7 +88,9 @@ def _what(facts: LogFacts, death: Death) -> str:
             "A kernel's assertion failed on the device, and the log has not its words: mostly an index was outside of "
             "a tensor, and it may be another condition."
         )
-    return "An index was outside its tensor, and torch stopped before the access. The log does not say whose index it was."
+    return (
+        "An index was outside its tensor, and torch stopped before the access. The log does not say whose index it was."
+    )
 
 
 _BOUND = pattern(r"out of bounds: 0 <= .{1,60}? < (\d+)")
