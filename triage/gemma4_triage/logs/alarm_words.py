@@ -60,7 +60,8 @@ _HARD = {
     rb"(?:process|scheduler|worker|engine)\w*\b.{0,20} (?:not|no longer) alive\b|"
     rb"Failed with result '(?!success|timeout)|entered failed state|"
     rb"[Ll]ost connection to the (?:scheduler|engine|worker)|"
-    rb"(?:JOB|STEP) [\w.+]+ ON \S+ CANCELLED AT \S+ DUE TO|Reason: +Evicted\s*$|[Pp]od evicted|node was low on resource|"
+    rb"(?:JOB|STEP) [\w.+]+ ON \S+ CANCELLED AT \S+ DUE TO|"
+    rb"Reason: +Evicted\s*$|[Pp]od evicted|node was low on resource|"
     rb"process (?:has )?(?:died|crashed)\b|Back-off restarting failed container|"
     rb"CrashLoopBackOff|\bExited \((?!0\)|137\)|143\))\d+\)|\bMain process exited, code=exited, status=(?!0/)\d|"
     rb"^srun: error: .{0,200}: (?:Exited with|Segmentation)",

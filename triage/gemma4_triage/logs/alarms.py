@@ -375,7 +375,7 @@ class AlarmReader:
         """
         line = as_raised(_GROUP.sub(b"", line, count=1))
         if kind in _ENDS:
-            if self.others.holds(kind, line, rank, place):
+            if kind not in self._hard and self.others.holds(kind, line, rank, place):
                 return
             self._take_held()
         self._add(kind, line, rank, place, caught)

@@ -12,7 +12,8 @@ _LEAST_SHARE = 0.1  # of the GPU: what prepares pictures there, or a context alo
 _LEAST_GIB = 1.0
 _ENDS_IT = (
     "nvidia-smi, on the host if this is a container, says what it is (another server, a trainer, another rank of this "
-    "server): end {0}, or keep the two apart (CUDA_VISIBLE_DEVICES, --base-gpu-id); a lower --mem-fraction-static alone only makes room for what does not belong there"
+    "server): end {0}, or keep the two apart (CUDA_VISIBLE_DEVICES, --base-gpu-id); a lower --mem-fraction-static "
+    "alone only makes room for what does not belong there"
 )
 _BOTH_STAY = (
     "if both have to share it: start this server last, for --mem-fraction-static is of what is free as it starts, and "
