@@ -71,7 +71,7 @@ class TestPromptsOverLines:
     TOLD = "Killed\nSegmentation fault (core dumped)\n"
 
     @pytest.mark.parametrize(
-        "begin, end",
+        ("begin", "end"),
         [
             ("ChatCompletionRequest(messages=[{'role': 'user', 'content': 'one", "'}])"),
             ("GenerateReqInput(text='one", "', rid='a', stream=False)"),
@@ -97,7 +97,8 @@ class TestOthersOnTheGpu:
     def test_another_process_leads(self):
         finding = only([START, *WORK, death(6, OOM.format("40.00", OWN))])
         assert "process 4411 holds 40.0 of the GPU's 79.1 GiB, this one 38.0" in finding.cause
-        assert "process 4411" in finding.advice[0] and "nvidia-smi" in finding.advice[0]
+        assert "process 4411" in finding.advice[0]
+        assert "nvidia-smi" in finding.advice[0]
         assert not any("would have left" in one for one in finding.advice)
         assert not finding.ruled_out_if
 
@@ -106,7 +107,7 @@ class TestOthersOnTheGpu:
         assert "process 4411 holds 40.0 and process 331 holds 38.0" in finding.cause
         assert "one of them is not this one" in finding.cause
 
-    @pytest.mark.parametrize("used, own", [("0.60", OWN.replace("38", "77")), ("77.00", "")])
+    @pytest.mark.parametrize(("used", "own"), [("0.60", OWN.replace("38", "77")), ("77.00", "")])
     def test_none_that_holds_much(self, used, own):
         finding = only([START, *WORK, death(6, OOM.format(used, own))])
         assert "beside another" not in finding.cause
@@ -145,10 +146,11 @@ class TestLimitsOfTheHost:
     def test_the_time_of_a_job(self, what):
         line = f"slurmstepd: error: *** {what} ON node1 CANCELLED AT 2026-05-10T10:11:12 DUE TO TIME LIMIT ***\n"
         finding = only([START, *WORK, line])
-        assert "time limit was over" in finding.cause and finding.confidence is Confidence.LIKELY
+        assert "time limit was over" in finding.cause
+        assert finding.confidence is Confidence.LIKELY
         assert "--time" in finding.advice[0]
 
-    @pytest.mark.parametrize("resource, advice", [("memory", "memory request"), ("ephemeral-storage", "HF_HOME")])
+    @pytest.mark.parametrize(("resource", "advice"), [("memory", "memory request"), ("ephemeral-storage", "HF_HOME")])
     def test_an_eviction(self, resource, advice):
         finding = only([START, *WORK, f"The node was low on resource: {resource}. Threshold quantity: 100Mi.\n"])
         assert f"evicted the pod, whose node was short of {resource}:" in finding.cause

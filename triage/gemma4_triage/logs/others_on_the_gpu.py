@@ -8,7 +8,7 @@ from gemma4_triage.logs.rule import pattern
 
 _OWN = pattern(r"this process has (\d+\.\d+) ([KMG])iB memory in use")
 _TOTAL = pattern(r"total capacity of (\d+\.\d+) GiB")
-_LEAST_SHARE = 0.1  # of the GPU: what prepares pictures there, or a context alone, holds less
+_LEAST_SHARE = 0.25  # of the GPU: what prepares pictures there, or a context alone, holds less
 _LEAST_GIB = 1.0
 _ENDS_IT = (
     "nvidia-smi, on the host if this is a container, says what it is (another server, a trainer, another rank of this "
@@ -21,7 +21,7 @@ _BOTH_STAY = (
 )
 
 
-def _held(death: Death) -> list[tuple[float, str]]:
+def _listed(death: Death) -> list[tuple[float, str]]:
     return sorted(((float(used), process) for process, used in PROCESS.findall(death.message)), reverse=True)
 
 
@@ -31,8 +31,8 @@ def of_another(death: Death) -> tuple[str, tuple[str, ...]] | None:
     Torch calls its own process "this process"; within a container it does not know its own number, and lists it with
     the others.
     """
-    held, own, total = _held(death), _OWN.search(death.message), _TOTAL.search(death.message)
-    others = held if own else held[1:]
+    listed, own, total = _listed(death), _OWN.search(death.message), _TOTAL.search(death.message)
+    others = listed if own else listed[1:]
     if total is None or not others or others[0][0] < _LEAST_SHARE * float(total[1]):
         return None
     if own is not None:
@@ -43,17 +43,18 @@ def of_another(death: Death) -> tuple[str, tuple[str, ...]] | None:
             f"{float(total[1]):.1f} GiB, this one {mine:.1f}."
         )
         return cause, (_ENDS_IT.format(f"process {process}"), _BOTH_STAY)
-    listed = " and ".join(f"process {process} holds {used:.1f}" for used, process in held[:2])
+    names = " and ".join(f"process {process} holds {used:.1f}" for used, process in listed[:2])
     cause = (
-        f"The device's memory ran out beside another process: {listed} of the GPU's {float(total[1]):.1f} GiB, and one "
+        f"The device's memory ran out beside another process: {names} of the GPU's {float(total[1]):.1f} GiB, and one "
         "of them is not this one."
     )
     return cause, (_ENDS_IT.format("what is not this server's"), _BOTH_STAY)
 
 
 def beside(death: Death) -> tuple[str, ...]:
-    """Return what to do about processes that hold memory of the device beside the largest; empty if there are none."""
-    others = _held(death)[1:]
+    """Return what to do about processes that hold memory of the device beside this one, or the largest; empty if there are none."""
+    others = _listed(death)
+    others = others if _OWN.search(death.message) else others[1:]
     if not others or others[0][0] < _LEAST_GIB:
         return ()
     return (
