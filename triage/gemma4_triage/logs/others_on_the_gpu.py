@@ -52,7 +52,7 @@ def of_another(death: Death) -> tuple[str, tuple[str, ...]] | None:
 
 
 def beside(death: Death) -> tuple[str, ...]:
-    """Return what to do about who holds memory of the device beside this process, or the largest; empty if none does."""
+    """Return what to do about who holds memory of the device beside this process, or the largest; empty of none."""
     others = _listed(death)
     others = others if _OWN.search(death.message) else others[1:]
     if not others or others[0][0] < _LEAST_GIB:
