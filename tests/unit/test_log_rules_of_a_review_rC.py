@@ -47,6 +47,11 @@ class TestEndsOfOthers:
         assert found_in(log) == ()
         assert len(found_in(log[:-2])) == 1, "nothing shows that the server went on"
         assert len(found_in([line.replace("loadgen-1", "sglang-1") for line in log])) == 1
+        assert len(found_in([line.replace("loadgen-1", "project_sglang-1") for line in log])) == 1
+
+    def test_another_node_of_this_server_is_no_other_service(self):
+        log = [*composed([START, *WORK]), *composed([START], "node-2"), "node-2 exited with code 1\n"]
+        assert len(found_in([*log, *composed([prefill(7), decode(8)])])) == 1
 
     @pytest.mark.parametrize(
         "end", ["[1]+  Killed                  python3 -m sglang.launch_server\n", "sglang-1 exited with code 137\n"]

@@ -75,7 +75,8 @@ class EndsOfOthers:
     def _is_of_another(self, one: Held) -> bool:
         if one.of_older and self._started:
             return True
-        return bool(one.name and self._names) and one.name not in self._names
+        # Older releases of compose put the project before the name where it ends.
+        return bool(one.name and self._names) and not one.name.endswith(tuple(self._names))
 
     def standing(self) -> Iterator[Held]:
         """Yield what was held back and stays an end of this server, as far as anybody knows."""
