@@ -160,6 +160,10 @@ WRAPPERS: dict[str, Wrapper] = {
     "logfmt": _each(lambda n, line: f"time={_iso(n)} level=info msg={json.dumps(line)}"),
     "gcloud": _each(lambda n, line: f'    "textPayload": {json.dumps(line)},'),
     "compose-json": _each(lambda n, line: f"sglang-1  | {json.dumps({'message': line})}"),
+    "logcli": _each(lambda n, line: f'{_iso(n)} {{app="sglang", pod="g-0"}} {line}'),
+    "logcli-no-labels": _each(lambda n, line: f"{_iso(n)} {{}} {line}"),
+    "loki-columns": _each(lambda n, line: f'2026-11-24 {_clock(n)}.123\t{{"app":"sglang","pod":"g-0"}}\t{line}'),
+    "bytes-of-python": _each(lambda n, line: f"{(line + chr(10)).encode()!r}"),
     # Forms that no list knows.
     "indented": _each(lambda n, line: f"    {line}"),
     "indented-by-a-tab": _each(lambda n, line: f"\t{line}"),

@@ -211,7 +211,7 @@ OUTSIDE = {
     "[1]+  Killed                  nohup python x": KILLED,
     "zsh: segmentation fault  python": NATIVE,
     "mpirun noticed that process rank 0 with PID 4242 on node a exited on signal 9 (Killed).": KILLED,
-    "    Reason:       Evicted": ENDED,
+    "    Reason:       Evicted": "evicted the pod",
     "    Reason:       StartError": NO_START,
     "Error: ImagePullBackOff": NO_START,
     "Scheduler process 4242 is not alive": ENDED,

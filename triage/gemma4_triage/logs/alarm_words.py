@@ -61,7 +61,8 @@ _HARD = {
     rb"(?:process|scheduler|worker|engine)\w*\b.{0,20} (?:not|no longer) alive\b|"
     rb"Failed with result '(?!success|timeout)|entered failed state|"
     rb"[Ll]ost connection to the (?:scheduler|engine|worker)|"
-    rb"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO|Reason: +Evicted\s*$|[Pp]od evicted|node was low on resource|"
+    rb"(?:JOB|STEP) [\w.+]+ ON \S+ CANCELLED AT \S+ DUE TO|"
+    rb"Reason: +Evicted\s*$|[Pp]od evicted|node was low on resource|"
     rb"process (?:has )?(?:died|crashed)\b|Back-off restarting failed container|"
     rb"CrashLoopBackOff|\bExited \((?!0\)|137\)|143\))\d+\)|\bMain process exited, code=exited, status=(?!0/)\d|"
     rb"^srun: error: .{0,200}: (?:Exited with|Segmentation)",
@@ -203,8 +204,8 @@ _NO_ADVICE = frozenset(
     {"transfer", "answered-500", "parser", "image-tokens", "signalled", "child", "exception", "storage", "router"}
     | {"adapter"}
 )
-# What somebody typed at a shell is no word of a program's.
-TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w")
+# What somebody typed at a shell, or a shell shows of what it is about to do, is no word of a program's.
+TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w|\+{1,9} (?!exit\b)[\w./'\"(\[]|trap ['\"]")
 # A test of a client's that fails has been answered: what it says of the answers is not the server's.
 OF_A_TEST = re.compile(rb"FAILED \S{1,200}\.py::")
 # Settings and requests: their words are a user's, not the server's.

@@ -25,6 +25,7 @@ from gemma4_triage.logs.alarm_words import (
     WORKS,
     kind_by_words,
 )
+from gemma4_triage.logs.ends_of_others import EndsOfOthers
 from gemma4_triage.logs.facts import Alarm, Death, Place
 from gemma4_triage.logs.lines import DIGITS, lines_with
 from gemma4_triage.logs.tracebacks import as_raised, death_of
@@ -50,6 +51,7 @@ IN_LOWER_CASE = (*TRIGGERS, *_AGAIN_MARKS)
 LETTER_BY_LETTER = (*WORKS, *STOPS, *STARTS, _ACCESS)
 """One of these, or of IN_LOWER_CASE in any case, is in every line that concerns alarms."""
 _MOST_ERRORS = 8
+_ENDS = frozenset({"killed", "signalled", "child"})
 _REASON = b"Value error, "
 _MOST_KEPT = 16
 _OF_A_REQUEST = re.compile(rb"Exception in ASGI application|\bError in request: ")
@@ -91,6 +93,7 @@ class AlarmReader:
         self.caught: list[Death] = []
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self.last_work = 0
+        self.others = EndsOfOthers()
         self._stopping = False
         self._of_the_crash = True
         self._stack_at = 0
@@ -218,6 +221,7 @@ class AlarmReader:
     def works(self, number: int) -> None:
         """Take note of a line that only a working server writes: what was soft before it was survived."""
         self.last_work = max(self.last_work, number)
+        self.others.works()
 
     def kind_of(self, number: int, line: bytes, shape: bytes | None = None) -> str:
         """Return the kind of alarm that a line is; "" if it is none.
@@ -262,6 +266,8 @@ class AlarmReader:
             return ""
         if self._work_marks and any(mark in line for mark in self._work_marks):
             self.last_work = number
+            if any(mark in line for mark in STARTS):
+                self.others.begins()
             self._stopping = not any(mark in line for mark in STARTS) and (
                 self._stopping or any(mark in line for mark in STOPS)
             )
@@ -368,6 +374,17 @@ class AlarmReader:
             caught: the exception that the last traceback of no process's end told of, which this line may end.
         """
         line = as_raised(_GROUP.sub(b"", line, count=1))
+        if kind in _ENDS:
+            if kind not in self._hard and self.others.holds(kind, line, rank, place):
+                return
+            self._take_held()
+        self._add(kind, line, rank, place, caught)
+
+    def _take_held(self) -> None:
+        for one in self.others.standing():
+            self._add(one.kind, one.line, one.rank, one.place, None)
+
+    def _add(self, kind: str, line: bytes, rank: str, place: Place, caught: Death | None) -> None:
         alarm = Alarm(kind, place, rank, line[:_LONGEST_LINE].decode(errors="replace").strip()[:_LONGEST_TEXT])
         if kind == "exception":
             self._of_a_request = -_LONGEST_ANSWER
@@ -417,6 +434,7 @@ class AlarmReader:
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Return the alarms that stand: the hard ones as in the log, then the soft one that no work followed."""
+        self._take_held()
         for kind in tuple(self._counts):
             self._settle(kind)
         hard = sorted(self._hard.values(), key=lambda alarm: alarm.place.line)

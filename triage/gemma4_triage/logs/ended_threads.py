@@ -22,7 +22,7 @@ _OF_ANOTHER = (
 
 def went_on(facts: LogFacts, death: Death) -> bool:
     """Say whether it ended a thread alone: batches follow it."""
-    if not death.frames or _THREAD.match(death.frames[0]) is None:
+    if not death.of_thread and not (death.frames and _THREAD.match(death.frames[0])):
         return False
     lines = (line for rank in facts.schedulers for line in rank.series["line"][-1:])
     return any(line > death.place.line for line in lines)

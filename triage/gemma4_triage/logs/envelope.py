@@ -47,6 +47,8 @@ _LOGFMT = re.compile(
 _ARROW = re.compile(rb'\[\d{1,9}\] \S{1,200}: \[.{0,2000}?"(?:log|message|msg|MESSAGE|line)"=>("(?:[^"\\]|\\.)*").*')
 # As the command line of AWS prints events as text.
 _EVENTS = re.compile(rb"EVENTS\t(?:\d+\t)?(.*?)(?:\t\d{13})?")
+# As Python shows the bytes of a line that a program has read from another's output.
+_BYTES = re.compile(rb"(b(?:" + _QUOTED + rb")),?")
 _EXIT_CODE = re.compile(rb'\b(?:exitCode|exit_code)="?(-?[1-9]\d{0,2})\b')
 _EXIT_CODES = ("exitCode", "exit_code")
 _DEEPEST = 3
@@ -82,6 +84,8 @@ def opened(line: bytes) -> tuple[bytes, bytes] | None:
     if line[:2] in (b"[{", b"[[", b'["', b'"['):
         found = in_order(entries(_loaded(line)))
         return (_joined(found).encode(errors="replace"), b"") if found else None
+    if line[:2] in (b"b'", b'b"') and (match := _BYTES.fullmatch(line)) is not None:
+        return _of_bytes(match[1]), b""
     if b'"=>"' in line and (match := _ARROW.fullmatch(line)) is not None:
         return _decoded(match[1]), b""
     if line.startswith(b"EVENTS\t") and (match := _EVENTS.fullmatch(line)) is not None:
@@ -243,6 +247,13 @@ def _message(found: dict, depth: int) -> str | None:
     if stack and (text is None or stack not in text):
         text = stack if text is None else f"{text}\n{stack}"
     return text
+
+
+def _of_bytes(shown: bytes) -> bytes:
+    try:
+        return ast.literal_eval(shown.decode(errors="replace"))
+    except (ValueError, SyntaxError):
+        return shown[2:-1]
 
 
 def _decoded(quoted: bytes) -> bytes:

@@ -199,6 +199,7 @@ class Death:
         chain: the line where the first of the exceptions begins that were raised while each other were handled.
         statement: the innermost frame's line of source, as the traceback quotes it; "" if it does not.
         host: the file of another program that called the inner parts of SGLang itself; "" if none did.
+        of_thread: whether Python says that it ended a thread.
     """
 
     place: Place
@@ -213,6 +214,7 @@ class Death:
     chain: int = 0
     statement: str = ""
     host: str = ""
+    of_thread: bool = False
 
     @property
     def frame(self) -> str:

@@ -43,6 +43,9 @@ _KNOWN = (
     _TIME + rb" app\[[\w.]+\](?:: | \w+ \[\w+\] ?)",  # Heroku, Fly
     _TIME + rb" [\w.-]+/[\w./\[\]$-]+ ",  # aws logs tail
     rb"(?:- )?" + _TIME + rb"(?: ~ | |\t|$)",  # kubectl --timestamps, docker logs -t, GitHub Actions
+    # Loki: its labels behind the time, as logcli prints them, and as JSON in a column of their own
+    rb"\{(?:[A-Za-z_]\w{0,80}=\"[^\"\n]{0,200}\"(?:, ?)?){0,20}\}(?:[ \t]|$)",
+    rb"\{(?:\"[\w./-]{1,80}\": ?\"[^\"\n]{0,200}\"(?:, ?)?){1,20}\}\t",
     rb"[\w .()/-]{1,80}\t[\w .()/-]{1,80}\t(?:\xef\xbb\xbf)?" + _TIME + rb"(?: |$)",  # gh run view --log
     rb"(?:<\d{1,3}>)?(?:" + _WEEKDAY + rb" )?" + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: \d{4})? "
     rb"(?:[\w.-]{1,80} " + _UNIT + rb")?",  # journald, syslog, ts

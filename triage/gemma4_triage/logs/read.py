@@ -171,6 +171,8 @@ class LogReading:
         # Most lines are batch lines as SGLang wrote them; all others are looked at for what was put around them.
         table, rest = self._tables.split(block)
         bare = None if rest is None else self._unwrapper.block(rest)
+        if bare is not None and bare.streams is not None:
+            self._alarms.others.writers(bare.lines, bare.streams)
         if bare is not None and bare is not rest:
             unwrapped, bare = self._tables.split(bare)
             table = joined([part for part in (table, unwrapped) if part is not None])
@@ -443,6 +445,7 @@ class LogReading:
             self._below_death(number, line)
         elif kind == "start":
             self._starts += 1
+            self._alarms.others.begins()
             self._settings = events.settings(line)
             self._arguments = start_line.arguments(line)
             for name in remarks.FIRST_TOO:

@@ -26,6 +26,7 @@ COMMANDS = (
 """How answers say what was asked of a server beside requests, which it may end of; a pause is one of its own."""
 MARKS = (
     (b'load_lora_adapter HTTP/1.1" 404', "no_such_path"),
+    (b"available req slots=", "request_slots"),
     (b"Load weight begin. avail mem=", "before_weights"),
     (b"Load weight end. ", "after_weights"),
     (b"Capture cuda graph begin. ", "before_graphs"),

@@ -19,7 +19,11 @@ TORN = "the log ends inside its traceback"
 FRAME = b'File "'
 _NATIVE = b'File "<unknown>"'
 CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
-INTRODUCTIONS = (b"Process ", b"Exception in thread")
+IGNORED = b"Exception ignored "
+_OF_A_THREAD = b"Exception in thread"
+INTRODUCTIONS = (b"Process ", _OF_A_THREAD, IGNORED)
+# Python says so where it has nobody to raise an exception to (__del__, a callback); this one has ended its thread.
+_ENDS_A_THREAD = b"Exception ignored in thread started by"
 _INTRODUCED = b"hit an exception: "
 # The frame at which a program, a process or a thread begins: what came as far as that was caught by nobody.
 _OUTERMOST = re.compile(
@@ -180,6 +184,7 @@ class TracebackReader:
         self._chained = self._linked = False
         self._introduced = False
         self._fatal = False
+        self._ignored = self._thread = False
         self._rank = ""
         self._begin = self._chain = Place(0)
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
@@ -207,7 +212,10 @@ class TracebackReader:
 
     def begin(self, line: bytes, rank: str, place: Place) -> bool:
         """Read a line with TRACEBACK in it. Returns whether the traceback is known to be one that a process dies of."""
-        fatal = _INTRODUCED in line or self._introduced or self._chained
+        led_to = self._introduced or (self._chained and (self._linked or not self._ignored))
+        if _INTRODUCED in line or not led_to:
+            self._ignored = self._thread = False
+        fatal = (_INTRODUCED in line or led_to) and not self._ignored
         self._group = b"Exception Group " + TRACEBACK in line or (self._group and self._chained)
         if self._whole_group is not None and _PART.match(line):
             self._chain = self._whole_group
@@ -229,6 +237,7 @@ class TracebackReader:
         if _NATIVE in line or _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace")) is None:
             return
         self._rank, self._chain = rank, place
+        self._ignored = self._thread = False
         self._open(place, fatal=False)
         self.line(line)
 
@@ -250,7 +259,7 @@ class TracebackReader:
             at_end: whether the last line of the log is the last one that was shown here; a traceback that somebody may
                 have caught is open only then.
         """
-        if not self.inside or not (self._fatal or (at_end and self._foreign == _MOST_FOREIGN)):
+        if not self.inside or self._ignored or not (self._fatal or (at_end and self._foreign == _MOST_FOREIGN)):
             return None
         statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
         return death_of(self._begin, self._rank, "", TORN, tuple(self._frames), self._chain, statement)
@@ -267,6 +276,8 @@ class TracebackReader:
     def introduce(self, line: bytes) -> None:
         """Read a line with one of INTRODUCTIONS in it: if it begins with one, a traceback that follows is a death."""
         self._introduced = line.startswith(INTRODUCTIONS)
+        self._ignored = line.startswith(IGNORED) and not line.startswith(_ENDS_A_THREAD)
+        self._thread = line.startswith(_OF_A_THREAD)
 
     def line(self, line: bytes) -> tuple[bool, Death | None]:
         """(whether the line belongs to a traceback of a death or leads to one, what it ends in).
@@ -278,7 +289,7 @@ class TracebackReader:
             line = _GROUP.sub(b"", line, count=1)
         if self.inside:
             death = self._body(line)
-            return self._fatal, death
+            return self._fatal or self._ignored, death
         self._linked = line.startswith(CHAIN) or (self._linked and not line)
         if self._chained and line and not self._linked:
             self._chained = False
@@ -354,9 +365,12 @@ class TracebackReader:
             self._chained = self._fatal
             self.cancelled = _told_of(self._frames, self._statement) if match[1] == "CancelledError" else ""
             return None
-        self._chained = self._fatal
+        self._chained = self._fatal or self._ignored
         statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
+        if self._ignored:
+            return None
         ended = death_of(self._begin, self._rank, name, message, self._frames, self._chain, statement)
+        ended = replace(ended, of_thread=True) if self._thread else ended
         if not self._fatal:
             self.survived, self.caught = tuple(map(_frame_text, self._frames)), ended
             return None
@@ -373,7 +387,7 @@ class TracebackReader:
         self._flush = line.startswith(FRAME)
         self._frames.append(line)
         self._statement = []
-        if (self._first_frame and _OUTERMOST.match(line)) or _LOOP.search(line):
+        if not self._ignored and ((self._first_frame and _OUTERMOST.match(line)) or _LOOP.search(line)):
             self._fatal = True
         self._first_frame = False
 

@@ -15,6 +15,7 @@ from gemma4_triage.logs import values_asked
 from gemma4_triage.logs.envelope import opened
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block
 from gemma4_triage.logs.prefixes import STAMP_SHAPE, Before, Prefixes, may_teach, shapes_of
+from gemma4_triage.logs.prompts_over_lines import without_prompts
 from gemma4_triage.logs.tracebacks import CHAIN, TRACEBACK
 
 # Escape sequences; colours also where a web page has swallowed the escape itself, or shows it as two characters.
@@ -86,7 +87,7 @@ class Unwrapper:
         self._last_number = block.numbers[-1]
         # First what is longest, and of no interest: all that follows looks at the rest alone.
         requests = any(mark in block.text for mark in _REQUESTS)
-        text = _without_requests(block.text) if requests else block.text
+        text = _without_requests(without_prompts(block.text, block.numbers)) if requests else block.text
         plain = lines = text.split(b"\n") if requests else block.lines
         escaped = any(mark in text for mark in _CONTROLS)
         if escaped or b"[0m" in text:

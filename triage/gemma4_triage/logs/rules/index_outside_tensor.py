@@ -52,8 +52,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
     return Finding(
         rule=_OF_DEATH.id,
-        cause="An index was outside its tensor, and torch stopped before the access. The log does not say whose index "
-        f"it was.{held.what if held else ''}",
+        cause=f"{_what(facts, death)}{held.what if held else ''}",
         confidence=Confidence.POSSIBLE,
         evidence=(at(facts, death.place, exception_text(death), what),),
         ruled_out_if=("the probes trap nothing before the same crash",),
@@ -74,6 +73,23 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *switched_on(facts),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+_BARE = pattern(r"device-side assert triggered")
+_ASSERTION = pattern(r"Assertion\b|out of bounds")
+
+
+def _what(facts: LogFacts, death: Death) -> str:
+    """Return what happened: of an assertion whose words the log does not have, what it mostly is."""
+    asserted = any(_ASSERTION.search(one.message) for one in (death, *facts.failures))
+    if _BARE.search(death.message) and not asserted and "bound_asserted" not in facts.remarks:
+        return (
+            "A kernel's assertion failed on the device, and the log has not its words: mostly an index was outside of "
+            "a tensor, and it may be another condition."
+        )
+    return (
+        "An index was outside its tensor, and torch stopped before the access. The log does not say whose index it was."
     )
 
 

@@ -6,6 +6,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
 from gemma4_triage.logs.looked_at_first import reserved_pages
+from gemma4_triage.logs.others_on_the_gpu import beside, of_another
 from gemma4_triage.logs.pictures_on_the_gpu import PROCESS, kept_on_the_gpu, prepares_pictures
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
@@ -172,9 +173,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "--context-length for each request that may run."
         )
         advice = ("a smaller --context-length, or a smaller --max-running-requests: their product is its size", *advice)
-    if "pictures" not in cause:
-        pictured = prepares_pictures(facts, death)
-        advice = (*pictured, *advice) if pictured else (*advice, *_of_another(death))
+    pictured = () if "pictures" in cause else prepares_pictures(facts, death)
+    another = of_another(death) if cause == _CAUSES[_ON_THE_DEVICE] and not pictured else None
+    if another is not None:
+        cause, advice = another[0], (*another[1], *advice[1:])
+    elif "pictures" not in cause:
+        advice = (*pictured, *advice) if pictured else (*advice, *beside(death))
     if any(map(_FALLBACK.search, (death.statement, *death.frames[-_INNER:]))) and not too_small:
         advice = (_OF_A_FALLBACK, *advice)
     return Finding(
@@ -182,7 +186,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause=cause,
         confidence=Confidence.LIKELY,
         evidence=(*of_memory(facts, death), *_memory_lines(facts)),
-        ruled_out_if=("another process used the same device",) if not too_small else (),
+        ruled_out_if=("another process used the same device",) if not (too_small or another) else (),
         advice=advice,
         next_commands=(PLAN_POOLS,),
         upstream=("SGLang 4330",) if too_small else (),
@@ -193,17 +197,6 @@ def _is_of_states(death: Death) -> bool:
     """Say whether memory was asked for the pool of states."""
     inner = any(map(_STATES.match, death.frames[-_INNER:]))
     return inner or (_STATE_TENSOR.search(death.statement) is not None and "memory_pool" in death.frame)
-
-
-def _of_another(death: Death) -> tuple[str, ...]:
-    """Return what to do about processes that hold memory of the device beside the largest; empty if there are none."""
-    others = sorted(((float(used), process) for process, used in PROCESS.findall(death.message)), reverse=True)[1:]
-    if not others or others[0][0] < _ROOM_GIB:
-        return ()
-    return (
-        f"process {others[0][1]} holds {others[0][0]:.1f} GiB of the same GPU: another server, a trainer, or what "
-        "prepares images on the first GPU (--disable-fast-image-processor)",
-    )
 
 
 _FALLBACK = pattern(r"\b\w+_(?:torch|naive|fallback|reference)(?:$|: )")

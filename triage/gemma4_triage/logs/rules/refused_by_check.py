@@ -14,6 +14,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import adapters_of_experts, lengths_refused
 from gemma4_triage.logs.alarm_words import SURVIVABLE
 from gemma4_triage.logs.asked_by_words import by_its_words
+from gemma4_triage.logs.ended_threads import look, went_on
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
@@ -123,7 +124,10 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
     for death in unexplained:
         if explains(death) and (key := (death.type_name, death.frame)) not in seen:
             seen.add(key)
-            yield tell(facts, death, f"ended a process{on_rank(death.rank)}", of_failure(facts, death))
+            thread = went_on(facts, death)
+            ended = "ended a thread of a process that goes on" if thread else "ended a process"
+            evidence = of_failure(facts, death, f"what the {'thread ended' if thread else 'process died'} of")
+            yield tell(facts, death, f"{ended}{on_rank(death.rank)}", evidence)
 
 
 def survived(facts: LogFacts) -> Iterator[Finding]:
@@ -438,6 +442,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         advice=(
             *(() if tried is None else also_refused(said, asked, tried)),
             *((f"what it asks for: {asked[0].strip()}",) if asked and tried is None else ()),
+            *(look(facts, death) if went_on(facts, death) else ()),
             *by_its_words(facts, death),
             *((_NO_V2,) if _of_a_v2_step(facts, death) else ()),
             *((handled.look,) if handled else ()),

@@ -9,6 +9,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import host_pinning, native_crashes, split_warmup
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.handled import commanded
+from gemma4_triage.logs.limits_of_the_host import ended_by_the_host, slots_lost
 from gemma4_triage.logs.looked_at_first import clients_that_left
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm
@@ -198,6 +199,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(lead.text)) else ()), *look)
     if (lead.kind in ("no-start", "library", "device") or kind is _LAST) and (told := kind_by_words(lead.text)):
         what, look = f"{what}; by its words {told.clause(lead.text)}", (told.advice, *look)
+    if lead.kind == "leak" and (lost := slots_lost(facts, lead)) is not None:
+        what, look = lost
     beside = next(filter(None, (kind_by_words(one.text) for one in others)), None) if lead.kind == "signalled" else None
     if beside is not None:
         what = f"{what}; by the words beside it {beside.cause}"
@@ -265,7 +268,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.",
         Confidence.POSSIBLE,
     )
-    cause, confidence, look = of_install or (cause, confidence, look)
+    by_the_host = ended_by_the_host(lead) if lead.kind == "child" else None
+    cause, confidence, look = of_install or by_the_host or (cause, confidence, look)
     yield Finding(
         rule=ID,
         cause=cause,
