@@ -9,6 +9,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import COLLECT, at, last_sign_of_life, of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.shells_of_others import is_killed
 
 _OF_MEMORY = pattern(
     r"OOMKilled|killed by the OOM killer|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory"
@@ -26,7 +27,10 @@ _PASSED_ON = frozenset({"child", "sigquit"})
 
 def _explains(death: Death) -> bool:
     return bool(
-        _OF_MEMORY.search(death.message) or _CODE.search(death.message) or re.search(r"^\W*Killed\W*$", death.message)
+        _OF_MEMORY.search(death.message)
+        or _CODE.search(death.message)
+        or re.search(r"^\W*Killed\W*$", death.message)
+        or is_killed(death.message)
     )
 
 
