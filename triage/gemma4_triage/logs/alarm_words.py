@@ -22,8 +22,8 @@ _HARD = {
     rb"libc\+\+abi: terminating|via signal \[SIG(?:ABRT|SEGV|BUS|ILL|FPE)|"
     rb"terminated with -(?:4|6|7|8|11)\b|\bstatus=(?:[45678]|11)/[A-Z]{3,4}\b|\bsegfault at [0-9a-f]+ ip\b|"
     rb"\b(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted size vs\. prev_size|\*{3} stack smashing detected|"
-    rb"(?:^|systemd-coredump\[\d+\]: )(?:\[\S{1,4}\] )?Process \d+ \((?:python|sglang|pt_main_)[^)]*\) of user \d+ dumped core|"
-    + shells_of_others.CRASHED,
+    rb"(?:^|systemd-coredump\[\d+\]: )(?:\[\S{1,4}\] )?Process \d+ \((?:python|sglang|pt_main_)[^)]*\) of user \d+ "
+    rb"dumped core|" + shells_of_others.CRASHED,
     "nccl": rb"NCCL WARN (?:\S+ ){0,3}?NET/\w+ ?: Got (?:completion .{0,200}\bstatus=(?!0\b)\d|"
     rb"async .{0,60}catastrophic error)|"
     rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"

@@ -290,6 +290,11 @@ class AlarmReader:
             return ""
         return "" if early or (self._stopping and kind in OF_A_STOP) else kind
 
+    @property
+    def stopping(self) -> bool:
+        """Whether a line since the last start says that somebody stopped the server."""
+        return self._stopping
+
     def raised_at(self, number: int) -> None:
         """Take note of a line that ends a traceback, frames or none."""
         self._raised = number
