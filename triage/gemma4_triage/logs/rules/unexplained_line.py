@@ -90,13 +90,6 @@ _KINDS = {
             _STACKS,
         ),
     ),
-    "unhealthy": _Kind(
-        "the server says that it is not healthy, or not yet ready (status 503)",
-        (
-            "the lines before the first 503, of all ranks: a scheduler that ended or stands; then dmesg -T",
-            _STACKS,
-        ),
-    ),
     "answered-503": _Kind(
         "the last requests were answered with status 503, and no work follows them",
         (
