@@ -121,6 +121,15 @@ MADE = {
         *(f"{stamp(second)} {BESIDE_ROOM.format(3)}" for second in (10, 30, 50, 70)),
     ],
     "noted-silence": [decode(1, running=3), "# from here on nothing is answered, GPUs at 0%\n"],
+    "batch-of-nan": [
+        f"{stamp(1)} Decode batch, #running-req: 2, #token: 22, token usage: nan, accept len: nan, cuda graph: True, "
+        "gen throughput (token/s): 88.0, #queue-req: 0\n"
+    ],
+    "starts-again": [
+        f"{stamp(second)} server_args=ServerArgs(model_path='m', tp_size=1, watchdog_timeout=300)\n"
+        f"{stamp(second + 1)} Load weight begin. avail mem=138.5 GB\n"
+        for second in (1, 30, 60)
+    ],
     "noted-trouble": [decode(1, running=1), "# answers are garbage\n"],
     "request-values": [
         death(

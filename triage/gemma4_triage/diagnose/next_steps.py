@@ -47,6 +47,7 @@ _ELSEWHERE = "the beginning is in another log or another process"
 
 REASONS: dict[str, str] = {
     "answer-parser": _ARGUMENT,
+    "batch-of-nan": _UNKNOWN,
     "blocks-kept": _ELSEWHERE,
     "bus-error": _HOST,
     "busy-session": _ARGUMENT,
@@ -87,6 +88,7 @@ REASONS: dict[str, str] = {
     "start-refused": _ARGUMENT,
     "start-stopped": _HOST,
     "storage-tier": _ARGUMENT,
+    "starts-again": _UNKNOWN,
     "unexplained-line": _UNKNOWN,
     "uneven-ranks": _ARGUMENT,
     "uneven-split": _ARGUMENT,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gemma4_triage.logs import shells_of_others
+
 # The first that fits names the kind. Sources: SGLang's utils/watchdog.py, entrypoints/engine.py and http_server.py,
 # managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
 _HARD = {
@@ -12,7 +14,7 @@ _HARD = {
     rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,12}(?:-9|137)\b|terminated with -9\b|signal 9\b|"
     rb"\bstatus=9/KILL\b|^srun: error: .{0,200}: Killed\b|\b[Ee]xited \(137\)|"
     rb"^(?:\w+: |\[\d+\][+-]? +(?:\d+ )?)[Kk]illed +\w|signal: killed\b|killed by the OOM killer|"
-    rb"(?:terminated by |was sent |via signal \[|Negsignal\.|Stopped: )SIGKILL\b",
+    rb"(?:terminated by |was sent |via signal \[|Negsignal\.|Stopped: )SIGKILL\b|" + shells_of_others.KILLED,
     "signalled": rb"Segmentation fault|\(core dumped\)|Fatal Python error|terminate called after throwing|\bBus error|"
     rb"^\W*Aborted\W*$|Aborted \(|Segfault encountered|\bSIG(?:SEGV|ABRT|BUS)\b|double free or corruption|"
     rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,12}(?:-(?:4|6|7|8|11)|13[4569])\b|died due to signal \d|"
@@ -20,8 +22,12 @@ _HARD = {
     rb"signal: (?:aborted|segmentation fault|bus error)|general protection fault|terminate called without|"
     rb"libc\+\+abi: terminating|via signal \[SIG(?:ABRT|SEGV|BUS|ILL|FPE)|"
     rb"terminated with -(?:4|6|7|8|11)\b|\bstatus=(?:[45678]|11)/[A-Z]{3,4}\b|\bsegfault at [0-9a-f]+ ip\b|"
-    rb"\b(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted size vs\. prev_size|\*{3} stack smashing detected",
-    "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
+    rb"\b(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted size vs\. prev_size|\*{3} stack smashing detected|"
+    rb"(?:^|systemd-coredump\[\d+\]: )(?:\[\S{1,4}\] )?Process \d+ \((?:python|sglang|pt_main_)[^)]*\) of user \d+ "
+    rb"dumped core|" + shells_of_others.CRASHED,
+    "nccl": rb"NCCL WARN (?:\S+ ){0,3}?NET/\w+ ?: Got (?:completion .{0,200}\bstatus=(?!0\b)\d|"
+    rb"async .{0,60}catastrophic error)|"
+    rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
     rb"ProcessGroupNCCL.{0,80}(?:exception|[Tt]imeout|abort)|NCCL communicator was aborted|NCCL watchdog thread|"
     rb"\[gloo/|Gloo connectFullMesh failed|DistNetworkError|DistStoreError|DistBackendError",
     "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM (?:device|host) library version does not match|"
@@ -53,7 +59,8 @@ _HARD = {
     rb"Reason: +(?:ContainerCannotRun|StartError)|OCI runtime create failed|[Ss]tart request repeated too quickly|"
     rb"entered FATAL state|could not select device driver|nvidia-container-cli: |"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
-    "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
+    "child": rb"\[sglang::\w+\] <defunct>|"
+    rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
     rb"[Ee]xit [Cc]ode: +(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|non-zero exit code|exit status [1-9]\d*; not expected|"
     rb"(?:exited|terminated|died|ended|stopped|crashed) unexpectedly|worker died or was killed|"
@@ -72,6 +79,8 @@ _HARD = {
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
     "exception": rb"hit an exception\b|^To work around this error, add ",
     "refused": rb"The request queue is full",
+    # Of SGLang's scheduler, by limits of time that its environment sets.
+    "waited-in-vain": rb"Request (?:waiting|running) timeout reached\b",
     "thread": rb"^Exception in thread |\] Exception in thread ",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b(?! check passed)|leaked (?:semaphore|page|token|slot)",
     "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[|"
@@ -124,6 +133,7 @@ FATAL = frozenset(
 OF_REQUESTS = frozenset(
     {"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage", "router", "adapter"}
     | {"thread", "panic", "refused", "weights-update", "grammar", "lost-answer", "http-worker"}
+    | {"waited-in-vain"}
 )
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
@@ -136,6 +146,10 @@ _SOFT = {
     rb"^\w[\w-]{0,30}=\S{1,60} +(?:\w+\.)+\w*(?:Error|Exception): |"
     rb"^(?:\[[^\]]{0,60}\] )?Unsupported [\w /-]{3,60}(?:[:.,(=]|$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
+    "answered-503": rb'"POST /(?:generate|v1/)\S* HTTP/\d(?:\.\d)?" 503\b',
+    # Ranks that can be left out (DeepEP with a mask) and sockets of a rank that has ended go on, or do not.
+    "peer-gone": rb"\bDeepEP (?:error: )?timeout\b|\bDeepEP (?:dispatch|combine)\b.{0,80}\btimeout\b|"
+    rb"NCCL WARN .{0,80}Connection closed by remote peer",
     # Of the server's own first request: only a proxy is asked for a whole address.
     "proxied": rb'"(?:GET|POST|HEAD) https?://[^" ]+ HTTP/\d(?:\.\d)?" (?:40[37]|50[234])\b|'
     rb'HTTP Request: \w+ https?://(?:127\.0\.0\.1|localhost|0\.0\.0\.0)[:/]\S* "HTTP/\d(?:\.\d)? (?:40[37]|50[24])\b',
@@ -202,7 +216,7 @@ _AVOIDED = re.compile(rb"\bto (?:avoid|prevent|work around) ")
 # Of these a line with "might" in it still tells what happened, and guesses why.
 _NO_ADVICE = frozenset(
     {"transfer", "answered-500", "parser", "image-tokens", "signalled", "child", "exception", "storage", "router"}
-    | {"adapter"}
+    | {"adapter", "answered-503", "peer-gone"}
 )
 # What somebody typed at a shell, or a shell shows of what it is about to do, is no word of a program's.
 TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w|\+{1,9} (?!exit\b)[\w./'\"(\[]|trap ['\"]")
@@ -220,13 +234,18 @@ _OF_ANOTHER = re.compile(
 # Somebody stopped the server: what its processes say of their end is no failure.
 STOPS = (b"SIGTERM received. ", b"Shutting down", b"Gracefully exiting", b"KeyboardInterrupt")
 STARTS = (b"fired up and ready to roll", b"Load weight begin")
-OF_A_STOP = frozenset({"killed", "child", "sigquit", "error", "failed", "timeout", "unhealthy"})
+OF_A_STOP = frozenset({"killed", "child", "sigquit", "error", "failed", "timeout", "unhealthy"}) | {
+    "answered-503",
+    "peer-gone",
+}
 WORKS = (
     *(b"fired up and ready to roll", b"Application startup complete", b"Application shutdown complete"),
     *(b"Finished server process", b"Gracefully exiting", b"Load weight end", b"raph end. "),
 )
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 TRIGGERS = (
+    *shells_of_others.TRIGGERS,
+    *(b"dumped core", b"<defunct>", b"nccl warn", b"deepep"),
     *(b"undefined symbol", b"only supports sm", b"invalid ", b"install", b" pip", b"[e]", b"[f]"),
     *(b'"get http', b'"post http', b'"head http', b"no solution found"),
     *(b"unable to", b"cannot", b"could not", b"can't", b"no such file", b"refused", b"reject", b" not found"),

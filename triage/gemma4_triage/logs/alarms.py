@@ -291,10 +291,15 @@ class AlarmReader:
         if kind == "error" and not self._frames and self._is_of_a_client(number, line):
             return ""
         self._worded = None if kind == "error" and below else kind
-        early = kind == "unhealthy" and not self.last_work
+        early = kind in ("unhealthy", "answered-503") and not self.last_work
         if self.last_work and OF_A_TEST.match(line):
             return ""
         return "" if early or (self._stopping and kind in OF_A_STOP) else kind
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a line since the last start says that somebody stopped the server."""
+        return self._stopping
 
     def raised_at(self, number: int) -> None:
         """Take note of a line that ends a traceback, frames or none."""

@@ -17,6 +17,9 @@ MARK = b" batch"
 
 LINE = re.compile(rb"(?:Prefill|Decode) batch(?: \[\d+\])?[,.] (?=#)")
 FIELD = re.compile(rb"([^ ,:][^,:]*): ([^,]*)")
+NAN_IN_BATCH = "nan_in_batch"
+"""The remark of the first batch line in which NOT_A_NUMBER is found."""
+NOT_A_NUMBER = re.compile(rb"\b(?:accept (?:len|rate)|(?:full |swa )?token usage): -?nan\b")
 _LONGEST_NUMBER = 18
 _IN_GRAPH = {b"True": 1, b"False": 0}
 

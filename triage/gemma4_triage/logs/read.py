@@ -25,7 +25,7 @@ from gemma4_triage.logs import (
 )
 from gemma4_triage.logs.alarm_words import FATAL, OF_AN_ANSWER
 from gemma4_triage.logs.alarms import IN_LOWER_CASE, LETTER_BY_LETTER, MANY, AlarmReader
-from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
+from gemma4_triage.logs.batch_line import MARK, NAN_IN_BATCH, NOT_A_NUMBER, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
 from gemma4_triage.logs.document import unpacked
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Process, Remark
@@ -33,6 +33,7 @@ from gemma4_triage.logs.lines import Block, Sieve, blocks_of_lines, lines_with
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
 from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
+from gemma4_triage.logs.starts_in_a_row import StartCounter
 from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader, tells_its_end, told_frame
 from gemma4_triage.logs.unwrap import Unwrapper
 
@@ -149,6 +150,7 @@ class LogReading:
         self._pids: dict[Process, dict[int, None]] = {}
         self._rank_pids: dict[int, int] = {}
         self._starts = 0
+        self._begun = StartCounter()
         self._orphans: dict[bytes, int] = {}
         self._settings: dict[str, str] = {}
         self._arguments: dict[str, str] = {}
@@ -360,6 +362,8 @@ class LogReading:
             return False
         at, batch = found
         stamp = self._stamp(line, at)
+        if b": nan" in line and NOT_A_NUMBER.search(line, at):
+            self._remarks.setdefault(NAN_IN_BATCH, remarks.remark(line, stamp.rank, Place(number, stamp.text)))
         self._device = self._device or device_of(line)
         self._understand("prefill" if batch.prefill else "decode", 1)
         if (rank := self._rank(stamp.rank)) is not None:
@@ -409,6 +413,8 @@ class LogReading:
             return False
         if kind == "stack":
             self._stacks.begin(line, stamp.rank, place)
+            if line.find(remarks.STACKS[0]) >= 0:
+                self._remarks[remarks.DUMPED] = remarks.remark(line, stamp.rank, place)
         elif kind == "traceback":
             self._shown = number
             if self._tracebacks.begin(line, stamp.rank, place):
@@ -420,6 +426,8 @@ class LogReading:
                 self._shown = number
             return False
         if kind == "introduction":
+            if b" dumped core" in line:
+                return False
             self._tracebacks.introduce(line)
             return self._tracebacks.watching
         if kind == "guard":
@@ -448,6 +456,8 @@ class LogReading:
             self._alarms.others.begins()
             self._settings = events.settings(line)
             self._arguments = start_line.arguments(line)
+            writer = self._stream, stamp.rank
+            self._begun.begin(self._remarks, self._arguments, writer, place, self._alarms.stopping)
             for name in remarks.FIRST_TOO:
                 self._remarks.pop(f"first_{name}", None)
         elif kind in ("command", "note"):

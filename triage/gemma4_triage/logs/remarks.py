@@ -327,6 +327,8 @@ FIRST_TOO = (
 )
 """Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler", b'): "MainThread"')
+DUMPED = "pyspy_dump"
+"""SGLang's own line above what py-spy printed of a process: its watchdog asks for that."""
 MOST_STACKS = 16
 _LONGEST_TEXT = 400
 _LONGEST_STACK = 200  # lines

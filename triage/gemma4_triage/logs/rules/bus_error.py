@@ -5,13 +5,14 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, of_death, of_failure, pattern, remarked
+from gemma4_triage.logs.shells_of_others import is_of_the_bus
 
 _WORDS = pattern(r"Bus error|\bSIGBUS\b|exit ?code[ =:]*(?:-7|135)\b")
 _LOADS = pattern(r".*(?:load_weights|weight_loader|load_model|safetensors)")
 
 
 def _explains(death: Death) -> bool:
-    return _WORDS.search(death.message) is not None
+    return _WORDS.search(death.message) is not None or is_of_the_bus(death.message)
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:

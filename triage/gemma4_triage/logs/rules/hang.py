@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import said_in_notes
+from gemma4_triage.logs.alarm_words import FATAL
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
 from gemma4_triage.logs.looked_at_first import groups_without_attention
 from gemma4_triage.logs.parts_of_sglang import part_of_file
+from gemma4_triage.logs.remarks import DUMPED
 from gemma4_triage.logs.rule import (
     COLLECT,
     at,
@@ -485,6 +487,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         # Whoever writes that it stands has looked where: a stack in an idle loop says nothing.
         waits = [stack for stack in facts.stacks if where(stack) not in ("a receive from another process", "")]
         death = Death(stood.place, stood.rank, "", stood.text) if waits else None
+    elif death is None and (dumped := _dumped_at_the_end(facts)) is not None:
+        death = Death(dumped.place, dumped.rank, "", dumped.text)
     elif death is None and not facts.deaths and any(where(stack) in _WAITS for stack in facts.stacks):
         noted = facts.remarks.get(said_in_notes.NAME)
         stands = noted is not None and noted.place.line > last_work(facts)
@@ -493,6 +497,13 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         death = Death(pasted.place, pasted.rank, "", "a stack that somebody took, with no line of the server beside it")
     if death is not None:
         yield _tell(facts, death)
+
+
+def _dumped_at_the_end(facts: LogFacts) -> Remark | None:
+    """Return SGLang's own line above its stacks, which its watchdog asks for, if no work follows it and no end."""
+    dumped = facts.remarks.get(DUMPED)
+    ended = facts.deaths or "sigterm" in facts.remarks or any(alarm.kind in FATAL for alarm in facts.alarms)
+    return None if dumped is None or ended or dumped.place.line < last_work(facts) or not facts.stacks else dumped
 
 
 _MEETS_ONLY = frozenset({"the meeting of symmetric memory", "a collective", "a lock", "a compilation"})

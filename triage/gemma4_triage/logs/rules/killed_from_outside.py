@@ -18,6 +18,7 @@ from gemma4_triage.logs.rule import (
     of_settings,
     pattern,
 )
+from gemma4_triage.logs.shells_of_others import is_killed
 
 _OF_MEMORY = pattern(
     r"OOMKilled|killed by the OOM killer|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory"
@@ -35,7 +36,10 @@ _PASSED_ON = frozenset({"child", "sigquit"})
 
 def _explains(death: Death) -> bool:
     return bool(
-        _OF_MEMORY.search(death.message) or _CODE.search(death.message) or re.search(r"^\W*Killed\W*$", death.message)
+        _OF_MEMORY.search(death.message)
+        or _CODE.search(death.message)
+        or re.search(r"^\W*Killed\W*$", death.message)
+        or is_killed(death.message)
     )
 
 

@@ -27,7 +27,7 @@ from gemma4_triage.logs.told_for_vllm import of_vllm
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
 
-CONSEQUENCES = ("sigquit", "child", "ray", "exception", "health", "unhealthy")
+CONSEQUENCES = ("sigquit", "child", "ray", "exception", "health", "unhealthy", "answered-503")
 """Kinds that tell of a failure elsewhere: they lead only where nothing else does."""
 
 
@@ -89,6 +89,32 @@ _KINDS = {
         (
             "look at what ran in the seconds before: a long prefill, a compilation, a request that waits for room",
             _STACKS,
+        ),
+    ),
+    "answered-503": _Kind(
+        "the last requests were answered with status 503, and no work follows them",
+        (
+            "the lines before the first 503, of all ranks: a scheduler that ended or stands, or a limit of time or of "
+            "the queue (SGLANG_REQ_WAITING_TIMEOUT, --max-queued-requests) that all requests run into",
+            "curl -i of one such request at the server's own port: the body of its answer says why",
+            _STACKS,
+        ),
+    ),
+    "waited-in-vain": _Kind(
+        "requests were given up, for they waited or ran longer than the server's own limit allows, and failed",
+        (
+            "if no batch line follows, the scheduler stands: py-spy dump --pid of it",
+            "if work goes on: fewer requests at once, more servers, or a higher limit (SGLANG_REQ_WAITING_TIMEOUT, "
+            "SGLANG_REQ_RUNNING_TIMEOUT; releases before the change of SGLang 37143 hang by it on several ranks)",
+        ),
+    ),
+    "peer-gone": _Kind(
+        "a rank waited in vain for another one, or lost its connection to it, and no work follows",
+        (
+            "find the rank or node that it names (the rank behind src, the host behind peer): it stopped first, and "
+            "its own log, dmesg -T and nvidia-smi there say of what",
+            "if all ranks still run: the network between them (ibstat, NCCL_DEBUG=INFO); with DeepEP in the line, once "
+            "with --moe-a2a-backend none",
         ),
     ),
     "ray": _Kind(
