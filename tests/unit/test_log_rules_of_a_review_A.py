@@ -3,7 +3,7 @@
 import pytest
 
 from gemma4_triage.finding import Confidence
-from made_logs import found_in, stamp, steady
+from made_logs import found_in, prefill, stamp, steady
 
 START = "$ python -m sglang.launch_server --model-path google/gemma-4-E2B-it\n"
 READY = f"{stamp(1)} The server is fired up and ready to roll!\n"
@@ -48,3 +48,10 @@ def test_a_pool_that_one_chunk_fills_says_nothing_of_evictions(tokens, one_chunk
         lines += [CHUNK.format(stamp(second), tokens), ONE.format(stamp(second + 1))]
     found = next(one for one in found_in(lines) if one.rule == "swa-not-evicted")
     assert (found.confidence is Confidence.POSSIBLE, "a chunk of" in found.cause) == (one_chunk, one_chunk)
+
+
+@pytest.mark.parametrize(("usage", "sure"), [(0.97, True), (0.4, False)])
+def test_retractions_are_of_a_small_pool_for_certain_where_it_was_full(usage, sure):
+    thrash = [f"{stamp(i + 1)} KV cache pool is full. Retract requests. #retracted_reqs: 1\n" for i in range(9)]
+    found = next(one for one in found_in([prefill(0, full=usage), *thrash]) if one.rule == "retraction-thrash")
+    assert (found.confidence is Confidence.CERTAIN, found.ruled_out_if == ()) == (sure, sure)

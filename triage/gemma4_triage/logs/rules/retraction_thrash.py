@@ -19,6 +19,8 @@ _OF_A_SPLIT = (
     "--mem-fraction-static and --num-reserved-decode-tokens on the decode server",
 )
 
+_FULL = 0.9  # of a pool, by the batch line before a retraction
+
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     old = facts.remarks.get("old_retraction")
@@ -60,7 +62,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         cause=f"{which} is too small for what runs: requests are retracted, wait, and start again.",
         confidence=_confidence(rank),
         evidence=tuple(evidence),
-        ruled_out_if=("SGLANG_TEST_RETRACT was set",),
+        ruled_out_if=() if _was_full(rank) else ("SGLANG_TEST_RETRACT was set",),
         advice=tuple(
             f"once without --{name.replace('_', '-')}: what it keeps may not be freed when the pool is full"
             for name in ("enable_hierarchical_cache", "enable_prefill_cp")
@@ -74,8 +76,13 @@ def _confidence(rank: RankFacts) -> Confidence:
     """Return how sure it is that a pool is too small: one request that fills the SWA pool alone has another cause."""
     if swa_not_evicted.of_rank(rank):
         return Confidence.POSSIBLE
-    # A test's setting makes a server retract, and stands in no line.
-    return Confidence.LIKELY
+    return Confidence.CERTAIN if _was_full(rank) else Confidence.LIKELY
+
+
+def _was_full(rank: RankFacts) -> bool:
+    """Return whether a pool was all but full as requests were retracted; a test's setting has it done at any time."""
+    worst = rank.retractions.worst
+    return worst is not None and max(worst.full or 0, worst.swa or 0) >= _FULL
 
 
 def _thrashes(burst: Burst | None) -> bool:
