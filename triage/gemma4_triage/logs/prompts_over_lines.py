@@ -9,6 +9,11 @@ _REQUEST = re.compile(rb"\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionR
 _STAMPED = re.compile(rb".{0,200}?\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d")
 _CLOSED = re.compile(rb"(?:['\"\]}]|=[\w.-]+)\)+\s*$")
 _MOST_LINES = 400
+_TAIL = 400  # bytes
+
+
+def _is_closed(line: bytes) -> bool:
+    return _CLOSED.search(line[-_TAIL:]) is not None
 
 
 def without_prompts(text: bytes, numbers: Sequence[int]) -> bytes:
@@ -22,7 +27,12 @@ def without_prompts(text: bytes, numbers: Sequence[int]) -> bytes:
         numbers: of the lines in their log, of which some may be missing here.
     """
     lines = text.split(b"\n")
-    opened = [at for at, line in enumerate(lines) if _REQUEST.search(line) and not _CLOSED.search(line)]
+    opened = [
+        at
+        for at, line in enumerate(lines)
+        # Plain words first: most lines have none, and the search is slow.
+        if (b"ReqInput(" in line or b"CompletionRequest(" in line) and not _is_closed(line) and _REQUEST.search(line)
+    ]
     for begin in opened:
         end = begin + 1
         while (
@@ -32,6 +42,6 @@ def without_prompts(text: bytes, numbers: Sequence[int]) -> bytes:
         ):
             end += 1
         last = next((at for at in range(end - 1, begin, -1) if lines[at].strip()), begin)
-        if last > begin and _CLOSED.search(lines[last]):
+        if last > begin and _is_closed(lines[last]):
             lines[begin + 1 : last + 1] = [b""] * (last - begin)
     return b"\n".join(lines) if opened else text
