@@ -97,12 +97,14 @@ def firsts_behind_the_last(dump: Dump) -> tuple[str, Wrong] | None:
     firsts = {first for _, first, end in parts if first and end > first}
     if not apart or not firsts.issuperset(apart) or any(slots[row] != slots[row - 1] + 1 for row in apart):
         return None
-    which = "The first token of a request" if len(apart) == 1 else f"The first tokens of {len(apart)} requests"
+    which, own = "The first token of a request", "its own page"
+    if len(apart) > 1:
+        which, own = f"The first tokens of {len(apart)} requests", "their own pages"
     cause = (
-        f"{which} of a prefill got the slot behind the last one of the request before, and not the first of their own "
-        "pages: where one request's slots end and the next one's begin is counted one token too far (a search that "
+        f"{which} of a prefill got the slot behind the last one of the request before, and not the first of {own}: "
+        "where one request's slots end and the next one's begin is counted one token too far (a search that "
         "takes an equal value for the former's, < for <=). The free list was right."
-    ).replace("their own pages", "its own page" if len(apart) == 1 else "their own pages")
+    )
     last = len(readable_events(dump)) - 1
     proof = (event(dump, last, "seq_lens.0", "how long the first request was to be, where the next one's slots begin"),)
     return cause, Wrong(Structure.ALLOCATION, Defect.OFF_BY_ONE, proof)
