@@ -20,7 +20,7 @@ STEPS = [
     BENCH / "step_attention_h200_2026-11-25_e4b_32000.json",
 ]
 WIDE = ROOT / "kernels" / "bench" / "rows" / "decode_attention_fronts_h200_2026-11-30.json"
-WIDE_STEPS = [BENCH / f"step_wide_h200_2026-11-30_{name}.json" for name in ("e2b", "26b")]
+WIDE_STEPS = [BENCH / f"step_wide_h200_2026-11-30_{name}.json" for name in ("e4b", "e4b_8192", "e2b", "26b")]
 FRONTS = [
     *WIDE_STEPS,
     *(BENCH / f"step_tail_h200_2026-11-28_{name}.json" for name in ("e4b", "e2b", "26b")),
@@ -104,9 +104,9 @@ above (*programs*) and by clusters, whose answers are compared with it. *limit* 
 
 *apart* is the step without it (arm `all-apart`), *ours* with it (arm `all`). Logits were compared before anything was
 timed. The first {new} commands are of clusters in full layers too, which the rows of the others are without: those of
-E4B, of other contexts and of other numbers of requests. Rows of {most_requests} and of 26B's 3 requests come from the
-last {old} commands, with clusters that multiplied without tensor cores and kept only a part of a request's keys under
-way, and with full layers apart in both arms. With
+128 and 32000 tokens, of E2B with 8192, and of other numbers of requests. Rows of {most_requests} and of 26B's 3
+requests come from the last {old} commands, with clusters that multiplied without tensor cores and kept only a part of a
+request's keys under way, and with full layers apart in both arms. With
 more than {most_requests} requests both arms have the same graph today, because one launch was slower in most of these:
 
 ```
@@ -116,8 +116,8 @@ more than {most_requests} requests both arms have the same graph today, because 
 | model, batch | apart, ms | one launch, ms | apart / one launch |
 |---|---|---|---|
 {many}
-What is in force today, but for full layers as said above, and for
-`layer-tail` in the rows of E4B's 4 requests, which have it no more
+What is in force today, but for full layers as said above, and for `layer-tail` in the rows of E4B's 4 requests with 128
+and 32000 tokens, which have it no more
 ([measured without it](products.md#a-layer-behind-its-attention-in-one-launch)):
 
 | model, batch, context | as shipped, ms | apart, ms | ours, ms | apart / ours | as shipped / ours | kernels |

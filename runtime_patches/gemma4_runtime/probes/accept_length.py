@@ -11,7 +11,6 @@ Host only: two numbers of each request, after the results of a step have been pr
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -34,13 +33,15 @@ _WITHOUT_DRAFTS = 1
 """`speculative_num_draft_tokens` of a step that verifies nothing but the token that it starts from."""
 
 _HISTORIES: ByIdentity[AcceptHistory] = ByIdentity()
-_COUNTED: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
-"""Of each request, verifications and drafts accepted as they were after the step before."""
+_COUNTED = "_gemma4_triage_drafts"
+"""A request's verifications and drafts accepted, as they were after the step before."""
 
 
 def after_process_decode(_: None, processor: Any, batch: Any, result: Any = None, *args: Any, **kwargs: Any) -> None:
     """Run after the results of a decode have been processed."""
-    samples = [sample for request in batch.reqs for sample in _fresh(request)]
+    # Most servers verify nothing, and this runs in each step.
+    step = step_number() or 0
+    samples = [sample for request in batch.reqs if request.spec_verify_ct for sample in _fresh(request, step)]
     if not samples or getattr(result, "speculative_num_draft_tokens", None) == _WITHOUT_DRAFTS:
         return
     # The processor has no room for a weak reference; its table of rows is as much its server's.
@@ -51,18 +52,18 @@ def after_process_decode(_: None, processor: Any, batch: Any, result: Any = None
         current.guard().report(violation, RULE, _SITE, lambda: _draft(fall, batch), act=Mode.LOG, once=True)
 
 
-def _fresh(request: Any) -> list[tuple[int, int, int]]:
+def _fresh(request: Any, step: int) -> list[tuple[int, int, int]]:
     """Return what a request's verifications since the last look have come to, the mean of them where several."""
-    verified, accepted = int(request.spec_verify_ct), int(request.spec_num_correct_drafts)
-    before, accepted_before = _COUNTED.get(request, (0, 0))
+    verified, accepted = request.spec_verify_ct, request.spec_num_correct_drafts
+    before, accepted_before = getattr(request, _COUNTED, (0, 0))
     count, drafts = verified - before, accepted - accepted_before
-    _COUNTED[request] = (verified, accepted)
+    setattr(request, _COUNTED, (verified, accepted))
     # Less than before: the request was retracted, and counts anew.
     if count <= 0:
         return []
     # A request that has ended has given its row back.
     slot = held(request).req_pool_idx
-    return [(step_number() or 0, -1 if slot is None else int(slot), drafts // count)] * count
+    return [(step, -1 if slot is None else slot, drafts // count)] * count
 
 
 def _draft(fall: Fall, batch: Any) -> DumpDraft:
