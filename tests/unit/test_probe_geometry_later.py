@@ -64,7 +64,7 @@ def scheduler(swa_allocator):
 def serve(attach, scheduler):
     """Return what starts a server, changes it in its fifth step, and returns its dumps and whether it was stopped."""
 
-    def run(mode, change, steps=40):
+    def run(mode, change, steps=later.EVERY_STEPS):
         folder = attach(mode, "geometry")
         later.after_model_workers(None, scheduler)
         stopped = False

@@ -8,6 +8,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.finding import Confidence
 from request_rows_server import Server, named, trapped_by, with_buffers
 
@@ -54,6 +55,15 @@ def test_what_is_stored_is_left_alone_and_so_is_what_nobody_stores(server, cache
         assert all(not (buffer[slots] == 2.0**-6).any() for pool, _, buffer in used(cache) if pool == "full")
     for what, before in zip("kv", unused, strict=True):
         assert torch.equal(getattr(cache.full_kv_pool, f"{what}_buffer")[UNUSED], before)
+
+
+def test_a_buffer_in_which_nothing_is_ever_stored_is_copied_from_no_more(server, cache):
+    copied = []
+    for _ in range(12):
+        server.forward()
+        copied.append({name for name in seen_of(server.scheduler).before if name[:2] == ("full", UNUSED)})
+        decoded(server, cache)
+    assert (bool(copied[0]), copied[-1]) == (True, set())
 
 
 def test_other_slots_are_as_they_were(server, cache):

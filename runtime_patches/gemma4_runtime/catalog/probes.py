@@ -122,7 +122,7 @@ PROBES: tuple[Patch, ...] = (
             "later. They can be held against each other at the start.",
             eligibility="Every start, once: the target after its workers exist, a frozen draft before its captures. "
             "There one token of each layer is stored in the page that nobody reads, which is put back. What layers "
-            "are bound to is looked at again every 16 steps, in trap at each, and at idle: by addresses and numbers, "
+            "are bound to is looked at again every 64 steps, in trap at each, and at idle: by addresses and numbers, "
             "some microseconds a step. On 0.5.23 the window and the scale that trtllm_mha gives a decode's kernel.",
             fallback="A third swap, inside a capture, cannot be entered and is not checked; nor is what a captured "
             "graph holds of a binding that changes later.",

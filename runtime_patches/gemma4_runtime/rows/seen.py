@@ -45,6 +45,7 @@ class Seen:
         answers: By request id, of the forward before: its stay, how long its answer was, and what was sampled for it.
         chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
         stores: Pool, layer and part (keys or values) in which a forward of the target was seen to store something.
+        unused: By such a part, how many forwards stored nothing in it, of those where none was seen to.
         before: By such a part, what stands where the forward that runs is to store, of those where none was seen yet.
         marked: The slots that the forward that runs is to write, which are marked.
         scheduler: The scheduler.
@@ -77,6 +78,7 @@ class Seen:
         self.answers: dict[str, tuple[tuple[Any, ...], int, int]] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None
         self.stores: set[tuple[str, int, str]] = set()
+        self.unused: dict[tuple[str, int, str], int] = {}
         self.before: dict[tuple[str, int, str], Any] = {}
         self.marked: Any = None
         self.scheduler: Any = None

@@ -2,12 +2,16 @@
 
 Before a forward of the target the slots of its new tokens get a number in each layer that no row of keys or values
 consists of; where it still stands as the logits are there, nothing was stored. Nobody reads those slots in between:
-a forward stores first. A layer is looked at once a forward was seen to store there: some have buffers that nobody uses.
+a forward stores first. A layer is looked at once a forward was seen to store there: some have buffers that nobody uses,
+and after some forwards that stored nothing it is left alone.
+
+This runs over every buffer of a model in each step: what is the same for all buffers of a pool is made once, and the
+device is asked once at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +27,8 @@ _MARK = 2.0**-6
 _KEYS = "keys and values"
 _LEARNT = 256
 """Slots of a forward by which a buffer's use is learnt."""
+_FORWARDS = 8
+"""After so many that stored nothing in a buffer, nobody uses it."""
 
 
 class Marked(NamedTuple):
@@ -61,14 +67,17 @@ def mark_new_slots(scheduler: Any, requests: Sequence[Any], made: Any, spans: Se
     if len(places) != slots.numel() or not places:
         return
     seen.before = {}
-    by_pool = {"full": slots, "swa": _of_window(scheduler, slots)}
-    for part, buffer, own in _written(scheduler, by_pool):
-        inside = own[own > 0]
-        if (part.pool, part.layer, part.what) in seen.stores:
-            buffer[inside] = _MARK
-        else:
-            seen.before[part.pool, part.layer, part.what] = buffer[inside[:_LEARNT]].clone()
-    own = {name: of for name, of in by_pool.items() if of is not None}
+    parts = list(_written(scheduler))
+    own = {name: _inside(parts, name, of) for name, of in _by_pool(scheduler, slots).items()}
+    places_of = {name: of[of > 0] for name, of in own.items()}
+    for part, buffer in parts:
+        name, inside = (part.pool, part.layer, part.what), places_of.get(part.pool)
+        if inside is None:
+            continue
+        if name in seen.stores:
+            buffer.index_fill_(0, inside, _MARK)
+        elif seen.unused.get(name, 0) < _FORWARDS:
+            seen.before[name] = buffer[inside[:_LEARNT]].clone()
     seen.marked = Marked(made, slots, own, [row for row, _ in places], [token for _, token in places])
 
 
@@ -85,13 +94,20 @@ def check_marked(scheduler: Any, requests: Sequence[Any], site: str, made: Any =
     marked, seen.marked = seen.marked, None
     if marked is None or max(marked.rows) >= len(requests) or (made is not None and made is not marked.forward):
         return False
+    own_of = {name: (own, own > 0, own[own > 0][:_LEARNT]) for name, own in marked.own.items()}
     left: list[tuple[Part, torch.Tensor]] = []
-    for part, buffer, own in _written(scheduler, marked.own):
-        name, inside = (part.pool, part.layer, part.what), own[own > 0]
+    for part, buffer in _written(scheduler):
+        name = part.pool, part.layer, part.what
+        if part.pool not in own_of:
+            continue
+        own, inside, some = own_of[part.pool]
         if name in seen.stores:
-            left.append((part, (buffer[own] == _MARK).flatten(1).all(dim=1) & (own > 0)))
-        elif name in seen.before and _differ(buffer[inside[:_LEARNT]], seen.before[name]):
-            seen.stores.add(name)
+            left.append((part, (buffer[own] == _MARK).flatten(1).all(dim=1).logical_and_(inside)))
+        elif name in seen.before:
+            if _differ(buffer[some], seen.before[name]):
+                seen.stores.add(name)
+            else:
+                seen.unused[name] = seen.unused.get(name, 0) + 1
     seen.before = {}
     if not left:
         return False
@@ -121,10 +137,16 @@ def check_marked(scheduler: Any, requests: Sequence[Any], site: str, made: Any =
     return True
 
 
-def _of_window(scheduler: Any, slots: torch.Tensor) -> torch.Tensor | None:
-    """Return the SWA slots of these full ones; None where the allocator has no map of them."""
+def _by_pool(scheduler: Any, slots: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return these full slots and, where the allocator has a map of them, their SWA slots."""
     has_map = getattr(scheduler.token_to_kv_pool_allocator, "full_to_swa_index_mapping", None) is not None
-    return translated(scheduler, slots) if has_map else None
+    return {"full": slots} | ({"swa": translated(scheduler, slots)} if has_map else {})
+
+
+def _inside(parts: Sequence[tuple[Part, torch.Tensor]], pool: str, own: torch.Tensor) -> torch.Tensor:
+    """Return a pool's slots, 0 in place of one that any of its buffers has not."""
+    shortest = min((len(buffer) for part, buffer in parts if part.pool == pool), default=0)
+    return torch.where((own > 0) & (own < shortest), own, 0)
 
 
 def _differ(now: torch.Tensor, before: torch.Tensor) -> bool:
@@ -133,13 +155,8 @@ def _differ(now: torch.Tensor, before: torch.Tensor) -> bool:
     return now.shape == before.shape and not torch.equal(now.contiguous().view(bits), before.contiguous().view(bits))
 
 
-def _written(
-    scheduler: Any, by_pool: Mapping[str, torch.Tensor | None]
-) -> Iterator[tuple[Part, torch.Tensor, torch.Tensor]]:
-    """Yield each buffer that is known as numbers, and which of its slots these are; 0 of one that it has not."""
+def _written(scheduler: Any) -> Iterator[tuple[Part, torch.Tensor]]:
+    """Yield each buffer that is known as numbers. A kernel may not write numbers of 8 bits as torch does."""
     for part in parts_of(scheduler):
-        own = by_pool.get(part.pool)
-        # A kernel may not write numbers of 8 bits as torch does.
-        if own is None or part.buffer is None or part.buffer.dtype.itemsize == 1:
-            continue
-        yield part, part.buffer, torch.where((own > 0) & (own < len(part.buffer)), own, 0)
+        if part.buffer is not None and part.buffer.dtype.itemsize > 1:
+            yield part, part.buffer

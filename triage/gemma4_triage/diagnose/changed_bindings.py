@@ -33,7 +33,7 @@ def of_change(rule: str, incident: Incident, dump: Dump) -> Finding:
             said(dump, "scalars.found", "what it is now"),
             said(dump, "scalars.expected", "what it was"),
             said(dump, "scalars.layers", "of which layer, by the id that it had"),
-            said(dump, "step", "when that was seen; outside of trap it is looked at every 16 steps"),
+            said(dump, "step", "when that was seen; outside of trap it is looked at every 64 steps"),
         ),
         advice=(
             "Nothing of SGLang's writes it while a server serves: look at what else runs in the process.",
