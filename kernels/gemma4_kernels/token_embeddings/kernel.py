@@ -16,7 +16,7 @@ def scaled_row(table, row, stride, column, there, factor):
     return widened(tl.load(table + row * stride + column, mask=there, other=0.0)) * factor
 
 
-@triton.jit(do_not_specialize=("tokens", "per_layer_tokens", "first", "second", "third", "pad"))
+@triton.jit(do_not_specialize=("tokens", "per_layer_tokens", "picture", "video", "sound", "pad"))
 def token_embeddings_kernel(
     token_ids,  # [T] int32 or int64
     table,  # [tokens, WIDTH]
@@ -27,9 +27,9 @@ def token_embeddings_kernel(
     per_layer_stride: tl.int64,
     tokens,
     per_layer_tokens,
-    first,  # ids in whose place the per-layer embedding shows pad
-    second,
-    third,
+    picture,  # ids in whose place the per-layer embedding shows pad
+    video,
+    sound,
     pad,
     factor,
     per_layer_factor,
@@ -54,7 +54,7 @@ def token_embeddings_kernel(
     else:
         column = (block - OF_TOKEN) * BLOCK + tl.arange(0, BLOCK)
         there = column < PER_LAYER
-        shown = tl.where((token == first) | (token == second) | (token == third), pad, token)
+        shown = tl.where((token == picture) | (token == video) | (token == sound), pad, token)
         shown = tl.where((shown >= 0) & (shown < per_layer_tokens), shown, 0)
         value = scaled_row(per_layer_table, shown, per_layer_stride, column, there, per_layer_factor)
         tl.store(per_layer_out + row * PER_LAYER + column, narrowed(value, DTYPE), mask=there)
