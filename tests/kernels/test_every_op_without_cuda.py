@@ -115,8 +115,9 @@ TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": 
          "cos_sin_cache": "*fp32", "partial": "*fp32", "counters": "*i32", "columns": "i32", "depth": "i32",
          "splits": "i32", "kv_heads": "i32", "scaling": "fp32", "extremes": "*fp32", "starts": "*i32",
          "slots": "*i64", "angles": "*fp32", "places": "*i64", "shares": "*fp32", "order": "*i32",
-         "order_shares": "*fp32", "experts": "i32", "dense_depth": "i32", "token_ids": "*i64", "per_layer_tokens": "i32",
-         "picture": "i32", "video": "i32", "sound": "i32", "pad": "i32", "per_layer_factor": "fp32", "cap": "fp32"}
+         "order_shares": "*fp32", "experts": "i32", "dense_depth": "i32", "token_ids": "*i64",
+         "per_layer_tokens": "i32", "picture": "i32", "video": "i32", "sound": "i32", "pad": "i32",
+         "per_layer_factor": "fp32", "cap": "fp32"}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]

@@ -18,7 +18,12 @@ _KNOWN = KnownLaunches()
 
 
 class Embedded(NamedTuple):
-    """tokens: [T, H]; per_layer: [T, L * P], None without a per-layer embedding."""
+    """What one launch gives.
+
+    Attributes:
+        tokens: [T, H].
+        per_layer: [T, L * P]; None without a per-layer embedding.
+    """
 
     tokens: torch.Tensor
     per_layer: torch.Tensor | None

@@ -19,7 +19,7 @@ BLOCK = 1024
 
 
 class Case(NamedTuple):
-    """A size that the tests run; per_layer: elements of a row of the per-layer embedding, 0 without one."""
+    """A size that the tests run, with the elements of a row in either embedding; the second may be 0: without one."""
 
     name: str
     tokens: int
@@ -41,6 +41,5 @@ CASES = (
 AXES = {"tokens": (1, 8, 64, 256), "model": ("e2b", "e4b", "26b", "31b")}
 
 TOLERANCES = {
-    name: Tolerance(0, "one product in fp32, rounded once, as torch's")
-    for name in ("bfloat16", "float16", "float32")
+    name: Tolerance(0, "one product in fp32, rounded once, as torch's") for name in ("bfloat16", "float16", "float32")
 }

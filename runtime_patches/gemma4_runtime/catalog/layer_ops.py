@@ -390,6 +390,7 @@ LAYER_OPS: tuple[Patch, ...] = (
         title="rows of the token and of the per-layer embedding, scaled, in one launch at the start of a decode step",
         origin="a kernel of this project",
         upstream="open up to 0.5.23",
+        not_ported="0.5.23, the multimodal model chooses its head in another way",
         default=True,
         attachments=(
             Hook("gemma4.mm_forward", How.AROUND, f"{_AT}.token_embeddings:around_forward"),

@@ -93,7 +93,14 @@ def _embedded(
     """Return the rows of ids [T], the per-layer ones as [T, L, P], or None where SGLang's own lines are right.
 
     What is no decode step and no verification of drafts is not recorded as a path, nor is a step that is given
-    embeddings. multimodal: the model's configuration, None of a text-only one.
+    embeddings.
+
+    Args:
+        text: The text model.
+        ids: None where the model is given embeddings.
+        forward_batch: SGLang's.
+        given: What would have to be None, as it is not looked at here.
+        multimodal: The configuration of the model around it; None of a text-only one.
     """
     mode = forward_batch.forward_mode
     if torch.compiler.is_compiling() or ids is None or any(one is not None for one in given) or not switched_on(OP):
@@ -123,8 +130,13 @@ def _embedded(
 
 def _hidden(config: Any) -> _Hidden | None:
     pad = config.text_config.pad_token_id
-    ids = [config.image_token_id, config.video_token_id, config.audio_token_id]
-    return None if pad is None else _Hidden(tuple(pad if one is None else one for one in ids), pad)
+    if pad is None:
+        return None
+    # An id that there is not is in nobody's place.
+    picture, video, sound = (
+        pad if one is None else one for one in (config.image_token_id, config.video_token_id, config.audio_token_id)
+    )
+    return _Hidden((picture, video, sound), pad)
 
 
 def _reason(text: Any, ids: Tensor, hidden: _Hidden | None) -> str | None:
