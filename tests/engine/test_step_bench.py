@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemma4_repro.step_bench.plan import ALL, APART, ATTENTION, SEVERAL
+from gemma4_repro.step_bench.plan import ALL, APART, ATTENTION, ENDS, LEFT_OUT, SEVERAL
 from toy_arguments import ENGINE
 
 # No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
@@ -34,6 +34,8 @@ OPS_OF_E4B = {
     # Nor has it Triton's attention.
     "decode-attention": 0,
     "attention-front": 0,
+    "token-embeddings": 1,
+    "capped-logits": 1,
 }
 IN_THE_TAIL = dict.fromkeys(("post-attention-norms", "rmsnorm-add", "gelu-tanh-mul", "cross-layer-norm"), 0)
 OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope"), LAYERS)
@@ -48,6 +50,8 @@ OPS_OF_26B |= dict.fromkeys(
     ),
     0,
 )
+# The logits of fp32 are not copied.
+OPS_OF_26B |= {"token-embeddings": 1, "capped-logits": 0}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     # Before the plugin's optimisations are attached, and after, with none in force.
     assert found["shipped"]["bit_equal"]
     several = ["all-cublas", "all-unstreamed", "all-separate", "all-sglang-experts", "all-dense-alone"]
-    several += ["all-sglang-attention", "all-apart", "all"]
+    several += ["all-sglang-attention", "all-apart", "all-front-apart", "all"]
     assert list(found["arms"]) == ["none", *several, *calls]
     assert found["arms"]["none"]["bit_equal"]
     assert all(answer["right"] for answer in found["arms"].values()), found["arms"]
@@ -80,8 +84,9 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     for arm, fused in found["fused"].items():
         # A layer's end and the norm after it take the place of its end alone.
         everything = calls | ({"rmsnorm-residual-scalar": 0} if arm in SEVERAL else {})
-        if "layer-tail" in calls and arm in ("all-sglang-experts", "all-dense-alone", ATTENTION, APART, ALL):
+        if "layer-tail" in calls and arm in ("all-sglang-experts", "all-dense-alone", ATTENTION, APART, ENDS, ALL):
             everything |= IN_THE_TAIL | {"layer-tail": LAYERS}
+        everything |= dict.fromkeys(LEFT_OUT.get(arm, ()), 0)
         wanted = everything if arm in SEVERAL else {op: count for op, count in calls.items() if op == arm}
         assert {op: count for op, count in fused.items() if count} == {op: c for op, c in wanted.items() if c}
     assert set(found["broken"]) == {broken, *({"rmsnorm-residual-scalar"} & set(calls))}

@@ -10,8 +10,9 @@ from layer_op_parity import NEW_TOKENS, PROMPTS, assert_parity
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 OPS_OF = {
-    "toy-26b": ("cross-layer-norm", "qk-norm-rope", "routing", "triple-rmsnorm"),
+    "toy-26b": ("capped-logits", "cross-layer-norm", "qk-norm-rope", "routing", "token-embeddings", "triple-rmsnorm"),
     "toy-e4b": (
+        "capped-logits",
         "cross-layer-norm",
         "gelu-tanh-mul",
         "ple-front-end",
@@ -20,6 +21,7 @@ OPS_OF = {
         "qk-norm-rope",
         "rmsnorm-add",
         "rmsnorm-residual-scalar",
+        "token-embeddings",
     ),
 }
 ENGINE = {
@@ -87,6 +89,14 @@ def ran(request, tmp_path_factory):
 def test_tokens_and_logits_are_those_without_them(ran):
     toy, _, runs = ran
     assert_parity(toy, runs)
+
+
+@pytest.mark.parametrize("op", ["capped-logits", "token-embeddings"])
+def test_what_a_step_begins_and_ends_with_changes_no_bit(ran, op):
+    _, mode, runs = ran
+    if mode == "piecewise":
+        pytest.skip("its ops are in force all at once")
+    assert runs[(op,)]["logits"] == runs[()]["logits"]
 
 
 def test_every_op_took_our_kernel(ran):

@@ -11,6 +11,7 @@ import sys, torch
 sys.modules["triton"] = None
 from gemma4_kernels.beside_experts.launch import dense_beside_experts
 from gemma4_kernels.beside_experts.spec import Weights
+from gemma4_kernels.capped_logits.launch import capped_logits
 from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm, moe_cross_layer_norm
 from gemma4_kernels.decode_attention.launch import decode_attention
 from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
@@ -21,6 +22,7 @@ from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.rmsnorm_residual_scalar.launch import rmsnorm_residual_scalar
 from gemma4_kernels.routing.launch import routing
 from gemma4_kernels.small_m_linear.launch import small_m_linear
+from gemma4_kernels.token_embeddings.launch import token_embeddings
 from gemma4_kernels.triple_rmsnorm.launch import triple_rmsnorm
 rows, weight, one = torch.ones(2, 16), torch.ones(16), torch.ones(1)
 rmsnorm_add(rows, weight, rows)
@@ -37,6 +39,8 @@ square = torch.ones(4, 16)
 experts = Weights(square, torch.ones(16, 2), square, torch.ones(4), torch.ones(4, 2, 16), torch.ones(4, 16, 1))
 dense_beside_experts(rows, rows, rows, experts, 2)
 decode_attention(rows[:, None], rows[:, None], rows[:, None], torch.arange(3), torch.arange(2), 1.0)
+token_embeddings(torch.arange(2), rows, 2.0, rows, 2.0)
+capped_logits(rows.bfloat16(), 30.0)
 print(routing(rows, weight, 4)[1][0].tolist())
 """
 
@@ -101,6 +105,9 @@ KERNELS = [
     ("beside_experts:dense_beside_router", BESIDE | {"BLOCK_M": 1}),
     ("beside_experts.third:experts_beside_dense", EXPERTS | DENSE | {"BLOCK_M": 8, "BLOCK_N": 32, "DENSE_M": 8}),
     ("beside_experts.third:experts_beside_dense", EXPERTS | DENSE | {"BLOCK_M": 1, "BLOCK_N": 16, "DENSE_M": 1}),
+    ("token_embeddings", {"WIDTH": 2560, "PER_LAYER": 10752, "BLOCK": 1024}),
+    ("token_embeddings", {"WIDTH": 2816, "PER_LAYER": 0, "BLOCK": 1024}),
+    ("capped_logits", {"WIDTH": 262144, "BLOCK": 1024}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
 ]
 TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
@@ -108,7 +115,9 @@ TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": 
          "cos_sin_cache": "*fp32", "partial": "*fp32", "counters": "*i32", "columns": "i32", "depth": "i32",
          "splits": "i32", "kv_heads": "i32", "scaling": "fp32", "extremes": "*fp32", "starts": "*i32",
          "slots": "*i64", "angles": "*fp32", "places": "*i64", "shares": "*fp32", "order": "*i32",
-         "order_shares": "*fp32", "experts": "i32", "dense_depth": "i32"}
+         "order_shares": "*fp32", "experts": "i32", "dense_depth": "i32", "token_ids": "*i64",
+         "per_layer_tokens": "i32", "picture": "i32", "video": "i32", "sound": "i32", "pad": "i32",
+         "per_layer_factor": "fp32", "cap": "fp32"}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]
@@ -120,7 +129,7 @@ for op, constants in KERNELS:
     folder, _, part = op.partition(".")
     name = f"{kernel_name or op}_kernel"
     kernel = getattr(importlib.import_module(f"gemma4_kernels.{folder}.{part + '_' * bool(part)}kernel"), name)
-    types = TYPES | {"small_m_linear": {"factor": "*bf16"}}.get(op, {})
+    types = TYPES | {"small_m_linear": {"factor": "*bf16"}, "capped_logits": {"out": "*fp32"}}.get(op, {})
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i64" if name.endswith("_stride") else "*bf16")
         for name in kernel.arg_names
@@ -142,15 +151,17 @@ for op, constants in KERNELS:
 """
 
 
-# Weights ahead of the wait are what a plan asks for, or there are none: which experts are wanted is not known yet.
+# Weights ahead of the wait are what a plan asks for, or there are none: which experts are wanted is not known yet, nor
+# which tokens.
 NOT_AHEAD = ("gelu_tanh_mul", "routed_experts", "routed_experts.down", "beside_experts", "beside_experts.third")
+NOT_AHEAD += ("token_embeddings", "capped_logits")
 
 
 @pytest.mark.slow
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 56
+    assert len(lines) == 62
     for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
         # Weights and lists only, of which gelu_tanh_mul has none, and experts are not known yet.

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gemma4_kernels.capped_logits import launch as capped
 from gemma4_kernels.cross_layer_norm import launch as cross
 from gemma4_kernels.decode_attention import launch as attention
 from gemma4_kernels.gelu_tanh_mul import launch as gelu
@@ -19,6 +20,7 @@ from gemma4_kernels.rmsnorm_add import launch as add
 from gemma4_kernels.rmsnorm_residual_scalar import launch as residual_scalar
 from gemma4_kernels.routing import launch as router
 from gemma4_kernels.small_m_linear import launch as small
+from gemma4_kernels.token_embeddings import launch as embeddings
 from gemma4_kernels.triple_rmsnorm import launch as triple
 from gemma4_kernels.window_lists import launch as lists
 
@@ -130,12 +132,18 @@ OPS |= {
             *(positions(99), starts(n)),
         ],
     ),
+    "capped-logits": (capped, "capped_logits", lambda n: [rows(n), 30.0]),
+    "token-embeddings": (embeddings, "token_embeddings", lambda n: [positions(n), rows(9), 2.0, rows(7), 3.0]),
+    "token-embeddings alone": (embeddings, "token_embeddings", lambda n: [positions(n), rows(9), 2.0]),
 }
 SHARED = small.any_plan(6, 48, WIDTH)._replace(block_k=16, splits=2)
 NUMBERS = {
     "routing": [{}],
     "gelu-tanh-mul": [{}],
     "swa-window-lists": [{}],
+    "capped-logits": [{}],
+    "token-embeddings": [{}, {"pad": 1}, {"hidden_ids": (1, 2, 3)}],
+    "token-embeddings alone": [{}],
     "decode-attention": [{}, {"plan": attention.Plan(2)}, {"early": False}],
     "small-m-linear": [{}, {"plan": SHARED}, {"early": False}],
     "small-m-linear, its depth shared": [{}, {"early": False}],
@@ -243,7 +251,7 @@ def test_numbers_and_modes_are_told_apart(op):
 
 
 def test_outputs_that_are_given_are_checked(op):
-    if op.name in ("routing", "swa-window-lists"):
+    if op.name in ("routing", "swa-window-lists", "token-embeddings", "token-embeddings alone"):
         pytest.skip("it takes none, or under another name")
     _, _, made = op.call(4)
     op.call(4, out=made)

@@ -48,22 +48,23 @@ def test_other_numbers_of_layers_are_refused_with_those_that_there_are(layers):
 
 
 def test_a_model_has_the_arms_of_its_ops():
-    ops = {model: plan().arms_of(model)[10:] for model in SIZES}
+    ops = {model: plan().arms_of(model)[11:] for model in SIZES}
     everywhere = ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "streamed-products")
     of_experts = ("routing", "triple-rmsnorm", "routed-experts", "dense-beside-experts")
-    attention, front = "decode-attention", "attention-front"
-    assert ops["26b"] == (*of_experts[:2], *everywhere, *of_experts[2:], attention, front)
-    assert ops["31b"] == ("post-attention-norms", "rmsnorm-residual-scalar", *everywhere, attention, front)
+    attention, front, ends = "decode-attention", "attention-front", ("token-embeddings", "capped-logits")
+    assert ops["26b"] == (*of_experts[:2], *everywhere, *of_experts[2:], attention, front, *ends)
+    assert ops["31b"] == ("post-attention-norms", "rmsnorm-residual-scalar", *everywhere, attention, front, *ends)
     assert ops["e4b"] == ops["e2b"] == tuple(op for op in OPS if op not in of_experts)
     assert "q-only-projection" in plan(layers=12).arms_of("e4b")
     assert "q-only-projection" not in plan(layers=6).ops_of("all", "e4b")  # none of whose keys are shared
     assert plan(arms=("all",)).arms_of("26b") == (NONE, "all")
     assert plan().ops_of("all", "26b") == ops["26b"]
-    assert plan().ops_of("all-apart", "26b") == ops["26b"][:-1]
+    assert plan().ops_of("all-apart", "26b") == (*ops["26b"][:-3], *ends)
+    assert plan().ops_of("all-front-apart", "26b") == ops["26b"][:-2]
     assert plan().ops_of("all-cublas", "26b") == tuple(op for op in ops["26b"] if op != "small-m-linear")
     assert "streamed-products" not in plan().ops_of("all-unstreamed", "26b")
     assert set(plan().ops_of("all", "e4b")) - set(plan().ops_of("all-separate", "e4b")) == {"layer-tail"}
-    assert plan().ops_of("all-sglang-attention", "26b") == (*ops["26b"][:-2], front)
+    assert plan().ops_of("all-sglang-attention", "26b") == (*ops["26b"][:-4], front, *ends)
     assert set(ops["26b"]) - set(plan().ops_of("all-sglang-experts", "26b")) == {"routed-experts"}
     assert set(ops["26b"]) - set(plan().ops_of("all-dense-alone", "26b")) == {"dense-beside-experts"}
     assert plan().ops_of("shipped", "26b") == plan().ops_of(NONE, "26b") == ()

@@ -44,6 +44,8 @@ OPS = (
     "decode-attention",
     "small-m-linear",
     "swa-window-lists",
+    "token-embeddings",
+    "capped-logits",
 )
 _ROWS = 4
 _CAPABILITY, _MULTIPROCESSORS = 90, 132
@@ -122,7 +124,9 @@ def cases() -> list[Case]:
     from sglang.srt.layers import gemma4_fused_ops as sglang
     from sglang.srt.layers.attention.triton_backend import update_sliding_window_buffer
     from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+    from sglang.srt.layers.triton_ops.softcap import softcap_inplace_logits
 
+    from gemma4_kernels.capped_logits.launch import capped_logits
     from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm, moe_cross_layer_norm
     from gemma4_kernels.decode_attention.launch import decode_attention
     from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
@@ -133,6 +137,7 @@ def cases() -> list[Case]:
     from gemma4_kernels.rmsnorm_residual_scalar.launch import rmsnorm_residual_scalar
     from gemma4_kernels.routing.launch import routing
     from gemma4_kernels.small_m_linear.launch import any_plan, small_m_linear
+    from gemma4_kernels.token_embeddings.launch import token_embeddings
     from gemma4_kernels.triple_rmsnorm.launch import triple_rmsnorm
     from gemma4_kernels.window_lists.launch import window_lists
 
@@ -153,6 +158,7 @@ def cases() -> list[Case]:
     shares = torch.full((_ROWS,), 8, dtype=torch.int32)
     weight, plan = of(2560, 2560), any_plan(_ROWS, 2560, 2560)
     table, rows = of(64, 4096, dtype=torch.int32), torch.arange(_ROWS)
+    of_vocabulary, as_fp32 = of(_ROWS, 4096), of(_ROWS, 4096, dtype=torch.float32)
     lengths, mapping, listed = rows + 1000, of(4096, dtype=torch.int64), of(_ROWS * 512, dtype=torch.int64)
     return [
         Case(
@@ -207,6 +213,14 @@ def cases() -> list[Case]:
             lambda: window_lists(table, rows, lengths, 512, mapping, starts, listed),
             lambda: update_sliding_window_buffer(starts, table, 512, lengths, rows, _ROWS, window_kv_indices=listed),
             "update_sliding_window_buffer without the translation behind it, torch's ops of it on the host",
+        ),
+        Case("token-embeddings", "e4b", lambda: token_embeddings(rows, weight, 50.0, weight, 16.0)),
+        Case(
+            "capped-logits",
+            "e4b",
+            lambda: capped_logits(of_vocabulary, 30.0),
+            lambda: softcap_inplace_logits(as_fp32, 30.0),
+            "softcap_inplace_logits, without the copy ahead of it",
         ),
     ]
 

@@ -12,16 +12,17 @@ from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
 NONE, SHIPPED, CUBLAS, UNSTREAMED, SEPARATE = "none", "shipped", "all-cublas", "all-unstreamed", "all-separate"
 EXPERTS, DENSE, ATTENTION = "all-sglang-experts", "all-dense-alone", "all-sglang-attention"
-APART, ALL = "all-apart", "all"
-SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, EXPERTS, DENSE, ATTENTION, APART, ALL)
+APART, ENDS, ALL = "all-apart", "all-front-apart", "all"
+SEVERAL = (CUBLAS, UNSTREAMED, SEPARATE, EXPERTS, DENSE, ATTENTION, APART, ENDS, ALL)
 LEFT_OUT = {
-    CUBLAS: "small-m-linear",
-    UNSTREAMED: "streamed-products",
-    SEPARATE: "layer-tail",
-    EXPERTS: "routed-experts",
-    DENSE: "dense-beside-experts",
-    ATTENTION: "decode-attention",
-    APART: "attention-front",
+    CUBLAS: ("small-m-linear",),
+    UNSTREAMED: ("streamed-products",),
+    SEPARATE: ("layer-tail",),
+    EXPERTS: ("routed-experts",),
+    DENSE: ("dense-beside-experts",),
+    ATTENTION: ("decode-attention",),
+    APART: ("attention-front",),
+    ENDS: ("token-embeddings", "capped-logits"),
 }
 """Arms of several ops, of which one may take another's place."""
 OPS = tuple(patch.id for patch in LAYER_OPS)
@@ -36,6 +37,7 @@ ARMS = {
     DENSE: "all default ops in force but dense-beside-experts: dense MLP, router and experts are launches of their own",
     ATTENTION: "all default ops in force but decode-attention: SGLang's own kernels compute the attention",
     APART: "all default ops in force but attention-front: norms of heads, store and attention are a launch each",
+    ENDS: "all default ops in force but token-embeddings and capped-logits: a step begins and ends as SGLang's",
     ALL: "all default ops in force",
 } | {patch.id: patch.title for patch in LAYER_OPS}
 MODELS = ("26b", "e4b")
@@ -66,7 +68,7 @@ def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
     if op == "q-only-projection":
         return size.shared_layers(size.layers if layers is None else layers) > 0
     everywhere = ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "streamed-products", "decode-attention")
-    return op in (*everywhere, "attention-front") or not size.has_experts
+    return op in (*everywhere, "attention-front", "token-embeddings", "capped-logits") or not size.has_experts
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class StepPlan:
     def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
         """Return the ids that are in force in this arm."""
         in_force = {*DEFAULTS} if arm in SEVERAL else {arm}
-        in_force.discard(LEFT_OUT.get(arm, ""))
+        in_force.difference_update(LEFT_OUT.get(arm, ()))
         return tuple(op for op in OPS if op in in_force and has(op, SIZES[model], self.layers))
 
     def layers_of(self, model: str) -> int:

@@ -24,6 +24,15 @@ from gemma4_runtime.fusion.projection import project
 q, k, v = project(self, hidden_states)
 """
 
+_LOGITS = "logits = self._copy_logits_to_buffer(logits, logits_metadata)"
+_OUR_LOGITS = f"""
+from gemma4_runtime.fusion.capped_logits import capped
+ours = capped(self, logits, logits_metadata)
+if ours is not None:
+    return ours
+{_LOGITS}
+"""
+
 _ROWS = (
     "Float rows with unit stride on CUDA, eager, captured or traced by torch.compile, and on the host engine; not with "
     "deterministic inference, rl_on_policy_target or on ROCm."
@@ -372,6 +381,63 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "tests/kernels/test_decode_attention_gpu.py",
                 "tests/engine/test_layer_ops_live.py",
                 "docs/bench/step_tail_h200_2026-11-28_e4b.json::all-apart",
+            ),
+        ),
+    ),
+    Patch(
+        id="token-embeddings",
+        kind=Kind.OPTIMISATION,
+        title="rows of the token and of the per-layer embedding, scaled, in one launch at the start of a decode step",
+        origin="a kernel of this project",
+        upstream="open up to 0.5.23",
+        not_ported="0.5.23, the multimodal model chooses its head in another way",
+        default=True,
+        attachments=(
+            Hook("gemma4.mm_forward", How.AROUND, f"{_AT}.token_embeddings:around_forward"),
+            Hook("gemma4.text_forward", How.AROUND, f"{_AT}.token_embeddings:around_text_forward"),
+            PATHS,
+        ),
+        own_paths=("fused", "reference"),
+        about=About(
+            why="A decode step begins with 17 launches of a few numbers each, 35 us on an H200: the ids without those "
+            "of pictures, videos and sounds, two embeddings looked up, and each of them scaled.",
+            eligibility="Decode steps and verifications of drafts from ids, of one pipeline rank, with unquantised "
+            "embeddings of one dtype, not wrapped by LoRA, on the ids' device, eager or captured; not traced by "
+            "torch.compile, with deterministic inference, with rl_on_policy_target or on ROCm. The bits are SGLang's.",
+            fallback=OWN_LINES + " Prefills, and steps that are given embeddings, are not counted.",
+            proof=(
+                "tests/kernels/test_token_embeddings.py",
+                "tests/unit/test_token_embeddings_patch.py",
+                "tests/engine/test_layer_ops_live.py",
+                "tests/gpu/test_layer_ops.py",
+            ),
+        ),
+    ),
+    Patch(
+        id="capped-logits",
+        kind=Kind.OPTIMISATION,
+        title="logits as fp32 and capped in one launch",
+        origin="a kernel of this project, with the arithmetic of SGLang's",
+        upstream="in one launch since 0.5.23 or earlier",
+        absorbed="0.5.23 or earlier, kernels/ops/activation/softcap.py",
+        default=True,
+        attachments=(
+            # An edit, so that all ahead of these lines stays SGLang's own.
+            Edit("logits.get_logits", _LOGITS, _OUR_LOGITS),
+            PATHS,
+        ),
+        own_paths=("fused", "reference"),
+        about=About(
+            why="SGLang copies the logits to fp32 and caps them in place: of 8 rows of 262144 they are written twice, "
+            "read twice, and take 12 us on an H200.",
+            eligibility="Models with a cap, logits of bf16 or fp16, eager or captured; not traced by torch.compile, "
+            "with deterministic inference, with rl_on_policy_target or on ROCm. The bits are SGLang's.",
+            fallback=OWN_LINES,
+            proof=(
+                "tests/kernels/test_capped_logits.py",
+                "tests/unit/test_capped_logits_patch.py",
+                "tests/engine/test_layer_ops_live.py",
+                "tests/gpu/test_layer_ops.py",
             ),
         ),
     ),

@@ -59,6 +59,7 @@ _BASE: dict[str, str | None] = {
     "has_forward_context": "sglang.srt.model_executor.forward_context.has_forward_context",
     "HybridSWAPoolConfigurator": "sglang.srt.model_executor.pool_configurator.HybridSWAPoolConfigurator",
     "Gemma3MLP": "sglang.srt.models.gemma3_causal.Gemma3MLP",
+    "Gemma3TextScaledWordEmbedding": "sglang.srt.models.gemma3_causal.Gemma3TextScaledWordEmbedding",
     "Gemma4Attention": "sglang.srt.models.gemma4_causal.Gemma4Attention",
     "Gemma4TextModel": "sglang.srt.models.gemma4_causal.Gemma4TextModel",
     "Gemma4ForConditionalGeneration": "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration",

@@ -69,10 +69,11 @@ def step(
 
     Arms: none, shipped, all, all-cublas (all but small-m-linear), all-unstreamed (all but streamed-products),
     all-separate (all but layer-tail), all-sglang-experts (all but routed-experts), all-dense-alone (all but
-    dense-beside-experts), all-sglang-attention (all but decode-attention), all-apart (all but attention-front), and
-    each op alone: routing, triple-rmsnorm, post-attention-norms, rmsnorm-add, gelu-tanh-mul, rmsnorm-residual-scalar,
-    cross-layer-norm, ple-front-end, qk-norm-rope, q-only-projection, small-m-linear, streamed-products, layer-tail,
-    routed-experts, dense-beside-experts, decode-attention, attention-front.
+    dense-beside-experts), all-sglang-attention (all but decode-attention), all-apart (all but attention-front),
+    all-front-apart (all but token-embeddings and capped-logits), and each op alone: routing, triple-rmsnorm,
+    post-attention-norms, rmsnorm-add, gelu-tanh-mul, rmsnorm-residual-scalar, cross-layer-norm, ple-front-end,
+    qk-norm-rope, q-only-projection, small-m-linear, streamed-products, layer-tail, routed-experts,
+    dense-beside-experts, decode-attention, attention-front, token-embeddings, capped-logits.
     Weights are random; each arm's logits are compared with those of none before it is timed. Needs a CUDA device and no
     network. Exits 1 if an answer is wrong, or a target is missed or could not be measured, 3 without CUDA.
     """

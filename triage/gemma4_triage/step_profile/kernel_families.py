@@ -33,6 +33,8 @@ OUR_KERNELS = {
     "clustered_attention_kernel": "decode_attention",
     "page_guard_kernel": "page_guard",
     "window_lists_kernel": "window_lists",
+    "token_embeddings_kernel": "token_embeddings",
+    "capped_logits_kernel": "capped_logits",
 }
 """Our kernels in full, as a trace names them, and the op of each."""
 
