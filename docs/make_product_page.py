@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from product_page_begins import begins, read_steps
 from product_page_experts import beside, commands_of, experts
 
 from gemma4_kernels.layer_tail.kernel import tuned_plans as tail_plans
@@ -447,6 +448,7 @@ def markdown(
         peers=tail(tails, tail_steps, sliding, document["read_bytes_per_s"])
         + experts(routed, routed_steps)
         + beside(dense, dense_steps)
+        + begins(read_steps())
         + peers(others),
         streamed=streamed(streams, streamed_runs),
     )

@@ -443,8 +443,8 @@ def test_the_table_of_the_front_page():
         whole_load(
             "E2B with MTP, 16 prompts of 2000 tokens, 64 out (MTP V2)", "e2b", "mtp", "16 x 2000/64", "default-v2"
         ),
-        one_step("E4B, one decode step of 8 requests (kernels only)", "e4b", 8, "step_wide_h200_2026-11-30"),
-        one_step("26B-A4B, one decode step of 1 request (kernels only)", "26b", 1, "step_wide_h200_2026-11-30"),
+        one_step("E4B, one decode step of 8 requests (kernels only)", "e4b", 8, "step_begins_h200_2026-11-30"),
+        one_step("26B-A4B, one decode step of 1 request (kernels only)", "26b", 1, "step_begins_h200_2026-11-30"),
     ]
     assert [line for line in README.splitlines() if re.search(r"\| x\d", line)] == lines
 

@@ -118,3 +118,16 @@ def test_what_the_manual_says_of_experts_beside_the_dense_mlp_is_in_the_rows(pag
     assert f"a step of 26B takes {times[0]}, {times[1]} and {times[2]} ms with it" in " ".join(changes.split())
     assert min(gain) > 1
     assert all(document["wrong"] == document["lost"] == [] for document in (step, longer))
+
+
+def test_what_the_manual_says_of_how_a_step_begins_and_ends_is_in_the_rows(page):
+    gains = {}
+    for document in page.read_steps():
+        (model,) = document["models"]
+        us = {(row["batch"], row["arm"]): row["step_us"]["median"] for row in document["rows"]}
+        gains[model] = [us[batch, "all-front-apart"] / us[batch, "all"] for batch in sorted({at for at, _ in us})]
+        assert document["wrong"] == document["lost"] == []
+    said = (ROOT / "docs" / "patches.md").read_text()
+    (paragraph,) = [part for part in said.split("\n\n") if part.startswith("`token-embeddings`")]
+    assert re.findall(r"x\d\.\d{3}", paragraph) == [f"x{one:.3f}" for of in gains.values() for one in of]
+    assert min(min(of) for of in gains.values()) > 1
