@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from gemma4_kernels.capped_logits.launch import capped_logits
 from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
 from gemma4_kernels.ple_front_end.launch import ple_front_end
 from gemma4_kernels.routing.launch import routing
+from gemma4_kernels.token_embeddings.launch import token_embeddings
 
 pytestmark = pytest.mark.gpu
 
@@ -14,14 +16,20 @@ def rows(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16().cuda()
 
 
-@pytest.fixture(params=["routing", "gelu_tanh_mul", "ple_front_end"])
+@pytest.fixture(params=["routing", "gelu_tanh_mul", "ple_front_end", "capped_logits", "token_embeddings"])
 def op(request):
     """(a function of one tensor of rows, the shape of that)."""
     weight, scale, other = rows(256), rows(128), rows(5, 256)
+    ids = torch.tensor([4, 0, 3, 1, 4], device="cuda")
     return {
         "routing": (lambda logits: torch.cat([part.float() for part in routing(logits, scale, 8)], dim=1), (5, 128)),
         "gelu_tanh_mul": (lambda gate: gelu_tanh_mul(gate, other), (5, 256)),
         "ple_front_end": (lambda projection: ple_front_end(projection, weight, None, 1536), (5, 3, 256)),
+        "capped_logits": (lambda logits: capped_logits(logits, 30.0), (5, 256)),
+        "token_embeddings": (
+            lambda table: torch.cat(token_embeddings(ids, table, 50.6, table, 16.0, hidden_ids=(3, 1, 0), pad=2)),
+            (5, 256),
+        ),
     }[request.param]
 
 

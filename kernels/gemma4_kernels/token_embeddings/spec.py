@@ -34,6 +34,7 @@ CASES = (
     Case("seven-tokens", 7, 64, 1025),
     Case("odd-widths", 5, 1023, 77),
     Case("no-per-layer", 9, 1100, 0),
+    Case("many-narrow", 256, 20, 33),
     Case("e4b", 8, 2560, 10752, interpreted=False),
     Case("e2b-many", 256, 1536, 8960, interpreted=False),
     Case("26b-many", 256, 2816, 0, interpreted=False),

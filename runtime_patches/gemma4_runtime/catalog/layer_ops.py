@@ -394,7 +394,7 @@ LAYER_OPS: tuple[Patch, ...] = (
         default=True,
         attachments=(
             Hook("gemma4.mm_forward", How.AROUND, f"{_AT}.token_embeddings:around_forward"),
-            Hook("gemma4.text_forward", How.AROUND, f"{_AT}.token_embeddings:around_text_forward"),
+            Hook("gemma4.causal_forward", How.AROUND, f"{_AT}.token_embeddings:around_causal_forward"),
             PATHS,
         ),
         own_paths=("fused", "reference"),

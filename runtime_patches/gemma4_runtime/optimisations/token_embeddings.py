@@ -66,7 +66,7 @@ def around_forward(
     return model.logits_processor(input_ids, hidden, head, forward_batch, captured)
 
 
-def around_text_forward(
+def around_causal_forward(
     original: Callable[..., Any],
     model: Any,
     input_ids: Tensor | None,
@@ -77,10 +77,11 @@ def around_text_forward(
     pp_proxy_tensors: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Run around `Gemma4TextModel.forward`: input_ids [T], None in a multimodal model, to hidden states [T, H]."""
+    """Run around `Gemma4ForCausalLM.forward`, of a text-only model: input_ids [T] to logits."""
     given = input_embeds, per_layer_inputs, pp_proxy_tensors
-    made = _embedded(model, input_ids, forward_batch, given)
+    made = _embedded(model.model, input_ids, forward_batch, given)
     if made is not None:
+        # Behind the model a decode step has no use for the ids.
         input_ids, input_embeds, per_layer_inputs = None, made.tokens, made.per_layer
     return original(
         model, input_ids, positions, forward_batch, input_embeds, per_layer_inputs, pp_proxy_tensors, **kwargs

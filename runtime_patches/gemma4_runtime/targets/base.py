@@ -90,6 +90,7 @@ PATHS: dict[str, str] = {
     "gemma4.attention_forward": f"{_SRT}.models.gemma4_causal.Gemma4Attention.forward",
     "gemma4.layer_forward": f"{_SRT}.models.gemma4_causal.Gemma4DecoderLayer.forward",
     "gemma4.moe_init": f"{_SRT}.models.gemma4_causal.Gemma4MoE.__init__",
+    "gemma4.causal_forward": f"{_SRT}.models.gemma4_causal.Gemma4ForCausalLM.forward",
     "gemma4.text_forward": f"{_SRT}.models.gemma4_causal.Gemma4TextModel.forward",
     "forward_batch.init_new": f"{_SRT}.model_executor.forward_batch_info.ForwardBatch.init_new",
     "gemma4.text_model_init": f"{_SRT}.models.gemma4_causal.Gemma4TextModel.__init__",
