@@ -115,6 +115,8 @@ def _misplaced(number: int, row: Row, page_size: int, end: int) -> Iterator[Wron
 def _twice(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
     pages = row.entries[::page_size] // page_size
     _, first = np.unique(pages, return_index=True)
+    if first.size == pages.size:
+        return
     for at in np.setdiff1d(np.arange(pages.size), first):
         yield WrongEntry("twice", number, int(at) * page_size, int(row.entries[at * page_size]))
 
@@ -143,14 +145,14 @@ def _lacking(row: Row, begin: int, page_size: int) -> int | None:
 
 def _shared(rows: Sequence[Row], page_size: int) -> Iterator[WrongEntry]:
     """Yield entries of pages that are another request's own; those of the prefix cache may stand in many rows."""
-    of_page: dict[int, int] = {}
+    owner = np.full(1 + max((int(row.entries.max()) for row in rows if row.entries.size), default=0) // page_size, -1)
+    # The first of several is the last to be put down.
+    for number, row in reversed(list(enumerate(rows))):
+        owner[row.entries[row.protected :] // page_size] = number
     for number, row in enumerate(rows):
-        for page in np.unique(row.entries[row.protected :] // page_size):
-            of_page.setdefault(int(page), number)
-    for number, row in enumerate(rows):
-        for column in range(0, row.entries.size, page_size):
-            if of_page.get(int(row.entries[column]) // page_size, number) != number:
-                yield WrongEntry("shared", number, column, int(row.entries[column]))
+        found = owner[row.entries[::page_size] // page_size]
+        for at in np.flatnonzero((found >= 0) & (found != number)).tolist():
+            yield WrongEntry("shared", number, at * page_size, int(row.entries[at * page_size]))
 
 
 def check_path(path: np.ndarray, value: np.ndarray, back: np.ndarray, page_size: int) -> tuple[WrongEntry, ...]:

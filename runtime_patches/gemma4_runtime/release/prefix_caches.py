@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -93,21 +93,42 @@ def path_slots(cache: Any, request: Any) -> torch.Tensor | None:
         cache: One of READABLE, without the wrapper of streaming sessions.
         request: A `Req` that runs.
     """
+    return paths_of(cache, [request])[0]
+
+
+def paths_of(cache: Any, requests: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Return the `path_slots` of several requests; the device is asked once for all of them."""
+    paths = [_path(cache, request) for request in requests]
+    known = [path for path in paths if path is not None]
+    if not known:
+        return paths
+    slots = iter(_flat(torch.cat(known)).split([path.numel() for path in known]))
+    return [None if path is None else next(slots) for path in paths]
+
+
+def path_length(cache: Any, request: Any) -> int | None:
+    """Return how many slots `path_slots` has, without asking the device; None where it is None."""
+    path = _path(cache, request)
+    return None if path is None else path.numel()
+
+
+def _path(cache: Any, request: Any) -> torch.Tensor | None:
+    """Return `path_slots` as it lies in the cache, on its device."""
     node = request.last_node
     if node is None:
         return None
     if getattr(cache, "tree_core", None) is not None:
         try:
-            return _flat(cache.path_device_indices(node))
+            return torch.as_tensor(cache.path_device_indices(node)).flatten()
         except KeyError:
             return None
     parts = []
     while getattr(node, "parent", None) is not None:
         if node.value is None:
             return None
-        parts.append(node.value)
+        parts.append(torch.as_tensor(node.value).flatten())
         node = node.parent
-    return _flat(torch.cat(parts[::-1])) if parts else torch.empty(0, dtype=torch.int64)
+    return torch.cat(parts[::-1]) if parts else torch.empty(0, dtype=torch.int64)
 
 
 def key_of_path(cache: Any, request: Any) -> list[int] | None:

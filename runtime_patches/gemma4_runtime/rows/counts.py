@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
-from gemma4_runtime.release.prefix_caches import is_locked_elsewhere, path_slots, retain_window, unreadable_cache
+from gemma4_runtime.release.prefix_caches import (
+    is_locked_elsewhere,
+    path_length,
+    paths_of,
+    retain_window,
+    unreadable_cache,
+)
 from gemma4_runtime.release.requests import (
     COMMITS_WHAT_IS_ACCEPTED,
     committed_freed,
@@ -219,31 +225,30 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
     seen.agreed, after_a_forward = set(), bool(seen.counts)
     for number, request in enumerate(live):
         had, before = evicted_before(seen, request), counts_before(seen, request)
-        evicted, others = swa_evicted(request), [swa_evicted(other) for other in live if other is not request]
+        evicted = swa_evicted(request)
         # Tokens leave the window while a decode is prepared, and as a prefill is cached, which with overlap is later:
         # of a request that was in no forward since, it may have been that of an earlier one.
         stayed = before[2] if before is not None else had if after_a_forward and not scheduler.enable_overlap else None
         if evicted is not None and had is not None and evicted < had:
             wrong.append(WrongEntry("fell", number, 0, evicted, had))
             names.append(SWA_EVICTED)
-            kinds.append(_count_defect(scheduler, evicted, had, others))
+            kinds.append(_count_defect(scheduler, evicted, had, _evicted_of_others(live, request)))
         elif evicted is not None and stayed is not None and evicted != stayed:
             wrong.append(WrongEntry("changed", number, 0, evicted, stayed))
             names.append(SWA_EVICTED)
-            kinds.append(_count_defect(scheduler, evicted, stayed, others))
+            kinds.append(_count_defect(scheduler, evicted, stayed, _evicted_of_others(live, request)))
         floor, stood = getattr(held(request), "swa_evict_floor", None), floor_before(seen, request)
         read_again = request is getattr(scheduler, "chunked_req", None)
         if floor is not None and stood is not None and floor != stood and not read_again:
             wrong.append(WrongEntry("changed", number, 0, floor, stood))
             names.append(SWA_FLOOR)
             kinds.append(_count_defect(scheduler, floor, stood, []))
-        path = path_slots(cache, request)
-        protected = held(request).cache_protected_len
-        if path is not None and protected != path.numel():
+        nodes, protected = path_length(cache, request), held(request).cache_protected_len
+        if nodes is not None and protected != nodes:
             others = [held(other).cache_protected_len for other in live if other is not request]
-            wrong.append(WrongEntry("unlike", number, 0, protected, path.numel()))
+            wrong.append(WrongEntry("unlike", number, 0, protected, nodes))
             names.append(PROTECTED)
-            kinds.append(_count_defect(scheduler, protected, path.numel(), others))
+            kinds.append(_count_defect(scheduler, protected, nodes, others))
         # The token that was sampled last has no KV yet.
         more, launched = waiting.get(id(request), _NOTHING), launched_at(seen, request)
         committed, tokens = held(request).kv_committed_len, known_tokens(request) + more.tokens - more.lag - 1
@@ -300,6 +305,10 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         report_wrong(scheduler, of_batch, LENGTH, NEXT, Structure.BATCH_LENGTHS, kinds, None, slots, had=had)
 
 
+def _evicted_of_others(live: Sequence[Any], request: Any) -> list[int | None]:
+    return [swa_evicted(other) for other in live if other is not request]
+
+
 def _of_its_tokens(request: Any) -> dict[str, Any]:
     """Return what a dump says of a request whose tokens are more or fewer than its batch and its own count have."""
     listed = getattr(request, "full_untruncated_fill_ids", None)
@@ -322,8 +331,7 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     live = [r for r in requests if runs(r)]
     if unreadable_cache(cache):
         return
-    paths = {number: path for number, request in enumerate(live) if (path := path_slots(cache, request)) is not None}
-    paths = {number: path for number, path in paths.items() if path.numel()}
+    paths = {number: path for number, path in enumerate(paths_of(cache, live)) if path is not None and path.numel()}
     if not paths:
         return
     if (changed := _changed_receipt(scheduler, live)) is not None:
@@ -350,7 +358,10 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
         report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, [Defect.FOREIGN], made, [mine], had=had)
         return
     count = getattr(cache, "full_protected_size", None) or cache.protected_size
-    locked, needed = int(count()), int(torch.cat(list(paths.values())).unique().numel())
+    locked, needed = int(count()), sum(path.numel() for path in paths.values())
+    if locked < needed:
+        # Several may hold the same nodes. To look is slow, and torch's own way to is slower.
+        needed = np.unique(np.concatenate([path.numpy() for path in paths.values()])).size
     without = next((number for number in paths if getattr(live[number], "lock", live) is None), None)
     if locked < needed:
         value, expected = locked, needed

@@ -16,7 +16,7 @@ from gemma4_runtime.checks.request_rows import Row, WrongEntry, check_rows
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
-from gemma4_runtime.release.prefix_caches import path_slots
+from gemma4_runtime.release.prefix_caches import path_slots, paths_of
 from gemma4_runtime.release.requests import committed_freed, held
 from gemma4_runtime.release.tree_links import broken_nodes
 from gemma4_runtime.rows.counts import PROTECTED
@@ -50,7 +50,7 @@ def check_row_entries(
     # A wrapper of streaming sessions holds no nodes itself.
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
     rows, kept = [], {}
-    for number, (request, count) in enumerate(zip(live, counts, strict=True)):
+    for number, (request, count, path) in enumerate(zip(live, counts, paths_of(cache, live), strict=True)):
         entries, slot = table[number, :count].copy(), held(request).req_pool_idx
         # A retracted request may get the same slot again, with the same nodes and other pages.
         node = request.last_node if isinstance(request.last_node, int) else id(request.last_node)
@@ -58,7 +58,6 @@ def check_row_entries(
         known = seen.rows.get(slot)
         earlier = known[2] if known is not None and known[0] == stay else None
         before = earlier if known is not None and known[1] == nodes else None
-        path = path_slots(cache, request)
         prefix = None if path is None else path.numpy()
         protected = min(max(held(request).cache_protected_len, 0), count)
         allocated = held(request).kv_allocated_len
