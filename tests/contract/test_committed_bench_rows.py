@@ -29,6 +29,7 @@ def documents(model):
 
 
 E4B, SCALED = documents("e4b"), documents("scaled")
+TODAY = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("probes_today_h200_*"))]
 STEPS = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("step_h200_*.json"))]
 
 
@@ -61,6 +62,19 @@ def test_the_table_of_e4b(mtp):
         line = f"| `{arm}`, MTP {'on' if mtp else 'off'} | {microseconds(E4B, arm, mtp)} us | {shares(E4B, arm, mtp)} |"
         assert line in MEASURE
     assert f"| `off`, MTP {'on' if mtp else 'off'} | | | {steps(E4B, 'off', mtp)} |" in MEASURE
+
+
+def test_what_is_said_of_todays_probes_is_in_the_rows():
+    for mtp in (False, True):
+        for arm in ("contain", "ledger"):
+            assert f"{microseconds(TODAY, arm, mtp)} us" in MEASURE
+            assert f"({shares(TODAY, arm, mtp)}" in MEASURE
+    both = [row for arm in ("contain", "ledger") for row in rows(TODAY, arm, False)]
+    longer = sorted(row["step_ratio_to_none"]["median"] - 1 for row in both)
+    assert f"{100 * longer[0]:+.1f}% to {100 * longer[-1]:+.1f}% longer" in MEASURE
+    none = {row["batch"]: row["step_ms"]["median"] for row in rows(TODAY, "none", False)}
+    times = [f"{row['step_ms']['median'] / none[row['batch']]:.1f}" for row in rows(TODAY, "trap", False)]
+    assert f"{times[0]}, {times[1]} and {times[2]} times as long" in MEASURE
 
 
 def test_the_steps_of_e4b_without_mtp():
