@@ -8,6 +8,7 @@ CASES = {
     "lock-names-another-node": ("tree-broken", S.TREE_LOCK, None, C.CERTAIN),
     "free-list-cut-before-its-pages-are-named": ("page-given-twice", S.ALLOCATION, D.STALE, C.CERTAIN),
     "mapping-of-two-slots-exchanged": ("mapping-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
+    "mapping-of-two-written-slots-exchanged": ("request-state-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
     "window-of-a-node-came-back": ("tree-broken", S.TREE_NODE, D.STALE, C.CERTAIN),
     "node-without-its-slots": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
     "namespace-of-a-request-changed": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),

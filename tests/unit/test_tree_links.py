@@ -241,9 +241,11 @@ class TestHolds:
         assert other.component_data[0].value is not None
         other.component_data[0].value = one.component_data[0].value.clone()
         # Other tokens of a page that two were given are told by the page.
-        assert Broken.SAME_TEXT not in broken_of(held_tree.tree)
+        assert Broken.SAME_TEXT not in broken_of(held_tree.tree, Beside())
         other.key = one.key
-        assert broken_of(held_tree.tree)[Broken.SAME_TEXT] == 1
+        assert broken_of(held_tree.tree, Beside())[Broken.SAME_TEXT] == 1
+        # Nothing is read of the device where it may have died.
+        assert Broken.SAME_TEXT not in broken_of(held_tree.tree)
 
     def test_a_window_that_came_back(self, held_tree):
         core, mapping = held_tree.tree.tree_core, held_tree.allocator.full_to_swa_index_mapping.numpy().copy()

@@ -51,7 +51,7 @@ def links_of(cache: Any, beside: Beside | None = None) -> Links | None:
         misfiled = {id(node) for node in core._node_arena.values() for node in _misfiled(node, core.page_size)}
         links = [_unified(*one, root, core, beside, id(one[0]) in misfiled) for one in nodes]
         off = {_name(node, root) for one in core.lru_lists.values() for node in _off_list(one)}
-        return Links(_placed(links, nodes, places), known, leaves, _windows(core, root), parents, off)
+        return Links(_placed(links, nodes, places, beside), known, leaves, _windows(core, root), parents, off)
     listed = getattr(core, "evictable_leaves", None)
     leaves = None if listed is None else {_name(node, root) for node in listed}
     swa = getattr(core, "swa_lru_list", None)
@@ -60,12 +60,15 @@ def links_of(cache: Any, beside: Beside | None = None) -> Links | None:
     links = [_plain(*one, root, beside) for one in nodes]
     lists = [one for one in (swa, getattr(core, "full_lru_list", None)) if one is not None]
     off = {_name(node, root) for one in lists for node in _off_list(one)}
-    return Links(_placed(links, nodes, places), None, leaves, windows, parents, off)
+    return Links(_placed(links, nodes, places, beside), None, leaves, windows, parents, off)
 
 
-def _placed(links: Sequence[Link], nodes: Sequence[tuple[Any, Any, int]], places: Mapping[int, int]) -> list[Link]:
+def _placed(
+    links: Sequence[Link], nodes: Sequence[tuple[Any, Any, int]], places: Mapping[int, int], beside: Beside | None
+) -> list[Link]:
     """Return the links with how often each node is a child, and whether an earlier one has its text and slots."""
-    twice = _texts_twice([node for node, *_ in nodes])
+    # Where nothing is to be read of the device, which may have died, nor is this.
+    twice = set[int]() if beside is None else _texts_twice([node for node, *_ in nodes])
     pairs = zip(links, nodes, strict=True)
     return [
         link

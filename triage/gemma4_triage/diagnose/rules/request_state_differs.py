@@ -7,6 +7,7 @@ from gemma4_triage.diagnose.incident import REQUEST_ROWS, REQUEST_STATE, Inciden
 from gemma4_triage.diagnose.relation import places_early, relation_of
 from gemma4_triage.diagnose.request_accounts import (
     CHECKED,
+    NAMESPACE,
     NONE,
     PREFIX,
     SHARED,
@@ -119,7 +120,7 @@ def find(incident: Incident) -> Finding | None:
         structure=blamed,
         defect=defect,
         evidence=(*request_row_evidence(dump), *(more.evidence if more else ()), *missed_pages(incident)),
-        advice=(where_to_look(blamed),),
+        advice=(where_to_look(None if why == NAMESPACE else blamed),),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
 
