@@ -12,6 +12,7 @@ STAMP, GONE = "stamp gone", "gone and still a child"
 OF_LOCKS = (STAMP, "stamp elsewhere", "lock on another node")
 """Kinds of which requests are counted, and not nodes."""
 SAME_TEXT = "one text in two nodes"
+OF_VALUES = ("tokens without slots", "window given up and still there", SAME_TEXT)
 OTHER_WINDOW, OTHER_TEXT = "another window", "another text"
 COUNTS = ("counted as locked or not", "window counted as locked or not")
 WINDOW, PROTECTED = "window locked alone", ("full_protected", "swa_protected")

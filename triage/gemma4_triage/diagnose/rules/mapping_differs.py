@@ -1,7 +1,6 @@
 """The full-to-SWA mapping of a page leads to another SWA page than the one that was handed out with it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
@@ -20,6 +19,7 @@ from gemma4_triage.diagnose.earlier_calls import mapping_since
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import was_freed
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.places_in_page import within_its_page
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
@@ -77,23 +77,18 @@ def _at_audit(incident: Incident) -> Finding | None:
     # Where two have the page that it was handed out with, the hand-out may be what was wrong.
     two = any(one.page == own for one in census.of("swa", HELD_TWICE))
     swapped = holder.leads_to != own and own in _turned(elsewhere, held)
-    within = _within_its_page(first) if holder.leads_to == own else None
+    within = within_its_page(first) if holder.leads_to == own else None
     # Where one leads to the page of another that is out of place too, pages beside each other may have been exchanged.
     full = (one for one in census.listed if one.suspect.pool == "full" and one.page != first.page)
     others_too = any(one.suspect.peer == holder.leads_to for one in full)
+    defect = None if others_too else mapped_defect(census, first, holder, own)
+    defect = Defect.SWAPPED if swapped else defect
+    cause = _CAUSE + (", which the mapping of another full page leads to." if swapped else _TWO if two else ".")
     return Finding(
         rule=ID,
         structure=None if two else Structure.SWA_MAPPING,
-        defect=within.defect
-        if within is not None
-        else Defect.SWAPPED
-        if swapped
-        else None
-        if others_too
-        else mapped_defect(census, first, holder, own),
-        cause=within.cause
-        if within is not None
-        else _CAUSE + (", which the mapping of another full page leads to." if swapped else _TWO if two else "."),
+        defect=within.defect if within else defect,
+        cause=within.cause if within else cause,
         confidence=Confidence.POSSIBLE if two else Confidence.CERTAIN,
         evidence=(
             cell(first.dump, TABLE, (first.row, 0), "the full page"),
@@ -106,33 +101,6 @@ def _at_audit(incident: Incident) -> Finding | None:
         advice=_ADVICE,
         next_commands=(commands.audit(first.dump), commands.serve(incident, "--debug trap")),
     )
-
-
-@dataclass(frozen=True)
-class _Within:
-    cause: str
-    defect: Defect | None
-
-
-def _within_its_page(listed: Listed) -> _Within | None:
-    """Return what is said of a page whose mapping leads to its own SWA page, and to other places there; None if not."""
-    scalars, size = listed.dump.manifest.scalars, listed.dump.manifest.page_size or 1
-    told = [one.split(":") for one in str(scalars.get("out_of_place") or "").split(",")]
-    every = [tuple(map(int, one)) for one in told if len(one) == 3 and all(part.isdecimal() for part in one)]
-    own = [one for one in every if one[0] // size == listed.page]
-    if not own:
-        return None
-    slot, leads, belongs = own[0]
-    turned = len(own) > 1 and sorted(leads for _, leads, _ in own) == sorted(belongs for *_, belongs in own)
-    how = ": they are exchanged" if turned and len(own) == 2 else ": they are in another order" if turned else ""
-    slots = "a slot" if len(own) == 1 else f"{len(own)} slots"
-    cause = (
-        f"The full-to-SWA mapping of {slots} of a page that is in use leads to other places of the page's own SWA page "
-        f"than {'its' if len(own) == 1 else 'their'} own{how}. Slot {slot} leads to {leads} where {belongs} belongs; "
-        "sliding layers store and read such a token at another one's place."
-    )
-    apart = {abs(leads - belongs) for _, leads, belongs in own}
-    return _Within(cause, Defect.SWAPPED if turned else Defect.OFF_BY_ONE if apart == {1} else None)
 
 
 def _turned(elsewhere: Sequence[Listed], held: Mapping[int, Holder]) -> frozenset[int]:

@@ -73,11 +73,10 @@ def find(incident: Incident) -> Finding | None:
         off_by_one = abs(places_early(dump) or 0) == 1
         defect = None if again is not None else Defect.OFF_BY_ONE if off_by_one else defect
         way = "" if defect is None else f" ({defect.value})"
-        owner = scalars.get("page_owner")
+        value, owner = scalars.get("value"), scalars.get("page_owner")
         of = "" if owner in (None, slot) else f", of a page of the request in slot {owner}"
         came = f"; {relation}" if (relation := again or relation_of(dump)) is not None else ""
-        stands = f"{scalars.get('value')}{of}{should}{way}{came}"
-        cause = f"The request in slot {slot} has a wrong value in {named}: {stands}."
+        cause = f"The request in slot {slot} has a wrong value in {named}: {value}{of}{should}{way}{came}."
     if why == SHARED and scalars.get("owners") != CHECKED:
         unsure, structure, defect = True, None, None
         cause = (

@@ -13,6 +13,7 @@ from gemma4_triage.diagnose.tree_kinds import (
     KINDS,
     LEFT_OVER,
     OF_LOCKS,
+    OF_VALUES,
     OTHER_TEXT,
     OTHER_WINDOW,
     PROTECTED,
@@ -28,9 +29,7 @@ ID = "tree-broken"
 _FIELD, _BESIDE = "tree_broken", "the same, beside what else is wrong"
 _FOLLOW = ("scheduler-exception", "pool-count-wrong", "lock-left-over", "lock-released-twice")
 _SLOTS = ("fewer slots than tokens", "more slots than tokens")
-_OF_VALUES = (*_SLOTS, "tokens without slots", "window given up and still there", SAME_TEXT)
-_BEFORE_PAGES = ("child of two", "another parent", GONE, *_OF_VALUES, "not a child", "cut off")
-_EITHER = (OTHER_WINDOW, OTHER_TEXT)
+_BEFORE_PAGES = ("child of two", "another parent", GONE, *_SLOTS, *OF_VALUES, "not a child", "cut off")
 
 
 def find(incident: Incident) -> Finding | None:
@@ -64,7 +63,7 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
         structure=structure,
         defect=defect,
         cause=f"{when} of the prefix cache {words}.{beside}",
-        confidence=Confidence.LIKELY if kind in (*_EITHER, SAME_TEXT) else Confidence.CERTAIN,
+        confidence=Confidence.LIKELY if kind in (OTHER_WINDOW, OTHER_TEXT, SAME_TEXT) else Confidence.CERTAIN,
         evidence=(
             said(dump, f"scalars.{_FIELD}", "what is wrong with how many nodes"),
             said(dump, "step", "when it was seen first"),
@@ -111,13 +110,7 @@ def _beside(incident: Incident, dump: Dump, kind: str) -> Iterator[Dump]:
 def _may_be_the_other(dump: Dump) -> bool | None:
     """Return None where a node and what it is held against differ, and nothing says which of them was changed."""
     first = next((one for one in KINDS if one in counts_of(dump)), None)
-    return None if first in _EITHER else False
-
-
-def _was_given_twice(dump: Dump) -> bool | None:
-    """Return None where two nodes have one text's slots, which two requests may have been given for it."""
-    first = next((one for one in KINDS if one in counts_of(dump)), None)
-    return None if first == SAME_TEXT else False
+    return None if first in (OTHER_WINDOW, OTHER_TEXT) else False
 
 
 def _may_be_the_count(dump: Dump) -> bool | None:
@@ -137,7 +130,7 @@ RULE = Rule(
         ),
         Exclusion(
             "two requests with the same text were given the same slots, and put them in one after the other",
-            in_dump(_was_given_twice),
+            in_dump(lambda dump: None if SAME_TEXT in counts_of(dump) else False),
         ),
         Exclusion("the link is right, and the cache lost count of the node or kept it", in_dump(_may_be_the_count)),
         Exclusion(
