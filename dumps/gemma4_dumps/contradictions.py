@@ -19,7 +19,7 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "row_entry": (_S.REQUEST_ROW, _S.TREE_NODE),
     "row_index": (_S.ROW_INDICES,),
     "length_differs": (_S.BATCH_LENGTHS, _S.KERNEL_LENGTHS, _S.REQUEST_COUNTERS),
-    "write_misplaced": (_S.WRITE_LOCATIONS,),
+    "write_misplaced": (_S.WRITE_LOCATIONS, _S.SWA_MAPPING),
     "table_entry": (_S.FULL_TABLE, _S.SWA_TABLE),
     "counter_wrong": (_S.REQUEST_COUNTERS,),
     "window_kept": (_S.WINDOW_EVICTION,),

@@ -5,6 +5,14 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "lock-names-another-node": ("tree-broken", S.TREE_LOCK, None, C.CERTAIN),
+    "free-list-cut-before-its-pages-are-named": ("page-given-twice", S.ALLOCATION, D.STALE, C.CERTAIN),
+    "mapping-of-two-slots-exchanged": ("mapping-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
+    "mapping-of-two-written-slots-exchanged": ("request-state-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
+    "window-of-a-node-came-back": ("tree-broken", S.TREE_NODE, D.STALE, C.CERTAIN),
+    "node-without-its-slots": ("tree-broken", S.TREE_NODE, D.LOST, C.CERTAIN),
+    "namespace-of-a-request-changed": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
+    "back-links-of-a-list-left": ("tree-broken", S.TREE_NODE, D.STALE, C.CERTAIN),
     "stamp-of-a-window-overwritten": ("tree-broken", S.TREE_LOCK, D.STALE, C.CERTAIN),
     "chunked-request-in-a-batch-twice": ("request-state-differs", S.ROW_INDICES, D.DUPLICATE, C.LIKELY),
     "window-lock-lost-on-a-node": ("tree-broken", S.TREE_LOCK, D.EARLY, C.CERTAIN),

@@ -215,6 +215,7 @@ UNLESS_PROVEN = {
     ("numbers-not-finite", "the forward that stored"),
     ("tree-broken", "the node has what it was given"),
     ("tree-broken", "the link is right"),
+    ("tree-broken", "two requests with the same text"),
     ("token-differs", "the request's prompt or answer has"),
     ("null-page-in-live-column", "the row itself"),
     ("held-outside-pool", "the request's row was written"),

@@ -66,6 +66,15 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        ("lock-names-another-node", "the lock's receipt was made for another (node_id)"),
+        ("free-list-cut-before-its-pages-are-named", "counted the new page that the request needs: it took page 21"),
+        ("free-list-cut-before-its-pages-are-named", "in both pools: the list was cut before its pages were named"),
+        ("mapping-of-two-slots-exchanged", "Slot 749 leads to 350 where 349 belongs"),
+        ("mapping-of-two-written-slots-exchanged", "those of tokens of one page have changed places"),
+        ("window-of-a-node-came-back", "Its value came back, or was not taken away"),
+        ("node-without-its-slots", "is in the tree and has no slots of the full pool for its tokens"),
+        ("namespace-of-a-request-changed", "its next insert makes a second node of the same slots"),
+        ("back-links-of-a-list-left", "where the links of its neighbours do not lead to it and back again"),
         (
             "nothing-stored-by-a-verification",
             "has not stored keys and values of all 24 tokens: what its slots had",

@@ -10,7 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gemma4_runtime.checks.page_census import Fault, Whereabouts, check_census
 from gemma4_runtime.checks.page_events import FULL, Kind, PageRows
 from gemma4_runtime.checks.page_ledger import LastEvent, PageLedger, Site
-from gemma4_runtime.checks.swa_mapping_census import SlotPairs, below_zero, check_mapping, held_swa_pages, of_padding
+from gemma4_runtime.checks.swa_mapping_census import (
+    SlotPairs,
+    below_zero,
+    check_mapping,
+    held_swa_pages,
+    of_padding,
+    out_of_place,
+)
 from gemma4_runtime.leak.event_log import EventLog
 
 PAGES = 6
@@ -172,6 +179,14 @@ class TestMapping:
         swapped = pairs((16, 32, True), (32, 16, True), (48, 48, True))
         (finding,) = check_mapping(swapped, none_free, 4, 16, peers)
         assert (finding.fault, finding.pages.tolist()) == (Fault.MAPPED_ELSEWHERE, [1, 2])
+
+    def test_slots_that_lead_to_another_place_of_their_own_page(self):
+        peers, none_free = np.array([0, 2, 1]), np.array([], np.int64)
+        rows = [(17, 34, True), (18, 33, True), (19, 35, True), (32, 17, False), (33, 0, True)]
+        assert out_of_place(pairs(*rows), 16).tolist() == [[17, 34, 33], [18, 33, 34]]
+        (finding,) = check_mapping(pairs(*rows[:3]), none_free, 4, 16, peers)
+        assert (finding.fault, finding.pages.tolist()) == (Fault.MAPPED_ELSEWHERE, [1])
+        assert out_of_place(pairs((5, 9, True)), 1).tolist() == []
 
     def test_what_was_cleared_to_another_number_than_0(self):
         mapping = np.zeros(65, np.int64)

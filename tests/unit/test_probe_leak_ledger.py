@@ -308,6 +308,14 @@ def test_pages_whose_mappings_are_exchanged(swa):
     assert swa.faults() == {("MAPPED_ELSEWHERE", "full"): sorted({int(slot) // 16 for slot in slots})}
 
 
+def test_two_slots_of_a_page_whose_mappings_are_exchanged(swa):
+    request = swa.start(prompt(1, 40))
+    slots = swa.rows.req_to_token[held(request).req_pool_idx, 34:36].to(torch.int64)
+    mapping = swa.allocator.full_to_swa_index_mapping
+    mapping[slots] = mapping[slots.flip(0)]
+    assert swa.faults() == {("MAPPED_ELSEWHERE", "full"): [int(slots[0]) // 16]}
+
+
 def test_an_swa_slot_that_is_missing(swa):
     request = swa.start(prompt(1, 40))
     slot = swa.rows.req_to_token[held(request).req_pool_idx, held(request).kv_allocated_len - 1].to(torch.int64)

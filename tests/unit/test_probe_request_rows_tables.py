@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from gemma4_dumps.store import DumpStore
+from gemma4_dumps.structures import Structure
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows import places
-from request_rows_server import MODES, Server, trapped, trapped_by
+from gemma4_triage.finding import Confidence
+from request_rows_server import MODES, Server, named, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -125,6 +127,24 @@ def test_sliding_layers_that_write_elsewhere_than_the_map_says(server, mode, cha
     server.world.finish(server.world.requests[-1])
     said = trapped(server, mode=mode, spoil=lambda metadata: change(metadata.swa_out_cache_loc))
     assert (said.verdict, said.scalars["pool"], said.scalars["defect"]) == ("write_misplaced", "swa", defect)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_map_that_leads_to_other_places_of_the_right_page(server, mode):
+    request, mapping = server.world.requests[0], server.world.allocator.full_to_swa_index_mapping
+    server.world.finish(server.world.requests[-1])
+    end = held(request).kv_committed_len
+
+    def exchange(made):
+        slots = server.world.rows.req_to_token[held(request).req_pool_idx, end - 2 : end + 1].long()
+        slots = slots[mapping[slots] > 0][-2:]
+        mapping[slots] = mapping[slots.flip(0)]
+
+    said = trapped(server, exchange, mode=mode)
+    assert (said.verdict, said.scalars["structure"]) == ("write_misplaced", "full-to-swa mapping")
+    assert said.scalars["request_slot"] == held(request).req_pool_idx
+    finding = named(server)
+    assert (finding.structure, finding.confidence) == (Structure.SWA_MAPPING, Confidence.CERTAIN)
 
 
 def test_page_0_is_no_place_for_a_token_whose_page_the_map_knows(attach, monkeypatch):

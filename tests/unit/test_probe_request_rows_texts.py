@@ -169,6 +169,21 @@ class TestPrefixes:
         assert named(readable).confidence is Confidence.LIKELY
 
 
+def test_a_namespace_that_changes_while_its_request_runs(server):
+    request = server.world.requests[1]
+    for one in server.world.requests:
+        one.extra_key = None
+    server.forward()
+    server.forward()
+    request.extra_key = "x"
+    said = trapped(server)
+    assert (said.scalars["why"], said.scalars["request_slot"]) == ("namespace", held(request).req_pool_idx)
+    assert said.scalars["cached_tokens"] == held(request).cache_protected_len
+    finding = named(server)
+    assert (finding.structure, finding.confidence) == (Structure.REQUEST_COUNTERS, Confidence.CERTAIN)
+    assert "(extra_key)" in finding.cause
+
+
 # Before, SGLang gives back outside of the insert, which has no hook.
 @pytest.mark.releases("0.5.23")
 class TestInserts:

@@ -14,7 +14,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.tree_links import Broken, Link, Links, broken_links
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.report import report
-from gemma4_runtime.release.tree_links import Beside, broken_holds, broken_of, links_of, stamps_gone
+from gemma4_runtime.release.tree_links import Beside, broken_holds, broken_of, links_of, wrong_locks
 from gemma4_runtime.settings import Leak, Mode
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -56,6 +56,11 @@ def test_a_tree_as_it_should_be_has_nothing_wrong() -> None:
         (4, {"unlike": 1}, [(Broken.OTHER_TEXT, 4)]),
         (4, {"unmapped": 16}, [(Broken.OTHER_WINDOW, 4)]),
         (4, {"misfiled": True}, [(Broken.OTHER_KEY, 4)]),
+        (4, {"text_twice": True}, [(Broken.SAME_TEXT, 4)]),
+        (3, {"full": False}, [(Broken.NO_SLOTS, 3)]),
+        (2, {"window": True, "given_up": True}, [(Broken.STALE_WINDOW, 2)]),
+        # One that the list has was not given up: what the map lost is told of pages.
+        (4, {"given_up": True}, []),
     ],
 )
 def test_a_node_that_is_wrong_has_its_word(node: int, change: dict, found: list) -> None:
@@ -67,6 +72,10 @@ def test_a_node_that_is_wrong_has_its_word(node: int, change: dict, found: list)
 def test_a_node_without_a_place_has_a_parent_in_the_tree_or_not(parent: int, found: Broken) -> None:
     links = replace(TREE, known={0, 2, 3, 4, 5}, parents={5: parent})
     assert list(broken_links(links)) == [(found, 5)]
+
+
+def test_a_node_that_a_list_passes_by() -> None:
+    assert list(broken_links(replace(TREE, off_lists={4}))) == [(Broken.OFF_LIST, 4)]
 
 
 def test_a_child_that_the_cache_does_not_know_is_one_that_was_removed() -> None:
@@ -141,13 +150,13 @@ def test_a_lock_whose_stamp_was_overwritten_is_found(monkeypatch) -> None:
     for seed in (1, 2):
         world.finish(world.start(prompt(seed, 120)))
         world.start([*prompt(seed, 100), *prompt(9, 20)])
-    assert stamps_gone(world.tree, world.requests) == 0
+    assert wrong_locks(world.tree, world.requests) == {}
     stamp = world.requests[0].lock.receipt.component_lock_uuids[1]
     for node in world.tree.tree_core._node_arena.values():
         stamped = node.component_data[1].metadata
         if stamped.get("uuid") == stamp:
             stamped["uuid"] += 100
-    assert stamps_gone(world.tree, world.requests) == 1
+    assert wrong_locks(world.tree, world.requests) == {Broken.STAMP_GONE: 1}
 
 
 @pytest.mark.releases("0.5.23")  # Before, a request keeps no lock.
@@ -214,12 +223,65 @@ class TestHolds:
         core.component_evictable_size_[kind] -= 16
         assert broken_of(held_tree.tree) == {word: 16}
 
+    def test_a_lock_that_names_another_node_than_its_receipt(self, held_tree):
+        one, other = held_tree.requests[:2]
+        one.lock.node = other.lock.node
+        # Of which of them it is a hold nobody knows: neither has fewer locks than holders for it.
+        assert broken_holds(held_tree.tree, held_tree.requests) == {Broken.LOCK_ELSEWHERE: 1}
+        assert wrong_locks(held_tree.tree, held_tree.requests) == {Broken.LOCK_ELSEWHERE: 1}
+
+    def test_a_stamp_that_is_not_on_the_way(self, held_tree):
+        one, other = held_tree.requests[:2]
+        one.lock.node = one.lock.receipt.node_id = other.lock.node
+        assert wrong_locks(held_tree.tree, held_tree.requests) == {Broken.STAMP_ELSEWHERE: 1}
+
+    def test_one_text_in_two_nodes(self, held_tree):
+        core = held_tree.tree.tree_core
+        one, other = (node for node in core._node_arena.values() if node.parent is core.root_node)
+        assert other.component_data[0].value is not None
+        other.component_data[0].value = one.component_data[0].value.clone()
+        # Other tokens of a page that two were given are told by the page.
+        assert Broken.SAME_TEXT not in broken_of(held_tree.tree, Beside())
+        other.key = one.key
+        assert broken_of(held_tree.tree, Beside())[Broken.SAME_TEXT] == 1
+        # Nothing is read of the device where it may have died.
+        assert Broken.SAME_TEXT not in broken_of(held_tree.tree)
+
+    def test_a_window_that_came_back(self, held_tree):
+        core, mapping = held_tree.tree.tree_core, held_tree.allocator.full_to_swa_index_mapping.numpy().copy()
+        (node, *_) = (one for one in core._node_arena.values() if one.component_data[1].value is not None)
+        (kind,) = (one for one in core.component_types if int(one) == 1)
+        core.lru_lists[kind].remove_node(node)
+        mapping[node.component_data[0].value.numpy()] = 0
+        assert broken_of(held_tree.tree, Beside(mapping=mapping)) == {Broken.STALE_WINDOW: 1}
+
     def test_a_child_under_another_key(self, held_tree):
         root = held_tree.tree.tree_core.root_node
         key, child = next(iter(root.children.items()))
         del root.children[key]
         root.children[(*key[:-1], 7777) if isinstance(key, tuple) else ("other", key)] = child
         assert broken_of(held_tree.tree) == {Broken.OTHER_KEY: 1}
+
+
+def test_a_list_whose_back_links_were_left(world) -> None:
+    _grown(world)
+    lists = (
+        world.tree.tree_core.lru_lists.values()
+        if hasattr(world.tree, "tree_core")
+        else [getattr(world.tree, name) for name in ("full_lru_list", "swa_lru_list") if hasattr(world.tree, name)]
+    )
+    (listed, *_) = [one for one in lists if len(one.cache) > 1] or [None]
+    if listed is None:
+        # A cache without a sliding window evicts by its leaves alone.
+        return
+    nodes = list(listed.cache.values())
+    at = getattr(listed, "_pt", None)
+    for one in nodes:
+        if at is None:
+            setattr(one, listed.prv, nodes[0])
+        else:
+            one.lru_prev[at] = nodes[0]
+    assert Broken.OFF_LIST in broken_of(world.tree)
 
 
 def _stale_parent(root, branch, leaf, tree) -> None:

@@ -68,6 +68,21 @@ def left_over(mapping: np.ndarray, free: np.ndarray, free_swa: np.ndarray, page_
     return [Finding(Fault.STALE_MAPPING, "full", full, np.ones_like(full))] if full.size else []
 
 
+def out_of_place(pairs: SlotPairs, page_size: int) -> np.ndarray:
+    """Return live slots that lead to another place of an SWA page than their own in their page, int64 [n, 3].
+
+    A slot is as far into its page in both pools: it, where the mapping leads from it, and where that belongs in that
+    SWA page.
+
+    Args:
+        pairs: What somebody holds, and where the mapping leads from there.
+        page_size: In tokens.
+    """
+    own = pairs.swa // page_size * page_size + pairs.full % page_size
+    wrong = pairs.live & (pairs.swa > 0) & (pairs.full > 0) & (pairs.swa != own)
+    return np.unique(np.stack((pairs.full, pairs.swa, own), axis=1)[wrong], axis=0)
+
+
 def check_mapping(
     pairs: SlotPairs, free_swa: np.ndarray, pages: int, page_size: int, peers: np.ndarray | None = None
 ) -> list[Finding]:
@@ -75,7 +90,7 @@ def check_mapping(
 
     A live slot without an SWA slot would read the dummy page. A mapping that leads into a free page, out of the pool,
     or from a slot whose SWA side was given up, is stale: the page is, or will be, somebody else's. One that leads to
-    another page than it was made with reads that page's keys, whoever's they are.
+    another page than it was made with, or elsewhere in it, reads the keys that are there, whoever's they are.
 
     Args:
         pairs: What somebody holds, and where the mapping leads from there.
@@ -96,6 +111,7 @@ def check_mapping(
         known = (full > 0) & (full < peers.size)
         peer = np.where(known, peers[np.where(known, full, 0)], 0)
         elsewhere = mapped & ~stale & (peer > 0) & (target != peer)
+    elsewhere |= ~stale & np.isin(pairs.full, out_of_place(pairs, page_size)[:, 0])
     cases = (
         (Fault.UNMAPPED, pairs.live & ~mapped),
         (Fault.STALE_MAPPING, stale),

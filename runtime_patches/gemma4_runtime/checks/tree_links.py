@@ -26,6 +26,12 @@ class Broken(StrEnum):
     FEW_SLOTS = "fewer slots than tokens"
     """It has fewer slots than its key has tokens, in the full pool or in its sliding window."""
     MANY_SLOTS = "more slots than tokens"
+    NO_SLOTS = "tokens without slots"
+    """It is in the tree, and has no slots of the full pool at all."""
+    SAME_TEXT = "one text in two nodes"
+    """It has slots that another node has too, for the very same tokens."""
+    STALE_WINDOW = "window given up and still there"
+    """It has slots of the sliding window, the map has none for its own, and the list of windows does not have it."""
     OTHER_TEXT = "another text"
     """Its key has other tokens than those that were stored in its slots for these very places."""
     OTHER_WINDOW = "another window"
@@ -35,8 +41,14 @@ class Broken(StrEnum):
     BELOW_ZERO = "locks below zero"
     WINDOW_LOCKS = "window locked alone"
     """Its sliding window has more locks than it has."""
+    OFF_LIST = "list breaks off"
+    """The links of a list by which nodes are evicted do not lead to it and back again."""
+    LOCK_ELSEWHERE = "lock on another node"
+    """Not of a node: a request's lock names another node than its receipt does."""
     STAMP_GONE = "stamp gone"
-    """Not of a node: a request's lock of its sliding window ends at a stamp that no node above has any more."""
+    """Not of a node: a request's lock of its sliding window ends at a stamp that no node has any more."""
+    STAMP_ELSEWHERE = "stamp elsewhere"
+    """Not of a node: the node with that stamp is not on the way from the lock's node up to the root."""
     NO_HOLDS = "held and not locked"
     """Requests lock it, by what each has of its lock, and it has no lock."""
     NO_WINDOW_HOLDS = "window held and not locked"
@@ -77,6 +89,8 @@ class Link:
         unmapped: Slots of its sliding window that the map does not have for its slots of the full pool.
         misfiled: Its parent has it among its children by another key than its own.
         places: How often it is among the children of a node.
+        given_up: It has a sliding window, and the map has nothing for any of its slots.
+        text_twice: Another node, met before, has slots of its own for the same tokens.
     """
 
     name: int
@@ -91,6 +105,8 @@ class Link:
     unmapped: int = 0
     misfiled: bool = False
     places: int = 1
+    given_up: bool = False
+    text_twice: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,7 @@ class Links:
         leaves: That may be evicted; None where no list has them.
         windows: Whose sliding windows may be evicted; None where no list has them.
         parents: That those which the cache knows, or has on its list of leaves, name as their parents.
+        off_lists: Which a walk over a list by which they are evicted, from the one end or from the other, passes by.
     """
 
     nodes: Sequence[Link]
@@ -110,6 +127,7 @@ class Links:
     leaves: Collection[int] | None = None
     windows: Collection[int] | None = None
     parents: Mapping[int, int | None] = field(default_factory=dict)
+    off_lists: Collection[int] = ()
 
 
 def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
@@ -140,9 +158,16 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
             yield Broken.OTHER_KEY, node.name
         if node.spare:
             yield (Broken.MANY_SLOTS if node.spare > 0 else Broken.FEW_SLOTS), node.name
+        if not node.full:
+            yield Broken.NO_SLOTS, node.name
+        if node.text_twice:
+            yield Broken.SAME_TEXT, node.name
         if node.unlike and not node.spare:
             yield Broken.OTHER_TEXT, node.name
-        if node.unmapped and not node.spare:
+        stale = node.given_up and links.windows is not None and node.name not in links.windows
+        if stale:
+            yield Broken.STALE_WINDOW, node.name
+        elif node.unmapped and not node.spare:
             yield Broken.OTHER_WINDOW, node.name
         if node.locks < 0 or node.window_locks < 0:
             yield Broken.BELOW_ZERO, node.name
@@ -150,7 +175,11 @@ def broken_links(links: Links) -> Iterator[tuple[Broken, int]]:
             yield Broken.FEWER_LOCKS, node.name
         elif node.window_locks > node.locks:
             yield Broken.WINDOW_LOCKS, node.name
-        yield from ((broken, node.name) for broken in _of_lists(node, links, node.name in inner))
+        if node.name in links.off_lists:
+            yield Broken.OFF_LIST, node.name
+        unlisted = Broken.WINDOW_UNLISTED
+        of_lists = _of_lists(node, links, node.name in inner)
+        yield from ((broken, node.name) for broken in of_lists if not (stale and broken is unlisted))
 
 
 def _of_lists(node: Link, links: Links, inner: bool) -> Iterator[Broken]:

@@ -10,6 +10,7 @@ import numpy as np
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.checks.page_ledger import LastEvent, Site
+from gemma4_runtime.checks.swa_mapping_census import out_of_place
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.evidence import offences
 from gemma4_runtime.guard import Guard
@@ -34,7 +35,7 @@ _WORDS = {
     Fault.LOCKED_AT_IDLE: "are locked in the prefix cache by a request that is gone",
     Fault.UNMAPPED: "have live tokens without an SWA slot",
     Fault.STALE_MAPPING: "map to SWA slots that are not theirs any more",
-    Fault.MAPPED_ELSEWHERE: "map to other SWA pages than those that they were handed out with",
+    Fault.MAPPED_ELSEWHERE: "map to other SWA pages, or places in them, than those that they were handed out with",
     Fault.MAPPED_BELOW_ZERO: "have a negative number in the mapping where a slot without an SWA slot has 0",
     Fault.MOVED_IN_TREE: "stand in a node of the prefix cache in another one's place",
     Fault.FREED_AGAIN: "were freed while they were free",
@@ -112,6 +113,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
             "left_window": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.left_window.items())),
             "tree_broken": said_of_tree(audit.reading.broken),
             **_padding(audit),
+            **_out_of_place(audit),
         },
         tensors={
             "suspects": TensorPayload.from_array(table),
@@ -189,6 +191,15 @@ def _padding(audit: Audit) -> dict[str, int]:
     mapping = audit.reading.mapping
     led = np.empty(0) if mapping is None else mapping[: audit.ledger.page_size]
     return {"padding_leads_to": int(led[led > 0][0])} if (led > 0).any() else {}
+
+
+def _out_of_place(audit: Audit) -> dict[str, str | int]:
+    """Return which slots the mapping leads to another place of a page than their own, where it leads, and their own."""
+    if audit.reading.pairs is None:
+        return {}
+    found = out_of_place(audit.reading.pairs, audit.ledger.page_size)
+    told = ",".join(":".join(map(str, one)) for one in found[:MAX_LISTED].tolist())
+    return {"out_of_place": told, "out_of_place_count": len(found)} if len(found) else {}
 
 
 def _stray(audit: Audit) -> str:

@@ -27,12 +27,11 @@ import numpy as np
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.schema import Provenance
 from gemma4_runtime import current
-from gemma4_runtime.checks.tree_links import Broken
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation, VerificationFailed
 from gemma4_runtime.evidence import payload
 from gemma4_runtime.release.requests import held, swa_evicted
-from gemma4_runtime.release.tree_links import broken_of, said_of_tree, stamps_gone
+from gemma4_runtime.release.tree_links import broken_of, said_of_tree, wrong_locks
 from gemma4_runtime.settings import Mode
 
 RULE = "process-end"
@@ -178,8 +177,7 @@ def _tree(scheduler: Any, notes: list[str]) -> dict[str, str]:
         cache = getattr(cache, "inner", cache)
         broken, named = dict(broken_of(cache)), ("running_batch", "last_batch", "cur_batch")
         running = [one for name in named for one in getattr(getattr(scheduler, name, None), "reqs", None) or ()]
-        if gone := stamps_gone(cache, {id(one): one for one in running}.values()):
-            broken[Broken.STAMP_GONE.value] = gone
+        broken |= wrong_locks(cache, {id(one): one for one in running}.values())
     # Broad on purpose: a cache in the middle of a change may have anything in it, and the rest is worth having.
     except Exception as error:  # noqa: BLE001
         notes.append(one_line(f"the prefix cache could not be read: {type(error).__name__}: {error}"))

@@ -100,7 +100,7 @@ from gemma4_runtime.rows.report import (
 from gemma4_runtime.rows.row_numbers import check_retracted, check_row_indices, check_row_numbers, is_free
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of
 from gemma4_runtime.rows.stored import check_marked, mark_new_slots
-from gemma4_runtime.rows.texts import check_prefixes, forget_texts, note_texts
+from gemma4_runtime.rows.texts import check_namespaces, check_prefixes, forget_texts, note_texts
 from gemma4_runtime.rows.tokens import (
     check_accepted,
     check_chunk,
@@ -125,6 +125,7 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
     check_chunk(scheduler)
     check_answers(scheduler, list(requests.values()))
+    check_namespaces(scheduler, list(requests.values()))
     check_counters(scheduler, list(requests.values()), lengths)
     check_locks(scheduler, list(requests.values()), NEXT)
     check_row_entries(scheduler, list(requests.values()), NEXT)

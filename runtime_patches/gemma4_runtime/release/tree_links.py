@@ -12,6 +12,9 @@ import numpy as np
 from gemma4_runtime.checks.tree_links import Broken, Link, Links, broken_links
 from gemma4_runtime.release.prefix_caches import key_tokens, unreadable_cache
 
+_MARKS = 2
+"""What a list of nodes may have besides them: the edge of a session's, and how far an eviction has come."""
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -47,20 +50,102 @@ def links_of(cache: Any, beside: Beside | None = None) -> Links | None:
         parents = _parents(core._node_arena.values(), root)
         misfiled = {id(node) for node in core._node_arena.values() for node in _misfiled(node, core.page_size)}
         links = [_unified(*one, root, core, beside, id(one[0]) in misfiled) for one in nodes]
-        return Links(_placed(links, nodes, places), known, leaves, _windows(core, root), parents)
+        off = {_name(node, root) for one in core.lru_lists.values() for node in _off_list(one)}
+        return Links(_placed(links, nodes, places, beside), known, leaves, _windows(core, root), parents, off)
     listed = getattr(core, "evictable_leaves", None)
     leaves = None if listed is None else {_name(node, root) for node in listed}
     swa = getattr(core, "swa_lru_list", None)
     windows = None if swa is None else {_name(node, root) for node in swa.cache.values()}
     parents = _parents([*(listed or ()), *(() if swa is None else swa.cache.values())], root)
     links = [_plain(*one, root, beside) for one in nodes]
-    return Links(_placed(links, nodes, places), None, leaves, windows, parents)
+    lists = [one for one in (swa, getattr(core, "full_lru_list", None)) if one is not None]
+    off = {_name(node, root) for one in lists for node in _off_list(one)}
+    return Links(_placed(links, nodes, places, beside), None, leaves, windows, parents, off)
 
 
-def _placed(links: Sequence[Link], nodes: Sequence[tuple[Any, Any, int]], places: Mapping[int, int]) -> list[Link]:
-    """Return the links with how often each node is a child."""
+def _placed(
+    links: Sequence[Link], nodes: Sequence[tuple[Any, Any, int]], places: Mapping[int, int], beside: Beside | None
+) -> list[Link]:
+    """Return the links with how often each node is a child, and whether an earlier one has its text and slots."""
+    # Where nothing is to be read of the device, which may have died, nor is this.
+    twice = set[int]() if beside is None else _texts_twice([node for node, *_ in nodes])
     pairs = zip(links, nodes, strict=True)
-    return [link if places[id(node)] == 1 else replace(link, places=places[id(node)]) for link, (node, *_) in pairs]
+    return [
+        link
+        if places[id(node)] == 1 and id(node) not in twice
+        else replace(link, places=places[id(node)], text_twice=id(node) in twice)
+        for link, (node, *_) in pairs
+    ]
+
+
+def _texts_twice(nodes: Sequence[Any]) -> set[int]:
+    """Return the `id` of each node with a slot that one before it has as well, for the same token."""
+    from_full = [(node, _full_value(node)) for node in nodes]
+    held = [(node, _host(value)) for node, value in from_full if value is not None and len(value)]
+    if not held:
+        return set()
+    slots = np.concatenate([of_node for _, of_node in held])
+    _, first, which = np.unique(slots, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[which] != np.arange(slots.size))
+    if not again.size:
+        return set()
+    owner = np.repeat(np.arange(len(held)), [of_node.size for _, of_node in held])
+    begins = np.cumsum([0, *(of_node.size for _, of_node in held)])
+
+    def token(place: int) -> int | None:
+        key = key_tokens(held[owner[place]][0].key)
+        at = place - begins[owner[place]]
+        return key[at] if at < len(key) else None
+
+    pairs = ((int(place), int(first[which[place]])) for place in again)
+    return {
+        id(held[owner[one]][0]) for one, other in pairs if owner[one] != owner[other] and token(one) == token(other)
+    }
+
+
+def _full_value(node: Any) -> Any:
+    """Return a node's slots of the full pool."""
+    if not hasattr(node, "component_data"):
+        return node.value
+    from gemma4_runtime.release import ComponentType
+
+    return node.component_data[ComponentType.FULL].value
+
+
+def _off_list(listed: Any) -> list[Any]:
+    """Return the nodes of a list by which they are evicted that its links do not lead to and back again.
+
+    Args:
+        listed: Its `cache` has them by number; its links go from `head` to `tail`, and back by others.
+    """
+
+    def walked(begin: Any, end: Any, step: Callable[[Any], Any]) -> list[int]:
+        # A loop ends it: no list has more than its nodes and what marks places in it.
+        node, ids = step(begin), list[int]()
+        while node is not None and node is not end and len(ids) <= len(listed.cache) + _MARKS:
+            ids.append(id(node))
+            node = step(node)
+        return ids
+
+    at = getattr(listed, "_pt", None)
+    ahead: Callable[[Any], Any] = (lambda one: getattr(one, listed.nxt)) if at is None else lambda one: one.lru_next[at]
+    back: Callable[[Any], Any] = (lambda one: getattr(one, listed.prv)) if at is None else lambda one: one.lru_prev[at]
+    there = walked(listed.head, listed.tail, ahead)
+    if there == walked(listed.tail, listed.head, back)[::-1] and set(there) >= set(map(id, listed.cache.values())):
+        return []
+    reached = set(there)
+
+    def is_linked(one: Any) -> bool:
+        after, before = ahead(one), back(one)
+        return (
+            id(one) in reached
+            and after is not None
+            and before is not None
+            and back(after) is one
+            and ahead(before) is one
+        )
+
+    return [one for one in listed.cache.values() if not is_linked(one)]
 
 
 def broken_of(cache: Any, beside: Beside | None = None) -> dict[str, int]:
@@ -129,11 +214,14 @@ def broken_holds(cache: Any, requests: Iterable[Any]) -> dict[str, int]:
         return {}
     from gemma4_runtime.release import ComponentType
 
-    every = {id(one): one for one in requests}.values()
-    gone, holds, windows = stamps_gone(cache, every), Counter[int](), Counter[int]()
+    every = list({id(one): one for one in requests}.values())
+    few, holds, windows = _wrong_locks(core, every), Counter[int](), Counter[int]()
     # Two requests that carry one lock are told by that.
     locks = {id(lock): lock for one in every if (lock := getattr(one, "lock", None)) is not None}
     for lock in locks.values():
+        if not _is_anchored(lock):
+            # Of which of the two nodes it is a hold nobody knows.
+            continue
         path = _path(core, lock.node)
         holds.update(id(node) for node in path)
         if lock.swa_released or ComponentType.SWA not in core.component_types:
@@ -142,7 +230,6 @@ def broken_holds(cache: Any, requests: Iterable[Any]) -> dict[str, int]:
         stamps = _stamps(path)
         if not stamp or stamp in stamps:
             windows.update(id(node) for node in path[: stamps.index(stamp) + 1 if stamp else None])
-    few = Counter[Broken]({Broken.STAMP_GONE: gone})
     kinds = (
         (ComponentType.FULL, holds, Broken.NO_HOLDS, Broken.FEW_HOLDS),
         (ComponentType.SWA, windows, Broken.NO_WINDOW_HOLDS, Broken.FEW_WINDOW_HOLDS),
@@ -163,32 +250,45 @@ def _path(core: Any, number: int) -> list[Any]:
     return path
 
 
-def stamps_gone(cache: Any, requests: Iterable[Any]) -> int:
-    """Return how many requests hold a sliding window whose older edge no node above has the stamp of any more.
+def wrong_locks(cache: Any, requests: Iterable[Any]) -> dict[str, int]:
+    """Return how many requests have a lock that is not on the nodes which it names, in the words of `Broken`.
 
-    A lock of the window ends at the node that it stamped; releasing one whose stamp is gone goes on to the root.
+    Its receipt has the node on which it was taken, and the stamp of the one at which its lock of the sliding window
+    ends; a release goes from the one to the other, and to the root where none has that stamp.
 
     Args:
         cache: As for `broken_of`.
         requests: Those that may hold a lock.
     """
     core: Any = getattr(cache, "tree_core", None)
-    if not hasattr(core, "_node_arena"):
-        return 0
+    found = _wrong_locks(core, requests) if hasattr(core, "_node_arena") else Counter[Broken]()
+    return {kind.value: found[kind] for kind in Broken if found[kind]}
+
+
+def _wrong_locks(core: Any, requests: Iterable[Any]) -> Counter[Broken]:
     from gemma4_runtime.release import ComponentType
 
-    count = 0
+    found = Counter[Broken]()
     for request in requests:
         lock: Any = getattr(request, "lock", None)
-        if lock is None or lock.swa_released:
+        if lock is None:
             continue
-        stamp = lock.receipt.component_lock_uuids.get(ComponentType.SWA)
+        if not _is_anchored(lock):
+            found[Broken.LOCK_ELSEWHERE] += 1
+            continue
+        stamp = None if lock.swa_released else lock.receipt.component_lock_uuids.get(ComponentType.SWA)
         path = _path(core, lock.node) if stamp else []
-        count += bool(path) and stamp not in _stamps(path)
-    return count
+        if path and stamp not in _stamps(path):
+            found[Broken.STAMP_ELSEWHERE if stamp in _stamps(core._node_arena.values()) else Broken.STAMP_GONE] += 1
+    return found
 
 
-def _stamps(path: Sequence[Any]) -> list[Any]:
+def _is_anchored(lock: Any) -> bool:
+    """Return whether a lock is on the node that its receipt was made for."""
+    return lock.node == lock.receipt.node_id
+
+
+def _stamps(path: Iterable[Any]) -> list[Any]:
     """Return the stamps of nodes at which locks of their sliding windows end; None of one without."""
     from gemma4_runtime.release import ComponentType
 
@@ -236,6 +336,14 @@ def _unlike(node: Any, value: Any, begins: int, beside: Beside | None) -> int:
     return beside.unlike(_host(value), np.asarray(key_tokens(node.key), dtype=np.int64), begins)
 
 
+def _is_given_up(full: Any, beside: Beside | None) -> bool:
+    """Return whether the map has nothing for any of a node's slots; False where that is not asked."""
+    if beside is None or beside.mapping is None or full is None or not len(full):
+        return False
+    slots = _host(full)
+    return bool(((slots >= 0) & (slots < beside.mapping.size)).all() and not beside.mapping[slots].any())
+
+
 def _unmapped(full: Any, swa: Any, beside: Beside | None) -> int:
     """Return how many sliding slots of a node the map does not have for its full ones; 0 where that is not asked."""
     if beside is None or beside.mapping is None or full is None or swa is None or len(full) != len(swa):
@@ -272,6 +380,7 @@ def _unified(node: Any, above: Any, begins: int, root: Any, core: Any, beside: B
         unlike=_unlike(node, full.value, begins, beside),
         unmapped=0 if swa is None else _unmapped(full.value, swa.value, beside),
         misfiled=misfiled,
+        given_up=swa is not None and swa.value is not None and _is_given_up(full.value, beside),
     )
 
 
@@ -293,4 +402,5 @@ def _plain(node: Any, above: Any, begins: int, root: Any, beside: Beside | None)
         window_locks=getattr(node, "swa_lock_ref", 0),
         spare=_spare(node, node.value),
         unlike=_unlike(node, node.value, begins, beside),
+        given_up=full and not getattr(node, "swa_tombstone", True) and _is_given_up(node.value, beside),
     )

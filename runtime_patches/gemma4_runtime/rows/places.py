@@ -333,6 +333,7 @@ def _taken_ahead(scheduler: Any, requests: Sequence[Any]) -> dict[str, Any]:
 def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None:
     """Hold where the sliding layers of a target's forward will write against what the map makes of its slots.
 
+    And the map against the places that the slots have in their pages.
     Where the map has nothing nothing is known, as for padding and, with overlap, for a request that has ended. What is
     no slot of the pool is left to `page-table`, as in tables.
     """
@@ -357,6 +358,17 @@ def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None
     expected = np.where(inside, mapping.cpu().numpy()[np.where(inside, full, 0)], 0)
     page, end, now = swa.page_size, swa.size + swa.page_size, found[: owner.size]
     followed = expected > 0
+    # A slot is as far into its page in both pools.
+    own = expected // page * page + full % page
+    if (out := np.flatnonzero(followed & (full > 0) & (expected != own))).size:
+        of_map = tuple(
+            WrongEntry("place in its page", int(owner[i]), int(column[i]), int(expected[i]), int(own[i]))
+            for i in out[:MAX_COMPARED]
+        )
+        rows, had = made.req_pool_indices.tolist(), {"as_before": None, "pool": "swa"}
+        kinds = or_swapped(of_map, [defect_of(w.value, w.expected, end) for w in of_map])
+        report_wrong(scheduler, of_map, WRITE, site, Structure.SWA_MAPPING, kinds, made, rows, had=had)
+        return
     if current.switched_on("page-table"):
         # Page 0 is none that it reports: padding is written there.
         followed &= (now >= 0) & (now < end)
@@ -368,7 +380,7 @@ def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None
     )
     repeated = bool((found > 0).all()) and np.array_equal(found, before)
     free = {number for pages in free_page_lists(swa) for number in pages.tolist()}
-    kinds: list[Defect | None] = []
+    kinds = []
     for i, one in zip(at, wrong, strict=False):
         own, foreign = set(expected[owner == one.row].tolist()), set(expected[owner != one.row].tolist())
         stale = {one.value} if one.value in before or one.value // page in free else set()

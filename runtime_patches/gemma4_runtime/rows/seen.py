@@ -42,6 +42,7 @@ class Seen:
         answered: By its stay, how many tokens an answer had as its last one was what had been sampled.
         receipts: By request id: the lock that it carries, on which node, and where the lock's window ends, by the stamp
             that its release looks for.
+        namespaces: By `id`, of those that run: the request, and its namespace in the prefix cache as it was first seen.
         answers: By request id, of the forward before: its stay, how long its answer was, and what was sampled for it.
         chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
         stores: Pool, layer and part (keys or values) in which a forward of the target was seen to store something.
@@ -75,6 +76,7 @@ class Seen:
         self.finite: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.answered: dict[tuple[Any, ...], int] = {}
         self.receipts: dict[str, tuple[Any, Any, Any]] = {}
+        self.namespaces: dict[int, tuple[Any, Any]] = {}
         self.answers: dict[str, tuple[tuple[Any, ...], int, int]] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None
         self.stores: set[tuple[str, int, str]] = set()

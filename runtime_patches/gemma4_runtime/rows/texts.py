@@ -19,12 +19,12 @@ from gemma4_runtime.release import envs
 from gemma4_runtime.release.prefix_caches import key_of_path, path_slots, unreadable_cache
 from gemma4_runtime.release.requests import held, write_slots
 from gemma4_runtime.rows.places import spans_of
-from gemma4_runtime.rows.report import INIT, INSERT, TEXT, report_wrong
+from gemma4_runtime.rows.report import COUNTER, INIT, INSERT, NEXT, TEXT, report_wrong
 from gemma4_runtime.rows.seen import launched_at, seen_of
 from gemma4_runtime.rows.tokens import has_other_inputs, own_tokens, side_of_fill
 from gemma4_runtime.slot_texts import UNKNOWN, SlotTexts, texts_for, texts_of
 
-_KEY, _PREFIX, _LONGER = "key", "prefix", "longer"
+_KEY, _PREFIX, _LONGER, _NAMESPACE = "key", "prefix", "longer", "namespace"
 _FEWEST_SHIFTED = 3
 """Tokens that agree with a key at other places than theirs, before that is no chance."""
 
@@ -101,6 +101,26 @@ def check_prefixes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         at = np.flatnonzero((tokens >= 0) & (places == np.arange(own.size)) & (tokens != own))
         if at.size and at[0] < held(request).cache_protected_len:
             _report_prefix(scheduler, requests, made, row, at, own, tokens)
+
+
+def check_namespaces(scheduler: Any, requests: Sequence[Any]) -> None:
+    """Hold each running request's namespace in the prefix cache (`extra_key`) against what it was when it began.
+
+    It is a part of every key by which its text is found and put in, and is made with the request.
+    """
+    seen = seen_of(scheduler)
+    known = seen.namespaces
+    live = [one for one in requests if held(one).req_pool_idx is not None and not one.finished()]
+    seen.namespaces = {id(one): known.get(id(one), (one, getattr(one, "extra_key", None))) for one in live}
+    for row, request in enumerate(live):
+        if getattr(request, "extra_key", None) == seen.namespaces[id(request)][1]:
+            continue
+        had = {"as_before": None, "cached_tokens": int(held(request).cache_protected_len)}
+        wrong, slots = (WrongEntry(_NAMESPACE, row, 0, 1, 0),), [held(one).req_pool_idx for one in live]
+        summary = f"the namespace (extra_key) of the request in slot {slots[row]} has changed while it runs"
+        structure = Structure.REQUEST_COUNTERS
+        report_wrong(scheduler, wrong, COUNTER, NEXT, structure, [None], None, slots, had=had, summary=summary)
+        return
 
 
 def _has_its_path(scheduler: Any, request: Any, entries: np.ndarray) -> bool:

@@ -11,7 +11,11 @@ from gemma4_triage.finding import Evidence
 
 BOUNDS = {"cu_seqlens_q": "queries", "cu_seqlens_k": "keys"}
 """Why an entry is wrong that says where a request's part of a forward ends, and what that is a part of."""
-BOTH_SIDES = ("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", "size", *BOUNDS)
+NAMESPACE, IN_PAGE = "namespace", "place in its page"
+BOTH_SIDES = (
+    *("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", "size"),
+    *(NAMESPACE, IN_PAGE, *BOUNDS),
+)
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
 """Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
@@ -78,6 +82,20 @@ def sentence_of(dump: Dump) -> str | None:
         return f"A batch still has a request whose row, {slot}, was given back: another request may get it."
     if why == SAME_ROW:
         return f"Two running requests have one row, {slot}: it was handed out again while the first of them had it."
+    if why == NAMESPACE:
+        return (
+            f"The namespace (extra_key) of the request in slot {slot} has changed since it began to run. The key of "
+            f"its text in the prefix cache begins with it, and {scalars.get('cached_tokens')} of its tokens are there "
+            "under the one that it had: its next insert makes a second node of the same slots, in another namespace, "
+            "and an eviction of the one frees what the other has. Look at what writes extra_key once a request is made."
+        )
+    if why == IN_PAGE:
+        turned = ": those of tokens of one page have changed places" if scalars.get("defect") == Defect.SWAPPED else ""
+        return (
+            f"The full-to-SWA mapping of a token's slot of the request in slot {slot} leads to {value}, and {expected} "
+            f"is as far into that SWA page as the slot is into its own{turned}. Sliding layers are about to store the "
+            "token's keys at another one's place. Look at what writes the mapping (set_full_to_swa_mapping)."
+        )
     if why == "receipt":
         return (
             f"The receipt of the lock that the request in slot {slot} carries has another stamp than as the nodes were "

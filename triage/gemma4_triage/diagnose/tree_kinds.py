@@ -9,6 +9,10 @@ from gemma4_triage.diagnose.incident import PROCESS_END
 SPLIT = " Another has more than its tokens: as where a split cuts slots at another length than the key (_split_node)."
 _AT_SLOTS = "Look at what gives a node its slots: insert, and how _split_node parts them (redistribute_on_node_split)."
 STAMP, GONE = "stamp gone", "gone and still a child"
+OF_LOCKS = (STAMP, "stamp elsewhere", "lock on another node")
+"""Kinds of which requests are counted, and not nodes."""
+SAME_TEXT = "one text in two nodes"
+OF_VALUES = ("tokens without slots", "window given up and still there", SAME_TEXT)
 OTHER_WINDOW, OTHER_TEXT = "another window", "another text"
 COUNTS = ("counted as locked or not", "window counted as locked or not")
 WINDOW, PROTECTED = "window locked alone", ("full_protected", "swa_protected")
@@ -59,6 +63,29 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "has more slots than its key has tokens, so that what hits it gets those of other tokens",
         _AT_SLOTS,
     ),
+    "tokens without slots": (
+        *(Structure.TREE_NODE, Defect.LOST),
+        "is in the tree and has no slots of the full pool for its tokens, as one that was evicted has none, and that "
+        "is taken out of the tree: its value was taken from it, or an eviction ended half done; unless somebody gave "
+        "its pages back they are lost, and no match goes past it",
+        "Look at what takes a node's value (evict_component, cd.value = None), and whether what it had was freed.",
+    ),
+    "window given up and still there": (
+        *(Structure.TREE_NODE, Defect.STALE),
+        "has slots of the sliding window, and its window was given up: the map has none for its slots, and the list by "
+        "which windows are evicted does not have it. Its value came back, or was not taken away; a match takes that "
+        "window for valid and reads what is not its own, or padding",
+        "Look at what takes a node's window (evict_component: cd.value = None), and at what gives one its window again "
+        "(insert, tombstone recovery): map, list and value have to go together.",
+    ),
+    SAME_TEXT: (
+        *(Structure.TREE_NODE, Defect.DUPLICATE),
+        "has slots that another node has too, for the very same tokens: one text was put into the cache twice, from "
+        "one row, as where the request's namespace (extra_key) or the beginning of its key is not what it was at the "
+        "insert before. Who evicts the one gives back what the other still has",
+        "Look at what a request's key is made of at each of its inserts (extra_key, fill ids), and at how far an "
+        "insert says that the tree has it (prev_prefix_len, cache_protected_len).",
+    ),
     OTHER_TEXT: (
         *(Structure.TREE_NODE, None),
         "has other tokens in its key than those whose keys and values were stored in its slots: whoever has the text "
@@ -85,12 +112,35 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
         "removed while this hung on it",
         "Look at which nodes count as leaves (_is_device_leaf), and at what takes a node out of its parent.",
     ),
+    "list breaks off": (
+        *(Structure.TREE_NODE, Defect.STALE),
+        "stands on a list by which nodes are evicted (LRU) where the links of its neighbours do not lead to it and "
+        "back again: a walk from one end passes nodes by, or comes to one that was removed, so that an eviction finds "
+        "too little, or what it must not take",
+        "Look at what links nodes there (_add_node_after, _remove_node): both neighbours of a node change, each in the "
+        "direction of the other (lru_next, lru_prev).",
+    ),
+    "lock on another node": (
+        *(Structure.TREE_LOCK, None),
+        "is the one that a request's lock names (lock.node), and the lock's receipt was made for another (node_id): "
+        "one of the two has changed. The release is refused, or unlocks what others hold, and what was locked stays so",
+        "Look at what moves a request's lock to another node (checkpoint_into_tree, cache_unfinished_req, "
+        "init_load_back): the lock and its receipt have to be made together.",
+    ),
     STAMP: (
         *(Structure.TREE_LOCK, Defect.STALE),
-        "no longer has the stamp (uuid) at which a request's lock of its sliding window ends: another lock stamped it "
-        "anew, or it was taken off. The release then goes on to the root, past what that request locked",
+        "no longer has the stamp (uuid) at which a request's lock of its sliding window ends, and no other has it: "
+        "another lock stamped it anew, it was taken off, or the lock's own receipt has changed. The release then goes "
+        "on to the root, past what that request locked",
         "Look at what writes a node's stamp: a lock stamps a node that has none (acquire_component_lock), and a split "
         "hands it on to the upper part.",
+    ),
+    "stamp elsewhere": (
+        *(Structure.TREE_LOCK, None),
+        "has the stamp (uuid) at which a request's lock of its sliding window ends, and is not above the node that "
+        "this lock names: the lock names another node than it was taken on, its receipt has another lock's stamp, or "
+        "the stamp went to another node. The release then goes on to the root, past what that request locked",
+        "Look at what moves a request's lock (lock.node, its receipt), and at what hands a stamp on (_split_node).",
     ),
     "under another key": (
         *(Structure.TREE_NODE, None),
@@ -113,7 +163,8 @@ KINDS: dict[str, tuple[Structure, Defect | None, str, str]] = {
     "held and not locked": (
         *(Structure.TREE_LOCK, Defect.ZERO),
         "has no lock, and requests hold it, by the lock that each of them has, so that an eviction may take what they "
-        "read: its last lock was taken off too early or twice, or the count was changed beside them",
+        "read: its last lock was taken off too early or twice, the count was changed beside them, or a request's "
+        "lock names another node than the one that it was taken on",
         "Compare inc_lock_ref and dec_lock_ref: each hold has to end once, on the node it began on.",
     ),
     "window held and not locked": (

@@ -19,6 +19,7 @@ from gemma4_triage.diagnose.earlier_calls import mapping_since
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import was_freed
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.places_in_page import within_its_page
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
@@ -76,20 +77,25 @@ def _at_audit(incident: Incident) -> Finding | None:
     # Where two have the page that it was handed out with, the hand-out may be what was wrong.
     two = any(one.page == own for one in census.of("swa", HELD_TWICE))
     swapped = holder.leads_to != own and own in _turned(elsewhere, held)
+    within = within_its_page(first) if holder.leads_to == own else None
     # Where one leads to the page of another that is out of place too, pages beside each other may have been exchanged.
     full = (one for one in census.listed if one.suspect.pool == "full" and one.page != first.page)
     others_too = any(one.suspect.peer == holder.leads_to for one in full)
+    defect = None if others_too else mapped_defect(census, first, holder, own)
+    defect = Defect.SWAPPED if swapped else defect
+    cause = _CAUSE + (", which the mapping of another full page leads to." if swapped else _TWO if two else ".")
     return Finding(
         rule=ID,
         structure=None if two else Structure.SWA_MAPPING,
-        defect=Defect.SWAPPED if swapped else None if others_too else mapped_defect(census, first, holder, own),
-        cause=_CAUSE + (", which the mapping of another full page leads to." if swapped else _TWO if two else "."),
+        defect=within.defect if within else defect,
+        cause=within.cause if within else cause,
         confidence=Confidence.POSSIBLE if two else Confidence.CERTAIN,
         evidence=(
             cell(first.dump, TABLE, (first.row, 0), "the full page"),
             cell(first.dump, TABLE, (first.row, 10), "the SWA page that it was handed out with"),
             cell(census.dumps[0], "holders", (holder.row, _LEADS_TO), "where the mapping leads from it"),
             cell(census.dumps[0], "holders", (holder.row, _HOLDER), "the request slot that holds it; 0: the cache"),
+            *(() if within is None else (said(first.dump, "scalars.out_of_place", "slot, where it leads, its own"),)),
             said(first.dump, "step", "the step of the audit that saw it first"),
         ),
         advice=_ADVICE,

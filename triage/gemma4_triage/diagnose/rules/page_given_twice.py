@@ -3,6 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
+from gemma4_triage.diagnose.cut_lists import of_lists
 from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import of_hand_out
@@ -10,7 +11,6 @@ from gemma4_triage.diagnose.hand_out import (
     goes_past_its_page,
     hand_out_wrong,
     out_of_order,
-    pages_further_on,
     strayed_hand_out,
 )
 from gemma4_triage.diagnose.incident import Incident
@@ -44,19 +44,9 @@ _EXCHANGED = (
     "batch than the one that it continues, or for which the page was taken off the list."
 )
 
-_NOT_COUNTED = (
-    "A request whose page was full was given the slot behind it, in a page that was not handed out to it: the call did "
-    "not count the new page that the request needs."
-)
-
 _UNTRANSLATED = (
     "A hand-out of the sliding-window pool continues with the slot numbers that the full pool has there: the slot "
     "behind which each request goes on was not translated before that pool was asked (translate_loc_from_full_to_swa)."
-)
-
-_FURTHER_ON = (
-    "A hand-out returned pages that its free list still has, {count} places behind those that it took off: the former "
-    "are handed out again, the latter are lost. Where each request's new pages begin in the list is counted wrongly."
 )
 
 
@@ -86,12 +76,10 @@ def find(incident: Incident) -> Finding | None:
         cause = _OUT_OF_ORDER.format(how=_ORDERS[order])
     elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.SWAPPED:
         cause = _EXCHANGED
-    elif wrong.structure is Structure.ALLOCATION and goes_past_its_page(dump):
-        cause = _NOT_COUNTED
+    elif wrong.structure is Structure.ALLOCATION and (of_list := of_lists(dump)) is not None:
+        cause = of_list
     elif wrong.structure is Structure.ALLOCATION and wrong.defect is Defect.OTHER_SPACE:
         cause = _UNTRANSLATED
-    elif wrong.structure is Structure.ALLOCATION and (count := pages_further_on(dump)) is not None:
-        cause = _FURTHER_ON.format(count=count)
     return of_hand_out(incident, dump, ID, wrong, cause, state)
 
 

@@ -7,6 +7,7 @@ from gemma4_triage.diagnose.incident import REQUEST_ROWS, REQUEST_STATE, Inciden
 from gemma4_triage.diagnose.relation import places_early, relation_of
 from gemma4_triage.diagnose.request_accounts import (
     CHECKED,
+    NAMESPACE,
     NONE,
     PREFIX,
     SHARED,
@@ -72,11 +73,10 @@ def find(incident: Incident) -> Finding | None:
         off_by_one = abs(places_early(dump) or 0) == 1
         defect = None if again is not None else Defect.OFF_BY_ONE if off_by_one else defect
         way = "" if defect is None else f" ({defect.value})"
-        owner = scalars.get("page_owner")
+        value, owner = scalars.get("value"), scalars.get("page_owner")
         of = "" if owner in (None, slot) else f", of a page of the request in slot {owner}"
         came = f"; {relation}" if (relation := again or relation_of(dump)) is not None else ""
-        stands = f"{scalars.get('value')}{of}{should}{way}{came}"
-        cause = f"The request in slot {slot} has a wrong value in {named}: {stands}."
+        cause = f"The request in slot {slot} has a wrong value in {named}: {value}{of}{should}{way}{came}."
     if why == SHARED and scalars.get("owners") != CHECKED:
         unsure, structure, defect = True, None, None
         cause = (
@@ -119,7 +119,7 @@ def find(incident: Incident) -> Finding | None:
         structure=blamed,
         defect=defect,
         evidence=(*request_row_evidence(dump), *(more.evidence if more else ()), *missed_pages(incident)),
-        advice=(where_to_look(blamed),),
+        advice=(where_to_look(None if why == NAMESPACE else blamed),),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
 

@@ -12,11 +12,13 @@ from gemma4_triage.diagnose.tree_kinds import (
     GONE,
     KINDS,
     LEFT_OVER,
+    OF_LOCKS,
+    OF_VALUES,
     OTHER_TEXT,
     OTHER_WINDOW,
     PROTECTED,
+    SAME_TEXT,
     SPLIT,
-    STAMP,
     WINDOW,
     counts_of,
     half_done,
@@ -27,7 +29,7 @@ ID = "tree-broken"
 _FIELD, _BESIDE = "tree_broken", "the same, beside what else is wrong"
 _FOLLOW = ("scheduler-exception", "pool-count-wrong", "lock-left-over", "lock-released-twice")
 _SLOTS = ("fewer slots than tokens", "more slots than tokens")
-_BEFORE_PAGES = ("child of two", "another parent", GONE, *_SLOTS, "not a child", "cut off")
+_BEFORE_PAGES = ("child of two", "another parent", GONE, *_SLOTS, *OF_VALUES, "not a child", "cut off")
 
 
 def find(incident: Incident) -> Finding | None:
@@ -54,14 +56,14 @@ def _finding(incident: Incident, dump: Dump, kind: str, counts: dict[str, int]) 
     died = dump.manifest.rule == PROCESS_END
     nodes = "a node" if number == 1 else f"each of {number} nodes"
     # Of stamps it is requests that are counted, and of counts tokens.
-    nodes = "a node" if kind in (STAMP, *COUNTS) else nodes
+    nodes = "a node" if kind in (*OF_LOCKS, *COUNTS) else nodes
     when = f"As the scheduler died of an exception, {nodes}" if died else nodes.capitalize()
     return Finding(
         rule=ID,
         structure=structure,
         defect=defect,
         cause=f"{when} of the prefix cache {words}.{beside}",
-        confidence=Confidence.LIKELY if kind in (OTHER_WINDOW, OTHER_TEXT) else Confidence.CERTAIN,
+        confidence=Confidence.LIKELY if kind in (OTHER_WINDOW, OTHER_TEXT, SAME_TEXT) else Confidence.CERTAIN,
         evidence=(
             said(dump, f"scalars.{_FIELD}", "what is wrong with how many nodes"),
             said(dump, "step", "when it was seen first"),
@@ -125,6 +127,10 @@ RULE = Rule(
         Exclusion(
             "the node has what it was given, and the map was changed, or its slots were written again",
             in_dump(_may_be_the_other),
+        ),
+        Exclusion(
+            "two requests with the same text were given the same slots, and put them in one after the other",
+            in_dump(lambda dump: None if SAME_TEXT in counts_of(dump) else False),
         ),
         Exclusion("the link is right, and the cache lost count of the node or kept it", in_dump(_may_be_the_count)),
         Exclusion(
