@@ -11,12 +11,14 @@ _STAMPED = re.compile(rb".{0,200}?\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d")
 _CLOSED = re.compile(
     rb"(?:['\"\]}]|=[\w.-]+)\)+(?:\s*|(?:\\[nr])*\"[^()]{0,300}|\\n',?|(?:\x1b\[[\d;]*m)+|\s+(?:\||\xe2\x94\x82))\s*$"
 )
+_ENDS = (b"')", b'")', b"])", b"})")
 _MOST_LINES = 400
 _TAIL = 400  # bytes
 
 
 def _is_closed(line: bytes) -> bool:
-    return _CLOSED.search(line[-_TAIL:]) is not None
+    # Nearly all end so, and the search is slow.
+    return line.endswith(_ENDS) or _CLOSED.search(line[-_TAIL:]) is not None
 
 
 def without_prompts(text: bytes, numbers: Sequence[int]) -> tuple[bytes, list[int]]:
