@@ -66,6 +66,7 @@ PICTURES = death(1, PLACEHOLDERS)
     [
         ("# one message with a picture and a clip; pictures alone are answered\n", True),
         ("# one message with two pictures\n", False),
+        ("# image sglang:dev, one video a request\n", False),
     ],
 )
 def test_pictures_beside_a_video_are_sent_apart(note, apart):

@@ -103,7 +103,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-_PICTURES, _VIDEOS = pattern(r"(?i)\b(?:pictures?|images?|photos?)\b"), pattern(r"(?i)\b(?:videos?|clips?)\b")
+# An image alone may be a container's.
+_PICTURES = pattern(r"(?i)\b(?:pictures?|photos?|images|(?:an?|one|each|every) image)\b")
+_VIDEOS = pattern(r"(?i)\b(?:videos?|clips?)\b")
 _APART = (
     "pictures and videos in requests of their own: a model that marks both with one token (GLM-V) has had the places "
     "of a video's frames dealt to its pictures, where a request brings both (SGLang 37968); then a later release"
