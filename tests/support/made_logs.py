@@ -120,6 +120,10 @@ MADE = {
         f"{stamp(0)} {ROOM}",
         *(f"{stamp(second)} {BESIDE_ROOM.format(3)}" for second in (10, 30, 50, 70)),
     ],
+    "requests-unserved": [
+        decode(1, running=0),
+        *(f"{stamp(second)} Receive: obj=GenerateReqInput(rid='r', text='hi')\n" for second in (10, 200, 400)),
+    ],
     "noted-silence": [decode(1, running=3), "# from here on nothing is answered, GPUs at 0%\n"],
     "batch-of-nan": [
         f"{stamp(1)} Decode batch, #running-req: 2, #token: 22, token usage: nan, accept len: nan, cuda graph: True, "

@@ -32,6 +32,10 @@ from gemma4_triage.logs.tracebacks import as_raised, death_of
 
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
 _CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
+# As torch prints the stack of a signal: 'File "<unknown>", line 0, in void name<1>(args)'.
+_NATIVE_FRAME = re.compile(r'  File "<unknown>", line 0, in (?:[\w:]+(?:<.*?>)?[*&]* )?([\w:~]+)')
+IN_NATIVE = "C++ "
+"""Where the name of a function of native code begins among what is kept of a crash."""
 _RIGHT_BELOW = 3  # lines
 _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
 _GROUP = re.compile(rb" {2,}\| ?")  # of a traceback within a group of exceptions
@@ -341,7 +345,7 @@ class AlarmReader:
             whole = replace(named, chain=last.chain)
         elif self._below == number - 1 and line.startswith(b"    "):
             self._below = number
-        elif not last.message and _LISTS.match(text) and number == last.place.line + 1:
+        elif not last.message and number == last.place.line + 1 and (line[:1].isspace() or _LISTS.match(text)):
             whole = replace(last, message=text[:_LONGEST_TEXT])
         if whole is not last:
             self._errors[-1] = whole
@@ -356,7 +360,13 @@ class AlarmReader:
     def _crash_frame(self, number: int, line: bytes) -> None:
         """Keep the innermost frames of what faulthandler prints below a crash in native code."""
         crash = self._hard.get("signalled")
-        found = _CRASH_FRAME.match(line.decode(errors="replace")) if crash is not None else None
+        text = line.decode(errors="replace")
+        if crash is not None and (native := _NATIVE_FRAME.match(text)) is not None:
+            name = f"{IN_NATIVE}{native[1]}"
+            if number <= crash.place.line + _NEAR and len(crash.more) < _CRASH_FRAMES:
+                self._hard["signalled"] = replace(crash, more=(*crash.more, name))
+            return
+        found = _CRASH_FRAME.match(text) if crash is not None else None
         if (
             crash is None
             or not self._of_the_crash

@@ -212,17 +212,17 @@ class TableReader:
                 continue
             values = np.repeat(form.blank, len(at), axis=0)
             for column, number, fraction in form.fields:
-                value = found[:, number].astype(np.float64)
+                value = found[number].astype(np.float64)
                 if fraction:
                     # Both are whole and below 2**53, so the quotient is the nearest number, as float() has it.
-                    scale = _TEN[lengths[:, number + 1]]
-                    value = (value * scale + found[:, number + 1]) / scale
+                    scale = _TEN.take(lengths[number + 1])
+                    value = (value * scale + found[number + 1]) / scale
                 values[:, column] = value
             lines = all_lines[at]
-            times = found[:, :_STAMP_NUMBERS].astype(np.int64) @ _STAMP_WEIGHTS
+            times = _STAMP_WEIGHTS @ found[:_STAMP_NUMBERS].astype(np.int64)
             parts.append(Rows(lines, times, np.full(len(at), form.prefill), values))
             ranks.append(
-                _ranks(form.rank, found[:, _STAMP_NUMBERS : _STAMP_NUMBERS + len(form.rank)].astype(np.int64), names)
+                _ranks(form.rank, found[_STAMP_NUMBERS : _STAMP_NUMBERS + len(form.rank)].astype(np.int64).T, names)
             )
         if not parts:
             return None
@@ -267,9 +267,8 @@ class _Numbers:
         characters = np.frombuffer(self._padded, dtype=np.uint8)
         digit = (characters - ord("0")) < 10
         edges = np.flatnonzero(digit[1:] != digit[:-1]) + 1
-        starts, self._ends = edges[::2], edges[1::2]
-        self.lengths = self._ends - starts
-        self._leading = characters[starts]
+        self._characters, self._starts, self._ends = characters, edges[::2], edges[1::2]
+        self.lengths = self._ends - self._starts
         # How many bytes that are no digits stand before each number, and before each line.
         self._before = self._ends - np.cumsum(self.lengths)
         of_lines = np.fromiter(map(len, skeletons), dtype=np.intp, count=len(skeletons)) + 1
@@ -284,25 +283,40 @@ class _Numbers:
             form: how many numbers a line has, and where.
 
         Returns:
-            what the numbers are, uint64 [kept lines, needed numbers]; how many digits each has, in the same order;
+            what the numbers are, uint64 [needed numbers, kept lines]; how many digits each has, in the same order;
             which lines are kept, bool [lines].
         """
         first, many = self._first[lines], len(form.offsets)
-        which = first[:, None] + np.arange(many)
-        right = (self._first[lines + 1] - first == many)[:, None]
+        # A row for each number, so that all that is done to one number of all lines runs through memory in order.
+        which = np.arange(many)[:, None] + first
+        right = self._first[lines + 1] - first == many
         if not right.all():
             which = np.where(right, which, 0)
-        right = right & (self._before[which] - self._line[lines][:, None] == form.offsets)
-        which = which[:, form.needed]
-        lengths = self.lengths[which]
-        fits = (lengths >= form.shortest) & (lengths <= form.longest)
+        # `take` is much faster than an index.
+        before = self._before.take(which)
+        before -= self._line[lines]
+        kept = right & (before == form.offsets[:, None]).all(axis=0)
+        which = which.take(form.needed, axis=0)
+        lengths = self.lengths.take(which)
+        kept &= ((lengths >= form.shortest[:, None]) & (lengths <= form.longest[:, None])).all(axis=0)
         for number in range(_STAMP_NUMBERS, _STAMP_NUMBERS + len(form.rank)):
             # A leading zero belongs to the rank's name, and a number does not show it.
-            fits[:, number] &= (lengths[:, number] == 1) | (self._leading[which[:, number]] != ord("0"))
-        kept = right.all(axis=1) & fits.all(axis=1)
+            leading = self._characters.take(self._starts.take(which[number]))
+            kept &= (lengths[number] == 1) | (leading != ord("0"))
         if not kept.all():
-            which, lengths = which[kept], lengths[kept]
-        return _parsed(self._padded, self._ends[which], lengths), lengths, kept
+            which, lengths = which[:, kept], lengths[:, kept]
+        return _parsed(self._padded, self._ends.take(which), lengths), lengths, kept
+
+
+_HALVES = tuple(
+    (np.uint64(mask), np.uint64(factor), np.uint64(half))
+    for mask, factor, half in (
+        (0x0F0F0F0F0F0F0F0F, 2561, 8),
+        (0x00FF00FF00FF00FF, 6553601, 16),
+        (0x0000FFFF0000FFFF, 42949672960001, 32),
+    )
+)
+"""For each step of `_parsed`: which bits are digits or sums, what adds neighbours up, and where their sum then is."""
 
 
 def _parsed(padded: bytes, ends: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -314,10 +328,14 @@ def _parsed(padded: bytes, ends: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     words = np.ndarray((len(padded) - _WORD + 1,), dtype="<u8", buffer=padded, strides=(1,))
     word = words[ends - _WORD]
     clear = (8 * np.maximum(_WORD - lengths, 0)).astype(np.uint64)
-    word = (word >> clear) << clear
-    word = ((word & np.uint64(0x0F0F0F0F0F0F0F0F)) * np.uint64(2561)) >> np.uint64(8)
-    word = ((word & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(6553601)) >> np.uint64(16)
-    return ((word & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(42949672960001)) >> np.uint64(32)
+    # In place: fresh arrays for each step take as long as the step.
+    word >>= clear
+    word <<= clear
+    for mask, factor, half in _HALVES:
+        word &= mask
+        word *= factor
+        word >>= half
+    return word
 
 
 def _ranks(words: tuple[str, ...], numbers: np.ndarray, names: list[str]) -> np.ndarray:

@@ -258,6 +258,25 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
+class Unserved:
+    """Requests that came in behind the last batch line and the last answer, see received.py.
+
+    Attributes:
+        count: how many.
+        first: where the first of them came in.
+        last: where the last of them did.
+        text: the first one's line.
+        answered: whether a request was answered before.
+    """
+
+    count: int
+    first: Place
+    last: Place
+    text: str
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """Where the main thread of a scheduler stood when py-spy looked: "file:line function", the innermost first."""
 
@@ -346,6 +365,7 @@ class LogFacts:
         pids: process ids of the server by what names them; those of "outside" are the host's, where a container has
             numbers of its own.
         rank_pids: process ids of schedulers by their ranks, where the log says both.
+        unserved: requests that came in and that no batch and no answer follows; None if there are none.
         program_lines: how many lines that were not understood look like a Python program's: a level, a stamp, a frame.
     """
 
@@ -382,6 +402,7 @@ class LogFacts:
     stacks: tuple[Stack, ...] = ()
     errors: tuple[Death, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
+    unserved: Unserved | None = None
 
     @property
     def failures(self) -> tuple[Death, ...]:

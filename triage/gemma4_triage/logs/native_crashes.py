@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gemma4_triage.logs.alarms import IN_NATIVE
 from gemma4_triage.logs.facts import Alarm, LogFacts
 from gemma4_triage.logs.rule import pattern
 
@@ -70,10 +71,33 @@ _NATIVE = (
 """What to do where a process ended in native code, by its innermost Python frames."""
 
 
+_BY_FUNCTION = (
+    (
+        pattern(r"C\+\+ (?:cu(?:da)?MemcpyBatchAsync\w*|transfer_kv_\w+)$"),
+        "it was in the copy that sgl-kernel makes between the pools of GPU and host for the hierarchical cache, in one "
+        "call of CUDA's whose arguments CUDA 13 has changed: an sgl-kernel of before May 2026 hands it those of CUDA "
+        "12. A later sgl-kernel and release of SGLang, or an image of CUDA 12 (SGLang 23136); then memory of the host "
+        "that another allocator gave (Mooncake's store, SGLang 21044). Until then --hicache-io-backend kernel with "
+        "--hicache-mem-layout layer_first, or no --enable-hierarchical-cache",
+    ),
+    (
+        pattern(r"C\+\+ cu(?:da)?[A-Z]\w+$"),
+        "it was in a function of CUDA's own, which the library below it in that stack had called: one that was built "
+        "for another CUDA hands over other arguments. torch.version.cuda, nvidia-smi and the wheel's own +cu… (pip "
+        "list) have to agree in the first number; SGLang's image has those that do",
+    ),
+)
+"""What to do where a process ended in native code, by the functions in torch's stack of the signal."""
+
+
 def in_native_code(lead: Alarm) -> str:
-    """Return what to do about a crash by its Python frame; "" if none is known."""
-    frames = [frame for frame in lead.more if ".py:" in frame] if lead.kind == "signalled" else []
-    return next((look for files, look in _NATIVE if any(map(files.match, frames))), "")
+    """Return what to do about a crash by its Python frame, or by its native ones; "" if none is known."""
+    if lead.kind != "signalled":
+        return ""
+    frames = [frame for frame in lead.more if ".py:" in frame]
+    native = [frame for frame in lead.more if frame.startswith(IN_NATIVE)]
+    known = [look for words, look in _BY_FUNCTION if any(map(words.match, native))]
+    return next(iter(known), "") or next((look for files, look in _NATIVE if any(map(files.match, frames))), "")
 
 
 _STORE_SET_UP = pattern(r"mooncake_store\w*\.py:\d+ (?:__init__|setup|warmup|_?init\w*)$")

@@ -109,7 +109,10 @@ _OF_REQUESTS = (
     ),
 )
 """What notes name as that by which a server dies, and what to do about such requests."""
-_SIZES = pattern(r"(?i)\b(?:shapes?|sizes?)\b.{0,40}\b(?:differs?|mismatch|do(?:es)? not (?:fit|match)|unequal)")
+_SIZES = pattern(
+    r"(?i)\b(?:shapes?|sizes?)\b.{0,40}\b(?:differs?|mismatch|do(?:es)? not (?:fit|match)|unequal)|"
+    r"\[\d+(?:, \d+)*\] in the (?:checkpoint|file|weights)\b.{0,20}\[\d+(?:, \d+)*\] in the (?:model|class)\b"
+)
 _OF_SIZES = (
     "a later release, whose class of this model has the sizes of its checkpoint: the note has a parameter whose size "
     "is not that of the tensor, which no option of the start changes; the publisher's own checkpoint, if this is "
@@ -233,6 +236,35 @@ def _of_the_other_side(facts: LogFacts) -> Iterator[str]:
         yield from (one.format(mode, other, f"SGLANG_DISAGGREGATION_{bound}_TIMEOUT") for one in _FOLLOWS)
 
 
+_EMPTY = re.compile(
+    r"(?i)\b(?:empty|zero-?(?:length|sized?|token)) (?:\w+[- ]){0,3}(?:tensors?|batch(?:es)?|positions|inputs?)\b|"
+    r"\b(?:batch(?:es)?|step|extend|prefill) (?:\w+ ){0,3}(?:without|of no|with no|of (?:0|zero)) (?:an? )?tokens?\b|"
+    r"#new-token: 0\b"
+)
+_HAS_RUN = (
+    " By the notes it had a step without a token in it{0}, for which kernels fail one after the other, whichever is "
+    "asked first."
+)
+_NOTHING_TO_RUN = (
+    "{0}: a prefill in chunks that was put off for want of room has counted as computed, so that nothing of it was "
+    "left to run (SGLang 24318), and a check in the kernel that failed only hands it to the next: a later release; "
+    "until then fewer requests at once (--max-running-requests), or --disable-radix-cache"
+)
+
+
+def _of_an_empty_step(facts: LogFacts) -> tuple[str, tuple[str, ...]]:
+    """Return what notes say of a step without a token, and what to do about it; nothing if they say none."""
+    notes = "\n".join(facts.remarks[name].text for name in (DIES, "notes") if name in facts.remarks)
+    if not _EMPTY.search(notes):
+        return "", ()
+    retracted = any(rank.retractions.events for rank in facts.ranks)
+    ratio = facts.settings.get("swa_full_tokens_ratio", "")
+    small = ratio.replace(".", "", 1).isdecimal() and float(ratio) < _SMALL_SHARE
+    room = f"a larger --swa-full-tokens-ratio than {ratio}" if small else "more room for KV"
+    return _HAS_RUN.format(", right behind a retraction" * retracted), (_NOTHING_TO_RUN.format(room),)
+
+
+_SMALL_SHARE = 0.5
 _RIGHT_ABOVE = 20  # lines
 _CANCELLED = (
     " What stands last before it is that a task was cancelled (CancelledError) in {0}: as a client goes away, or its "
@@ -265,12 +297,14 @@ def told(facts: LogFacts, death: Death) -> Finding:
     """Return the finding on an end that a note alone tells of."""
     what = "did not come up" if _NOT_UP.search(death.message) else "died"
     cancelled, behind = _cancelled(facts, death), tuple(_of_the_other_side(facts))
+    empty, of_empty = _of_an_empty_step(facts)
     ready = facts.served or "ready" in facts.remarks or "http_ready" in facts.remarks
     captures = "before_graphs" in facts.remarks and "graphs_end" not in facts.remarks and not of_vllm(facts)
     return Finding(
         rule="other-crash",
         cause=f"Unknown cause: a note beside the log says that the server {what}, and no line shows of what."
-        + (_CANCELLED.format(cancelled.text) if cancelled else ""),
+        + (_CANCELLED.format(cancelled.text) if cancelled else "")
+        + empty,
         confidence=Confidence.POSSIBLE,
         evidence=(
             at(facts, death.place, death.message.removeprefix(SAID_BY_A_NOTE), "the note"),
@@ -278,6 +312,7 @@ def told(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
         advice=(
+            *of_empty,
             *(_LEFT if cancelled and _OF_A_CLIENT.search(cancelled.text) else ()),
             *behind,
             *(advice for words, advice in (*_SIGNALS, *_OF_REQUESTS) if words.search(death.message)),

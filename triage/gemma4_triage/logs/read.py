@@ -31,6 +31,7 @@ from gemma4_triage.logs.document import unpacked
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Process, Remark
 from gemma4_triage.logs.lines import Block, Sieve, blocks_of_lines, lines_with
 from gemma4_triage.logs.rank import RankReading
+from gemma4_triage.logs.received import ReceivedReader
 from gemma4_triage.logs.source import Source
 from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
 from gemma4_triage.logs.starts_in_a_row import StartCounter
@@ -138,6 +139,7 @@ class LogReading:
         self._tracebacks = TracebackReader()
         self._alarms = AlarmReader(self._place)
         self._stacks = remarks.StackReader()
+        self._received = ReceivedReader()
         self._remarks: dict[str, Remark] = {}
         self._shown = 0
         self._watchdog = -_OF_THE_WATCHDOG
@@ -184,7 +186,10 @@ class LogReading:
         """Take lines as SGLang wrote them: a table of batch lines, and all others of the same block."""
         self._table, self._fed = table, 0
         self._feeds = [] if table is None else self._feeds_of(table)
+        if table is not None:
+            self._received.works(int(table.rows.lines[-1]))
         if others is not None:
+            self._received.block(others.text, others.lines, others.numbers)
             self._others(others)
             # A note below the log has no stamp.
             last = next((line for line in reversed(others.lines) if line and not line.startswith(b"#")), b"")
@@ -361,6 +366,7 @@ class LogReading:
         if found is None:
             return False
         at, batch = found
+        self._received.works(number)
         stamp = self._stamp(line, at)
         if b": nan" in line and NOT_A_NUMBER.search(line, at):
             self._remarks.setdefault(NAN_IN_BATCH, remarks.remark(line, stamp.rank, Place(number, stamp.text)))
@@ -669,6 +675,7 @@ class LogReading:
             guards=tuple(self._guards.items),
             guard_count=self._guards.count,
             alarms=alarms,
+            unserved=self._received.unserved(self._place),
             remarks=self._remarks,
             stacks=tuple(self._stacks.stacks),
             errors=tuple(self._alarms.caught),

@@ -103,6 +103,8 @@ MARKS = (
         )
     ),
     (b"] Exception: ", "own_exception"),
+    # The first line of a message that begins below its exception.
+    (b"attempt has been made to start a new process", "unguarded_main"),
     (b"sglang.bench_latency", "benchmark"),
     (b"sglang.bench_offline_throughput", "benchmark"),
     (b"sglang.bench_one_batch", "benchmark"),

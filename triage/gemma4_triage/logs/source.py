@@ -24,7 +24,8 @@ from gemma4_triage.logs.packed import LONGEST_MAGIC, Packed, Torn, is_packed
 from gemma4_triage.own_document import own_document
 from gemma4_triage.time_limit import Clock
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
+"""What a pipe holds. Of more asked for, most is given back, which costs the kernel more than the reading itself."""
 STDIN = "-"
 PIPE_WAIT_S = 5.0
 """How long to wait for somebody who writes to a named pipe."""

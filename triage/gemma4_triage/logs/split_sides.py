@@ -71,3 +71,22 @@ def of_as_many_ranks(facts: LogFacts) -> str:
         f"as many ranks on both sides, which differ here: {'; '.join(differ)}. Each rank's KV then goes to one rank, "
         "and the sign that it has come is counted once; transfer backends take other numbers for some models alone"
     )
+
+
+def of_unlike_attention(facts: LogFacts) -> str:
+    """Return over how many ranks each side spreads one request's attention, where they differ; "" if none shows it."""
+    prefill, decode = (facts.remarks.get(f"command_of_{side}") for side in ("prefill", "decode"))
+    if prefill is None or decode is None:
+        return ""
+    first, second = _attention_ranks(prefill), _attention_ranks(decode)
+    return f"{first} at prefill, {second} at decode" if first and second and first != second else ""
+
+
+def _attention_ranks(said: Remark) -> int:
+    """Return over how many ranks a side spreads one request's attention; 0 if its command does not say."""
+    given = _asked(said, _OF_RANKS)
+    ranks, groups = given.get("--tp", "1"), given.get("--dp", "1")
+    if not (ranks.isdecimal() and groups.isdecimal()):
+        return 0
+    apart = "--enable-dp-attention" in said.text
+    return int(ranks) // max(1, int(groups)) if apart else int(ranks)

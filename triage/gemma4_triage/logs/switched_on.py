@@ -191,16 +191,29 @@ def aborted_before(facts: LogFacts, death: Death) -> str:
     )
 
 
+_IN_WARMUP = re.compile(
+    r"(?i)\b(?:dies|died|ends|ended|crash\w*|fail\w*|exits?|killed)\b.{0,30}?\b(?:in|during|at|by|of) (?:\w+ ){0,2}"
+    r"warm-?up"
+)
+
+
 def in_its_warmup(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    """Return what to do where a split server died of its own first requests, before any client's; empty if not so."""
-    begun, ready = facts.remarks.get("pd_warmup"), facts.remarks.get("ready")
-    if begun is None or facts.served or death.place.line < begun.place.line or ready is not None:
+    """Return what to do where a server died of its own first requests, before any client's; empty if not so."""
+    if facts.served or "ready" in facts.remarks:
         return ()
+    begun, notes = facts.remarks.get("pd_warmup"), facts.remarks.get("notes")
+    if begun is not None and begun.place.line <= death.place.line:
+        where = f"line {begun.place.line}"
+    elif notes is not None and _IN_WARMUP.search(notes.text):
+        where = "by a note"
+    else:
+        return ()
+    split = begun is not None or facts.settings.get("disaggregation_mode", "null") not in ("null", "None")
     each = ", which with --enable-dp-attention are one for each rank" * (
-        facts.settings.get("enable_dp_attention") == "True"
+        split and facts.settings.get("enable_dp_attention") == "True"
     )
     return (
-        f"once with --skip-server-warmup: it died of the server's own first requests (line {begun.place.line}){each}. "
+        f"once with --skip-server-warmup: it died of the server's own first requests ({where}){each}. "
         "If it then serves, the warm-up of this release is at fault: the release before, or a later one",
     )
 

@@ -40,6 +40,8 @@ _LOOP = re.compile(
 _SHIFTED = re.compile(rb" (?:[\w<>]+\.)*\w*(?:Error|Exception)(?:: |\s*$)")
 # Torch's words for what the device met, where whoever shortened a traceback left out the name of the exception.
 _OF_THE_DEVICE = re.compile(rb"(?:CUDA|HIP) error: \S")
+# What a kernel of torch's own prints as it stops, in the middle of whatever else is written.
+_ASSERTED = re.compile(rb"\S+\.cuh?:\d+: .{0,600}\bAssertion .{1,600} failed")
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
 # As Python shows an exception itself, which some programs print in the place of a last line: ValueError("...").
 _SHOWN = re.compile(rb"((?:\w+\.)*[A-Z]\w*(?:Error|Exception))\((['\"])(.+)\2,?\)\s*")
@@ -135,6 +137,11 @@ _TOLD_FRAME = re.compile(
 )
 
 
+# Shortened by hand: "  ... managers/scheduler.py, line 2163, in run_batch", at times without number and ending.
+_ELIDED_FRAME = re.compile(
+    rb"\s+(?:\.\.\.|\xe2\x80\xa6) ?(?:\.\.\./)?((?:[\w.-]+/)*\w+\.py|(?:[\w.-]+/)+\w+),? "
+    rb"(line \d+,? )?in ([A-Za-z_<][\w.<>]*)\s*"
+)
 # "  in LoRAManager.fetch_new_loras": of a class whose file has its name.
 _TOLD_METHOD = re.compile(rb"\s+in ([A-Z]\w+)\.(\w+)\s*")
 _FILE_OF = {name.removesuffix(".py").replace("_", ""): name for name in FOLDER_OF}
@@ -145,6 +152,8 @@ def told_frame(line: bytes) -> bytes | None:
     if (method := _TOLD_METHOD.fullmatch(line)) is not None:
         file = _FILE_OF.get(method[1].decode().lower())
         return None if file is None else b'  File "' + file.encode() + b'", in ' + method[2]
+    if (elided := _ELIDED_FRAME.fullmatch(line[: _LONGEST_STATEMENT * 40])) is not None:
+        return _written_out(*elided.groups())
     found = _TOLD_FRAME.fullmatch(line[: _LONGEST_STATEMENT * 40])
     if found is None:
         return None
@@ -154,6 +163,13 @@ def told_frame(line: bytes) -> bytes | None:
         if _OF_SGLANG.match(frame) or _OF_PACKAGE.match(frame):
             return frame
     return None
+
+
+def _written_out(path: bytes, number: bytes | None, function: bytes) -> bytes:
+    """Return a frame as Python writes it, of one whose path, or word "File", was left out."""
+    path = path.removesuffix(b".py") + b".py"
+    at = b", " + number.rstrip(b", ") if number else b""
+    return b'  File "' + (b".../" if b"/" in path else b"") + path + b'"' + at + b", in " + function
 
 
 def tells_its_end(line: bytes) -> bool:
@@ -189,7 +205,7 @@ class TracebackReader:
         self._begin = self._chain = Place(0)
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self._statement: list[bytes] = []
-        self._leak = b""
+        self._leak = self._asserted = b""
         self._left = self._foreign = 0
         self._first_frame = self._flush = False
         self._group = False
@@ -249,7 +265,7 @@ class TracebackReader:
         self._left, self._foreign = _LONGEST_TRACEBACK, _MOST_FOREIGN
         self._begin = place
         self._frames.clear()
-        self._statement, self._leak = [], b""
+        self._statement, self._leak, self._asserted = [], b"", b""
         self._first_frame = self._flush = False
 
     def torn(self, at_end: bool) -> Death | None:
@@ -262,7 +278,8 @@ class TracebackReader:
         if not self.inside or self._ignored or not (self._fatal or (at_end and self._foreign == _MOST_FOREIGN)):
             return None
         statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
-        return death_of(self._begin, self._rank, "", TORN, tuple(self._frames), self._chain, statement)
+        said = self._asserted.decode(errors="replace") or TORN
+        return death_of(self._begin, self._rank, "", said, tuple(self._frames), self._chain, statement)
 
     def leaked(self, line: bytes) -> Death | None:
         """Return the end of a traceback that is shortened to the words of a leak, with the pool's equation below."""
@@ -352,6 +369,8 @@ class TracebackReader:
             if self._flush and len(self._statement) < _LONGEST_STATEMENT:
                 self._statement.append(line[:_LONGEST_MESSAGE].strip())
                 return None
+            if b"Assertion" in line and not self._asserted and _ASSERTED.match(line):
+                self._asserted = line[:_LONGEST_MESSAGE].strip()
             if b"leak detected" in line[:_LONGEST_MESSAGE]:
                 self._leak = line[:_LONGEST_MESSAGE].strip()
             self._foreign -= 1

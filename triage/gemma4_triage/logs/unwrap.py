@@ -15,7 +15,7 @@ from gemma4_triage.logs import values_asked
 from gemma4_triage.logs.envelope import opened
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block
 from gemma4_triage.logs.prefixes import STAMP_SHAPE, Before, Prefixes, may_teach, shapes_of
-from gemma4_triage.logs.prompts_over_lines import without_prompts
+from gemma4_triage.logs.prompts_over_lines import without_prompts, without_rest
 from gemma4_triage.logs.tracebacks import CHAIN, TRACEBACK
 
 # Escape sequences; colours also where a web page has swallowed the escape itself, or shows it as two characters.
@@ -87,7 +87,8 @@ class Unwrapper:
         self._last_number = block.numbers[-1]
         # First what is longest, and of no interest: all that follows looks at the rest alone.
         requests = any(mark in block.text for mark in _REQUESTS)
-        text = _without_requests(without_prompts(block.text, block.numbers)) if requests else block.text
+        text, still_open = without_prompts(block.text, block.numbers) if requests else (block.text, [])
+        text = _without_requests(text) if requests else text
         plain = lines = text.split(b"\n") if requests else block.lines
         escaped = any(mark in text for mark in _CONTROLS)
         if escaped or b"[0m" in text:
@@ -124,9 +125,11 @@ class Unwrapper:
         if not self._twice and self._stamped.concerns(text):
             for at, line in enumerate(lines):
                 changed[at] = [self._stamped.line(*piece) for piece in changed.get(at, [(b"", line)])]
-        if changed:
-            return _replaced(block, lines, changed)
-        return block if lines is block.lines else block.with_lines(lines, block.numbers, block.streams)
+        bare = block if lines is block.lines else block.with_lines(lines, block.numbers, block.streams)
+        bare = _replaced(block, lines, changed) if changed else bare
+        if still_open and bare is not None and without_rest(bare_lines := [*bare.lines], bare.numbers, still_open):
+            return bare.with_lines(bare_lines, bare.numbers, bare.streams)
+        return bare
 
     def _around(
         self, lines: list[bytes], odd: Sequence[int], shapes: list[bytes]
@@ -375,6 +378,11 @@ def _without_requests(text: bytes) -> bytes:
             end = len(text) if end < 0 else end
             if match := _REQUEST.search(text, max(done, at - _BEFORE_MARK), end):
                 parts.append(text[done : match.end()] + values_asked.said_of(text[match.end() : end]))
+                begin = text.rfind(b"\n", 0, at) + 1
+                if text[begin : begin + 1] == b"{":
+                    # An object in JSON stays one, of which what stands ahead of the request is read.
+                    open_ones = text.count(b"{", begin, match.end()) - text.count(b"}", begin, match.end())
+                    parts.append(b'"' + b"}" * open_ones)
                 done = end
             at = text.find(mark, end)
         text = b"".join([*parts, text[done:]]) if parts else text

@@ -30,8 +30,15 @@ _NUMBER = re.compile(rb"-?\d+")
 _LONGEST = 8000  # bytes
 
 
+_OF_A_PROBE = b"rid='HEALTH_CHECK"
+BY_A_PROBE = b"(by a probe)"
+"""What is kept of a request that a health check has made."""
+
+
 def said_of(request: bytes) -> bytes:
-    """Return, of a request as --log-requests writes it, only the values that cannot be, as words; b"" mostly."""
+    """Return, of a request as --log-requests writes it, who made it if no client did, and values that cannot be."""
+    if _OF_A_PROBE in request or request.startswith(BY_A_PROBE):
+        return BY_A_PROBE
     if b"'n': " not in request and b"stop_token_ids" not in request:
         return b""
     found = [match[0] for match in _SAMPLES.finditer(request) if int(match[1]) > _MOST_SAMPLES]

@@ -74,6 +74,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     else:
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"
         cause = "the prompt was cut behind or inside an image, or the processor expands to fewer placeholders"
+    if mixed := _is_mixed(facts):
+        cause = (
+            f"a request had pictures and a video at once, by a note: places of one may count as the other's; or {cause}"
+        )
     return Finding(
         rule=_OF_DEATH.id,
         cause=f"Image or audio placeholders and embeddings differ in number{said}; {cause}.",
@@ -83,6 +87,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the same request alone, with --chunked-prefill-size -1, fails alike and has no placeholder in its text",
         ),
         advice=(
+            *((_APART,) if mixed else ()),
             *_first(death, counts),
             *((_NO_MARK, _OWN_KEYS) if counts and int(counts["text"] or 0) == 0 else ()),
             "send that request alone, then with one image, and with images or a video alone; look for a literal image "
@@ -96,6 +101,21 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         next_commands=("gemma4-triage doctor",),
         upstream=("SGLang 40797",) if "Insufficient multimodal" in death.message else (),
     )
+
+
+# An image alone may be a container's.
+_PICTURES = pattern(r"(?i)\b(?:pictures?|photos?|images|(?:an?|one|each|every) image)\b")
+_VIDEOS = pattern(r"(?i)\b(?:videos?|clips?)\b")
+_APART = (
+    "pictures and videos in requests of their own: a model that marks both with one token (GLM-V) has had the places "
+    "of a video's frames dealt to its pictures, where a request brings both (SGLang 37968); then a later release"
+)
+
+
+def _is_mixed(facts: LogFacts) -> bool:
+    """Say whether somebody noted a request that has pictures and a video."""
+    notes = facts.remarks["notes"].text if "notes" in facts.remarks else ""
+    return any(_PICTURES.search(line) and _VIDEOS.search(line) for line in notes.splitlines())
 
 
 _SAMPLES = 1000  # of sound, for each placeholder

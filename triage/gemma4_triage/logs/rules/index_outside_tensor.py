@@ -15,7 +15,8 @@ from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import in_its_warmup, switched_on
 
 _MESSAGE = pattern(
-    r"device-side assert triggered|Assertion .{0,60}(?:sizes\[i\] <= index|srcIndex < srcSelectDimSize)|"
+    r"device-side assert triggered|"
+    r"Assertion .{0,60}(?:sizes\[i\] <= index|srcIndex < srcSelectDimSize|ind < ind_dim_size)|"
     r"Assertion .{0,90}index out of bounds|index -?\d+ is out of bounds for dimension \d+ with size (?!0\b)\d+"
 )
 

@@ -28,7 +28,7 @@ from gemma4_triage.logs.rule import (
     pattern,
     remarked,
 )
-from gemma4_triage.logs.split_sides import made_alike
+from gemma4_triage.logs.split_sides import made_alike, of_unlike_attention
 from gemma4_triage.logs.transfers_noted import OTHER_SIDE, noted
 
 _WORDS = pattern(
@@ -227,7 +227,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     alarm = next((alarm for alarm in facts.alarms if alarm.kind == "transfer"), None)
     mooncake = facts.settings.get("disaggregation_transfer_backend", "mooncake") == "mooncake"
     many = [over(facts, "such lines", alarm.count, "transfers that failed")] if alarm and alarm.count > 1 else []
-    said = " ".join((death.message, *(alarm.more if alarm else ())))
+    said = " ".join((f"{death.type_name}: {death.message}", *(alarm.more if alarm else ())))
     state = next((state for state in _STATES if f"KVPoll.{state}" in said or _LATE[state] in said), None)
     transport = next(
         (
@@ -289,6 +289,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if state == "WaitingForInput" and several is not None and _SEVERAL.search(several.text):
         shown = [*shown, *remarked(facts, "samples", "a request for several answers")]
         advice = (_ONE_ROOM, *advice)
+    if transport is not None and transport[0] == _NIXL and (unlike := of_unlike_attention(facts)):
+        why = (
+            f"{why}, and by their starts the sides spread a request's attention over other numbers of ranks ({unlike})"
+        )
     if alike := made_alike(facts):
         advice = (alike, *advice)
     if "split_differs" in facts.remarks:

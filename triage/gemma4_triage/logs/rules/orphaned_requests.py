@@ -9,12 +9,26 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.kept_by_none import is_split, kept_by_none
 from gemma4_triage.logs.notes_in_prose import kinds_noted
-from gemma4_triage.logs.rule import Rule, at, remarked
+from gemma4_triage.logs.rule import Rule, at, pattern, remarked
 
 _ADVICE = (
-    "restart, and take another release of SGLang: an abort has to reach the scheduler when a client goes",
+    "restart, and take another release of SGLang, of those of August 2026 (0.5.18, 0.5.19) a later one (SGLang "
+    "35255): an abort has to reach the scheduler when a client goes",
     "until then a max_tokens for every request, and clients and routers that wait longer",
 )
+
+
+_GO_ON = pattern(
+    r"(?i)\bsuch lines\b.{0,60}\b(?:for (?:\d+|many|several) (?:minutes|hours)|(?:a|per) second|never end)|"
+    r"\bnew requests? (?:\w+ )?waits?\b|\b(?:slots?|places?) (?:\w+ )?(?:taken|full|occupied)\b|"
+    r"\bGPUs? (?:is |are |stays? |keeps? )?(?:still )?busy\b"
+)
+
+
+def _is_noted_to_go_on(facts: LogFacts) -> bool:
+    """Say whether somebody noted that such outputs go on, that their requests hold room, or that others wait."""
+    notes = facts.remarks.get("notes")
+    return "silence" in kinds_noted(facts) or (notes is not None and _GO_ON.search(notes.text) is not None)
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
@@ -54,7 +68,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 "(SGLang 8177)",
             ),
         )
-    elif "zombie" in facts.remarks or ("orphan" in facts.remarks and "silence" in kinds_noted(facts)):
+    elif "zombie" in facts.remarks or ("orphan" in facts.remarks and _is_noted_to_go_on(facts)):
         sign = "zombie" if "zombie" in facts.remarks else "orphan"
         yield Finding(
             rule=RULE.id,

@@ -29,6 +29,7 @@ from gemma4_triage.logs.parts_of_sglang import (
     part_of_file,
 )
 from gemma4_triage.logs.refused_too import LACKING, OF_CUDA, WITHOUT_BUFFER, also_refused, refused_too
+from gemma4_triage.logs.requests_of_another_kind import NO_CHATS, of_another_kind
 from gemma4_triage.logs.room_asked import room_asked
 from gemma4_triage.logs.rule import (
     Wording,
@@ -165,7 +166,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
             *(("another release or image of SGLang, with the packages that it pins",) if call or lacks else ()),
             *((of_input.advice,) if of_input else ()),
             *((_NO_TOKENIZER,) if facts.settings.get("skip_tokenizer_init") == "True" else ()),
-            *((_NO_CHATS,) if _is_a_chat(facts) else ()),
+            *((NO_CHATS,) if _is_a_chat(facts) else ()),
             part.look,
         ),
     )
@@ -223,11 +224,14 @@ def _of_a_class(facts: LogFacts) -> Iterator[Finding]:
     )
     if error is None or lacks is None:
         return
+    if (told := of_another_kind(facts, error, lacks, rule=ID)) is not None:
+        yield told
+        return
     of_media = _OF_MEDIA.search(lacks[0]) is not None
     yield Finding(
         rule=ID,
         cause=f"Requests failed, and the server went on: its class {lacks[1]} reads {lacks[2]}, which nothing in this "
-        "build sets (any more). A defect of its code, or a base class of another release, not of the request or model.",
+        "build sets (any more). A defect of its code, or a base class of another release.",
         confidence=Confidence.LIKELY,
         evidence=(at(facts, error.place, exception_text(error), "what the request failed of"),),
         ruled_out_if=("the same request is answered by the same build",),
@@ -246,10 +250,6 @@ def _of_a_class(facts: LogFacts) -> Iterator[Finding]:
 _NO_TOKENIZER = (
     "this server has --skip-tokenizer-init: ask /generate with input_ids, which answers with ids; texts and the OpenAI "
     "endpoints need the tokenizer"
-)
-_NO_CHATS = (
-    "this server has --is-embedding, and a chat or a completion was asked of it: /v1/embeddings, /classify or "
-    "/v1/rerank are what it answers; for texts start it without --is-embedding"
 )
 _CHATS = pattern(r"/(?:chat/)?completions|/generate\b|/responses\b")
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark
+from gemma4_triage.logs.layer_kept_whole import before_a_torn_end
 from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, pattern, remarked
 from gemma4_triage.logs.rules import quantised_kernel
 from gemma4_triage.logs.weights_sent import is_of_another_size, of_another_size
@@ -53,6 +54,15 @@ _LOADS = pattern(
 _NO_PLACE = pattern(r"There is no module or parameter named '[\w.]+' in \w+")
 _UNKNOWN_TO = pattern(r"(?<=named )'[\w.]+'")
 _LACKED = pattern(r"weights (?:were|are) not initialized from (?:the )?checkpoints?: (.{0,120})")
+_TIES = pattern(r"gemma\w*\.py:")
+_AS_COPIES_KEEP_IT = ". Quantised copies keep it often."
+_NO_HEAD = (
+    ", or it is another class than the checkpoint's own, as where a release knows a model by its name on the hub alone."
+)
+_BY_ITS_NAME = (
+    "where --model-path is a folder: once by the model's name on the hub (or the folder named as the repository is): "
+    "if that loads, this release takes another class for the folder, and a later one goes by config.json"
+)
 _TIED = "a later release, which passes that weight over; or a copy whose config.json says tie_word_embeddings false"
 
 
@@ -272,6 +282,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     of_text = any(map(_TEXT_ALONE.match, death.frames))
     why = _why(name[0].strip(chr(39)), quantised, staged, unnamed, of_text) if name and not conflict else ""
     why = _NO_TOWER.format(death.frame.partition(":")[0]) if other_kind else why
+    # Of these classes it is known that they tie their embeddings, and of a quantised copy that it may keep the head.
+    tied = quantised or any(map(_TIES.match, death.frames)) or facts.settings.get("quantization", "None") != "None"
     packed = _IN_BYTES.search(death.message) if not name and not conflict else None
     outside = facts.remarks.get("left_out") if not name and not conflict else None
     if conflict:
@@ -280,8 +292,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif lacked := _LACKED.search(death.message):
         cause = f"The model class of this release asks for weights that the checkpoint has not: {lacked[1]}."
     elif name and "lm_head" in name[0]:
-        cause = "The checkpoint has an output layer of its own (lm_head), and the model class of this release takes "
-        cause += "the input embeddings for it, so that it has no place for one. Quantised copies keep it often."
+        cause = "The checkpoint has an output layer of its own (lm_head), and the model class of this release has no "
+        cause += f"place for one: it takes the input embeddings for it{_AS_COPIES_KEEP_IT if tied else _NO_HEAD}"
     elif name:
         cause = (
             f"The checkpoint has a weight {name[0].strip(chr(39))} that the model class of this release does not know."
@@ -339,7 +351,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     finding = Finding(
         rule=RULE.id,
         cause=cause,
-        confidence=Confidence.LIKELY if conflict or name else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if (conflict or name) and _NO_HEAD not in cause else Confidence.POSSIBLE,
         evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
         ruled_out_if=(
             ("another release loads the same checkpoint",)
@@ -358,6 +370,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *((_OF_BITSANDBYTES,) if packed else ()),
             *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
+            *((_BY_ITS_NAME,) if _NO_HEAD in cause else ()),
             *(_OF_A_COPY if not other_kind else ()),
         ),
     )
@@ -523,6 +536,9 @@ _OF_THE_HEAD = pattern(r"lm_head\.weight_(?:scale|packed|global_scale)\w* not fo
 def _find(facts: LogFacts) -> Iterator[Finding]:
     yield from _OF_DEATH.find(facts)
     yield from _not_loaded(facts)
+    if (kept := before_a_torn_end(facts, RULE.id)) is not None:
+        yield kept
+        return
     # Layers of drafts, which come last, and unused buffers are left out by rights.
     first = facts.remarks.get("first_left_out")
     last = facts.remarks.get("left_out")
