@@ -5,6 +5,14 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "mode-of-a-verification-left": ("forward-mode-left-over", None, None, C.CERTAIN),
+    "window-evicted-behind-a-decode": ("request-state-differs", None, None, C.LIKELY),
+    "logits-nan-behind-the-forward": ("numbers-not-finite", None, None, C.LIKELY),
+    "running-request-waits-too": ("request-misplaced", None, None, C.CERTAIN),
+    "retracted-request-in-no-queue": ("request-misplaced", None, None, C.LIKELY),
+    "chunk-begins-before-its-end": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
+    "two-requests-of-one-record": ("request-state-differs", S.REQUEST_COUNTERS, D.FOREIGN, C.LIKELY),
+    "queue-popped-from-the-front": ("scheduler-exception", None, None, C.POSSIBLE),
     "stamp-of-a-window-overwritten": ("tree-broken", S.TREE_LOCK, D.STALE, C.CERTAIN),
     "chunked-request-in-a-batch-twice": ("request-state-differs", S.ROW_INDICES, D.DUPLICATE, C.LIKELY),
     "window-lock-lost-on-a-node": ("tree-broken", S.TREE_LOCK, D.EARLY, C.CERTAIN),

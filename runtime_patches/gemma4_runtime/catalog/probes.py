@@ -301,9 +301,11 @@ PROBES: tuple[Patch, ...] = (
         attachments=(
             KNOWN_POOLS,
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
+            Hook("scheduler.next_batch", How.AFTER, f"{_AT}.request_rows:after_next_batch"),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
             Hook("scheduler.run_batch", How.AFTER, f"{_AT}.request_rows:after_run_batch"),
             Hook("runner.sample", How.BEFORE, f"{_AT}.request_rows:before_sample"),
+            Hook("sampler.forward", How.BEFORE, f"{_AT}.request_rows:before_sampler"),
             Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_filter"),
             Hook("batch.merge", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
             Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),
