@@ -218,6 +218,7 @@ def test_what_the_sentence_says_of_its_dump(case, words):
     [
         (16, 0, Confidence.LIKELY, "so that the count is true"),
         (16, 16, Confidence.CERTAIN, "request counters (swa_evicted_seqlen): 32 where 0 belongs"),
+        (16, 8, Confidence.LIKELY, "behind which nothing leaves it. The window"),
         (0, 0, Confidence.LIKELY, "or the count alone has changed"),
     ],
 )

@@ -311,7 +311,7 @@ def slots_left(scheduler: Any, request: Any, begin: int, end: int) -> dict[str, 
     if mapping is None:
         return {}
     # What the prefix cache has of it is not the request's to give back.
-    begin = max(begin, held(request).cache_protected_len)
+    begin, end = max(begin, held(request).cache_protected_len), min(end, held(request).kv_allocated_len)
     full = scheduler.req_to_token_pool.req_to_token[held(request).req_pool_idx, begin : max(begin, end)].long()
     return {"own_kept": int((mapping[full.to(mapping.device)] > 0).sum()), "own_left": int(full.numel())}
 

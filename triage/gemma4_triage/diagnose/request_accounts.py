@@ -130,13 +130,13 @@ def sentence_of(dump: Dump) -> str | None:
 def may_have_been_evicted(dump: Dump) -> bool | None:
     """Return None where a request counts more as gone from its window than it did, and may have given that back.
 
-    Nothing of what it counts more has a slot of the window then; where some has, the count alone has changed.
+    What it counts more has no slots of the window then; where all of it has, the count alone has changed.
     """
     scalars = dump.manifest.scalars
-    value, expected, kept = (scalars.get(name) for name in ("value", "expected", "own_kept"))
+    value, expected, kept, left = (scalars.get(name) for name in ("value", "expected", "own_kept", "own_left"))
     grown = isinstance(value, int) and isinstance(expected, int) and value > expected
     of_window = scalars.get("why") == "changed" and scalars.get("counter") == "swa_evicted_seqlen"
-    return None if of_window and grown and not kept else False
+    return None if of_window and grown and (not kept or kept != left) else False
 
 
 def _read_again(dump: Dump) -> str:

@@ -178,7 +178,8 @@ def _evicted_behind(dump: Dump) -> Told | None:
     if may_have_been_evicted(dump) is not None:
         return None
     scalars = dump.manifest.scalars
-    true = ": and none of those between has a slot there, so that the count is true" if scalars.get("own_left") else ""
+    given_back = bool(scalars.get("own_left")) and scalars.get("own_kept") == 0
+    true = ": and none of those between has a slot there, so that the count is true" if given_back else ""
     cause = (
         f"The request in slot {scalars.get('request_slot')} counts {scalars.get('value')} tokens as gone from its "
         f"sliding window (swa_evicted_seqlen), and {scalars.get('expected')} before its forward, behind which nothing "
