@@ -30,6 +30,8 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "token_differs": ("input tokens", "accepted drafts", "answer's tokens"),
     "not_finite": ("logits", "hidden states"),
     "not_stored": ("keys and values",),
+    "request_misplaced": ("waiting queue",),
+    "mode_left": ("forward mode",),
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")

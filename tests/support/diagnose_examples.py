@@ -223,6 +223,8 @@ OTHERS: dict[str, Incident] = {
     "eviction-names-no-page": mutation("eviction-of-page-zero"),
     "lock-left-over": mutation("lock-left-over"),
     "cache-insert-wrong": mutation("insert-frees-its-own-prefix"),
+    "forward-mode-left-over": mutation("mode-of-a-verification-left"),
+    "request-misplaced": mutation("running-request-waits-too"),
     "keys-not-stored": mutation("nothing-stored-by-a-verification"),
     "numbers-not-finite": mutation("keys-of-one-token-nan"),
     "cached-text-differs": mutation("key-without-the-first-new-token"),

@@ -50,6 +50,11 @@ class Server:
             request.origin_input_ids = array("q", range(known))
         self.check_between_steps()
 
+    def begin_anew(self):
+        """Let what is prefilled next be read as that of retracted requests is: nobody else's is read twice."""
+        for request in self.world.requests:
+            request.retraction_count += 1
+
     def check_between_steps(self, lengths=None):
         """Check with the lengths of the running batch, [requests], if it has any."""
         batch = self.scheduler.running_batch = SimpleNamespace(reqs=self.world.requests)

@@ -201,6 +201,12 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("lengths-merged-in-another-order", "has the lengths of 6 requests in another order than the requests"),
         ("table-of-the-next-layer", "although this forward has a table for sliding layers"),
         ("mapping-entry-erased", "the SWA page of this place was handed out and never given back"),
+        ("mode-of-a-verification-left", "was run as DECODE, and its forward left TARGET_VERIFY at it"),
+        ("window-evicted-behind-a-decode", "where its result is looked at as a prefill's"),
+        ("running-request-waits-too", "runs and is in the waiting queue all the same"),
+        ("chunk-begins-before-its-end", "prefix_len) fell back to whole pages"),
+        ("two-requests-of-one-record", "one object for two requests"),
+        ("queue-popped-from-the-front", "by a place in a list of Python's that the list does not have"),
         ("page-allocated-again", "nobody gave back the one that these tokens had: they got slots once more"),
         ("evicted-count-too-high", "and as many are missing from that pool"),
         ("locks-kept-at-a-retraction", "Requests wait and none runs: the prefix cache counts locks that nobody holds"),
@@ -214,6 +220,27 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
 )
 def test_what_the_sentence_says_of_its_dump(case, words):
     assert words in named_of(*dumps_of(case))[0].cause
+
+
+@pytest.mark.parametrize(
+    ("left", "kept", "confidence", "words"),
+    [
+        (16, 0, Confidence.LIKELY, "so that the count is true"),
+        (16, 16, Confidence.CERTAIN, "request counters (swa_evicted_seqlen): 32 where 0 belongs"),
+        (16, 8, Confidence.LIKELY, "behind which nothing leaves it. The window"),
+        (0, 0, Confidence.LIKELY, "or the count alone has changed"),
+    ],
+)
+def test_a_count_of_evicted_tokens_is_wrong_for_certain_where_their_slots_are_there(left, kept, confidence, words):
+    (dump,) = dumps_of("window-evicted-behind-a-decode")
+    first = named_of(altered(dump, scalars=dump.manifest.scalars | {"own_left": left, "own_kept": kept}))[0]
+    assert first.confidence is confidence
+    assert words in first.cause
+
+
+def test_an_exception_of_a_list_of_python_s_leads_to_its_line():
+    advice = named_of(*dumps_of("queue-popped-from-the-front"))[0].advice
+    assert "Scheduler.abort_request:5697" in advice[0]
 
 
 def test_a_page_of_its_own_where_the_cache_has_one_was_given_once_more():

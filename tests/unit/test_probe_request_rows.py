@@ -344,6 +344,7 @@ def test_a_batch_that_names_another_row(server):
 def test_silent_in_prefills_and_verifications_too(server, mode):
     for _ in range(3):
         server.forward(mode=mode)
+        server.begin_anew()
     assert list(DumpStore(server.dumps).list()) == []
 
 

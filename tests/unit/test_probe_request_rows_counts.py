@@ -14,13 +14,13 @@ from gemma4_dumps.store import DumpStore
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
-from gemma4_runtime.release.requests import COMMITS_WHAT_IS_ACCEPTED, held
+from gemma4_runtime.release.requests import COMMITS_WHAT_IS_ACCEPTED, held, set_swa_evicted
 from gemma4_runtime.rows.counts import check_counters
 from gemma4_runtime.rows.seen import note_counts, seen_of
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
-from request_rows_server import PROMPT, Server, trapped, trapped_by
+from request_rows_server import PROMPT, Server, named, trapped, trapped_by
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -397,3 +397,23 @@ def test_with_drafts_what_was_allocated_is_kept_or_taken_off_whole_after_the_for
     if is_wrong:
         (entry,) = DumpStore(server.dumps).list()
         assert read_dump(entry.path).manifest.scalars["expected"] == record.kv_committed_len + 3
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+def test_a_count_of_evicted_tokens_that_has_grown_says_whether_their_slots_are_there(server, given_back):
+    """The count is wrong for certain only if they are; else the window was given back at another time."""
+    server.forward()
+    request, page = server.world.requests[0], server.world.page
+    begin = held(request).cache_protected_len
+    set_swa_evicted(request, begin + page)
+    if given_back:
+        row = server.world.rows.req_to_token[held(request).req_pool_idx, begin : begin + page]
+        server.world.allocator.full_to_swa_index_mapping[row.long()] = 0
+    said = trapped_by(server, server.next_batch)
+    assert (said.verdict, said.scalars["counter"]) == ("counter_wrong", "swa_evicted_seqlen")
+    told = said.scalars["own_left"], said.scalars["own_kept"]
+    assert told[0] > 0
+    assert told[1] == (0 if given_back else told[0])
+    finding = named(server)
+    assert finding.confidence is (Confidence.LIKELY if given_back else Confidence.CERTAIN)
+    assert ("count is true" in finding.cause) is given_back

@@ -137,3 +137,20 @@ def test_the_hidden_state_of_a_draft(server, cache, wrong, looked_at):
     assert "begins with a hidden state that is NaN" in named(server).cause
     assert named(server).confidence is (Confidence.LIKELY if looked_at else Confidence.POSSIBLE)
     assert ("was not looked at" in named(server).cause) is not looked_at
+
+
+def test_logits_that_become_nan_on_their_way_to_the_sampler(server, cache):
+    """What the sampler is handed is looked at once for each time that logits were numbers."""
+    logits = logits_with()
+    output = SimpleNamespace(next_token_logits=logits)
+    decoded(server, logits)
+    request_rows.before_sampler(None, output)
+    logits[1, 0] = NAN
+    request_rows.before_sampler(None, output)
+    decoded(server, logits_with())
+    said = trapped_by(server, lambda: request_rows.before_sampler(None, output))
+    assert (said.verdict, said.scalars["why"]) == ("not_finite", "handed")
+    assert said.scalars["request_slot"] == held(server.world.requests[1]).req_pool_idx
+    finding = named(server)
+    assert (finding.rule, finding.confidence) == ("numbers-not-finite", Confidence.LIKELY)
+    assert "were numbers as the forward gave them" in finding.cause

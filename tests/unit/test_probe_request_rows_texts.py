@@ -91,6 +91,7 @@ class TestWhatIsNoted:
 
         texts = texts_of(server.world.allocator)
         known = int((texts.tokens >= 0).sum())
+        server.begin_anew()
         server.forward(shorten, ForwardMode.EXTEND)
         assert known > int((texts.tokens >= 0).sum())
 

@@ -278,7 +278,8 @@ PROBES: tuple[Patch, ...] = (
             "and of a frozen draft's outside CUDA graphs; the token that a decode or a verification begins with, and "
             "those that a prefill of text reads, of which each request has to have some; a prefix from the cache "
             "against the text that was stored in its slots; what was sampled against the answer; logits that are NaN, "
-            "with the keys or values that they come of; and that keys and values stand in each slot that a forward was "
+            "with the keys or values that they come of; in which batch or queue each request is; "
+            "and that keys and values stand in each slot that a forward was "
             "to write, which is marked before, once a buffer was seen to be used, but for caches of 8 bits (of "
             "verifications both from 0.5.23 on). From 0.5.23 on the drafts that are taken, slots ahead, and what an "
             "insert takes and leaves in the prefix cache. It copies rows to the host and waits for the device, "
@@ -293,6 +294,7 @@ PROBES: tuple[Patch, ...] = (
                 "tests/unit/test_probe_request_rows_texts.py",
                 "tests/unit/test_probe_request_rows_begins.py",
                 "tests/unit/test_probe_request_rows_finite.py",
+                "tests/unit/test_probe_request_rows_queues.py",
                 "tests/unit/test_probe_request_rows_stored.py",
                 "tests/unit/test_request_rows.py",
                 "tests/engine/test_request_rows_live.py",
@@ -301,9 +303,11 @@ PROBES: tuple[Patch, ...] = (
         attachments=(
             KNOWN_POOLS,
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
+            Hook("scheduler.next_batch", How.AFTER, f"{_AT}.request_rows:after_next_batch"),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
             Hook("scheduler.run_batch", How.AFTER, f"{_AT}.request_rows:after_run_batch"),
             Hook("runner.sample", How.BEFORE, f"{_AT}.request_rows:before_sample"),
+            Hook("sampler.forward", How.BEFORE, f"{_AT}.request_rows:before_sampler"),
             Hook("batch.filter", How.AFTER, f"{_AT}.request_rows:after_filter"),
             Hook("batch.merge", How.AFTER, f"{_AT}.request_rows:after_batch_changes"),
             Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),

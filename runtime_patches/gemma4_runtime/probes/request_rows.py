@@ -8,11 +8,14 @@
 |                                     | counted before its forward; without drafts, the batch's lengths; the locks of  |
 |                                     | the prefix cache against the nodes that requests hold, before a forward too;   |
 |                                     | that no answer grows while its prompt is read in chunks, and that each ends in |
-|                                     | what was sampled for it (without drafts and overlap)                           |
+|                                     | what was sampled for it (without drafts and overlap); that none of them waits  |
+| after get_next_batch_to_run         | that none of them waits, and each that ran is in a batch, or waits             |
+| after run_batch                     | that the batch is of the kind (forward_mode) that it was run as                |
 | before ModelRunner.sample; after    | that keys and values stand in each slot that the forward was to write; that no |
 | eagle_sample, from 0.5.23 on        | logit of a request is NaN; else in which layer's keys or values, of which      |
 |                                     | token, what it reads is not finite; likewise the hidden state that a frozen    |
 |                                     | draft begins with                                                              |
+| before Sampler.forward              | that no logit became NaN since then, by what penalties, biases and masks do    |
 | after filter_batch and merge_batch  | that the batch has no request twice; its row numbers, by which the next step   |
 |                                     | allocates                                                                      |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
@@ -66,13 +69,14 @@ from gemma4_runtime.indices.trtllm import believed_lengths
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.answers import check_answers, note_sampled
-from gemma4_runtime.rows.begins import check_begins, check_bounds
+from gemma4_runtime.rows.begins import check_begins, check_bounds, check_read_once
 from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
 from gemma4_runtime.rows.drafts import check_draft_lengths, check_draft_plan
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
-from gemma4_runtime.rows.finite import check_hidden, check_logits, note_spans
+from gemma4_runtime.rows.finite import check_handed, check_hidden, check_logits, note_spans
 from gemma4_runtime.rows.inserts import can_be_held, check_insert
 from gemma4_runtime.rows.members import check_members, check_once
+from gemma4_runtime.rows.modes import check_mode, note_mode
 from gemma4_runtime.rows.places import (
     check_draft_positions,
     check_lists,
@@ -83,6 +87,7 @@ from gemma4_runtime.rows.places import (
     check_writes,
     spans_of,
 )
+from gemma4_runtime.rows.queues import check_none_lost, check_not_waiting, note_running
 from gemma4_runtime.rows.report import (
     CHANGED,
     DRAFT_POSITIONS,
@@ -122,6 +127,8 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     if not scheduler.enable_overlap:
         for batch in batches:
             check_row_numbers(scheduler, batch)
+    note_running(scheduler)
+    check_not_waiting(scheduler, batches)
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
     check_chunk(scheduler)
     check_answers(scheduler, list(requests.values()))
@@ -129,6 +136,14 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     check_counters(scheduler, list(requests.values()), lengths)
     check_locks(scheduler, list(requests.values()), NEXT)
     check_row_entries(scheduler, list(requests.values()), NEXT)
+
+
+def after_next_batch(plan: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """Check, behind `Scheduler.get_next_batch_to_run`, where the requests are; 0.5.23 returns a plan."""
+    # Of a batch the plan is itself, and the scheduler has the running one.
+    batches = getattr(plan, "batch_to_run", plan), getattr(plan, "running_batch", scheduler.running_batch)
+    check_not_waiting(scheduler, batches)
+    check_none_lost(scheduler, batches)
 
 
 def after_filter(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -160,23 +175,35 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
     global _running
     seen = _running = seen_of(scheduler)
     seen.scheduler, seen.batch, seen.ran = scheduler, batch, tuple(batch.reqs or ())
+    note_mode(scheduler, batch)
 
 
 def after_run_batch(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Remember, after `Scheduler.run_batch`, what it sampled."""
+    """Check, after `Scheduler.run_batch`, as what it leaves its batch; remember what it sampled."""
+    check_mode(scheduler, batch)
     note_sampled(scheduler, batch, result)
 
 
 def before_sample(model_runner: Any, logits_output: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
     """Check the target's logits before `ModelRunner.sample(logits_output, forward_batch)` writes over them."""
     scheduler = None if _running is None else _running.scheduler
-    if scheduler is None or model_runner.is_draft_worker or forward_batch.forward_mode.is_idle():
+    if scheduler is None or _running is None or model_runner.is_draft_worker or forward_batch.forward_mode.is_idle():
         return
-    requests = _running.batch.reqs if _running is not None and _running.batch is not None else ()
+    _running.sampling = ()
+    requests = _running.batch.reqs if _running.batch is not None else ()
     if len(requests or ()) == len(forward_batch.req_pool_indices) and not check_marked(
         scheduler, requests, BEFORE, forward_batch
     ):
-        check_logits(scheduler, requests, logits_output.next_token_logits, BEFORE)
+        known = check_logits(scheduler, requests, logits_output.next_token_logits, BEFORE)
+        _running.sampling = requests if known else ()
+
+
+def before_sampler(sampler: Any, logits_output: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the logits that `Sampler.forward(logits_output)` is handed, once for each `ModelRunner.sample`."""
+    if _running is None or not _running.sampling:
+        return
+    requests, _running.sampling = _running.sampling, ()
+    check_handed(_running.scheduler, requests, logits_output.next_token_logits)
 
 
 def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -200,7 +227,11 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
         had = is_free(scheduler, released[0].value)
         report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows, had=had)
         return
-    if check_begins(scheduler, requests, made) or check_members(scheduler, requests, made):
+    if (
+        check_begins(scheduler, requests, made)
+        or check_members(scheduler, requests, made)
+        or check_read_once(scheduler, requests, made)
+    ):
         return
     note_spans(scheduler, requests, made)
     note_texts(scheduler, requests, made)

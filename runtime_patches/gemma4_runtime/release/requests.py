@@ -81,6 +81,15 @@ def prefilled_until(request: Any) -> int:
     return request.extend_end if _IN_A_RECORD else request.fill_len
 
 
+def prefix_length(request: Any) -> int:
+    """Returns how many of a request's first tokens have KV before the prefill that it is in.
+
+    Args:
+        request: A `Req`.
+    """
+    return request.prefix_len if _IN_A_RECORD else len(request.prefix_indices)
+
+
 def write_slots(forward_batch: Any) -> Any:
     """Returns the slots that a forward will write, as rows of req_to_token name them; None if it writes none.
 

@@ -9,8 +9,9 @@ from typing import Any
 from gemma4_dumps.structures import Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
-from gemma4_runtime.release.requests import held, prefilled_until
+from gemma4_runtime.release.requests import held, prefilled_until, prefix_length
 from gemma4_runtime.rows.report import INIT, LENGTH, METADATA, or_swapped, report_wrong
+from gemma4_runtime.rows.seen import launched_at, seen_of
 
 _QUERIES, _KEYS = "cu_seqlens_q", "cu_seqlens_k"
 
@@ -55,6 +56,33 @@ def check_begins(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
     agree = agree and (own is None or len(own) == expected[first])
     had = {"as_before": None, "new_tokens": sizes[first], "length": lengths[first], "agreed_before": agree}
     report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
+    return True
+
+
+def check_read_once(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
+    """Find requests of which a prefill reads tokens that have keys and values already, and say whether there is one.
+
+    A prompt that is read in chunks goes on where the last one ended, and so does who decodes beside a prefill. Tokens
+    that are read again get slots again, and nobody has those that they had.
+    """
+    mode, seen = made.forward_mode, seen_of(scheduler)
+    if not mode.is_extend() or mode.is_target_verify() or len(made.extend_prefix_lens_cpu) != len(requests):
+        return False
+    begins = list(map(int, made.extend_prefix_lens_cpu))
+    # Another request may come by the same name.
+    ended = [launched_at(seen, one) if id(one) in seen.running else None for one in requests]
+    wrong = [
+        WrongEntry("again", row, 0, begin, end)
+        for row, (begin, end) in enumerate(zip(begins, ended, strict=True))
+        if end is not None and begin < end
+    ]
+    if not wrong:
+        return False
+    first, slots = wrong[0], [held(request).req_pool_idx for request in requests]
+    own, answered = prefix_length(requests[first.row]), len(requests[first.row].output_ids)
+    structure = Structure.REQUEST_COUNTERS if own == first.value else Structure.BATCH_LENGTHS
+    had = {"as_before": None, "answered": answered}
+    report_wrong(scheduler, wrong, LENGTH, INIT, structure, [None] * len(wrong), made, slots, had=had)
     return True
 
 

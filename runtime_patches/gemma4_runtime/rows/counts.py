@@ -292,6 +292,8 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
         seen.evicted = {}
         slots = [held(request).req_pool_idx for request in live]
         had = {"as_before": None, "account": accounts.get(0)} | ({"counter": names[0]} if names[0] else {})
+        if names[0] == SWA_EVICTED and wrong[0].expected is not None:
+            had |= slots_left(scheduler, live[wrong[0].row], wrong[0].expected, wrong[0].value)
         if names[0] == PROTECTED:
             had |= broken_nodes(cache)
         if had["account"] == TOKENS_OF:
@@ -307,6 +309,20 @@ def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int
 
 def _evicted_of_others(live: Sequence[Any], request: Any) -> list[int | None]:
     return [swa_evicted(other) for other in live if other is not request]
+
+
+def slots_left(scheduler: Any, request: Any, begin: int, end: int) -> dict[str, int]:
+    """Return, for a dump, how many of a request's own tokens in [begin, end) have slots of the window, and of how many.
+
+    Nothing where one pool is for all layers.
+    """
+    mapping = getattr(scheduler.token_to_kv_pool_allocator, "full_to_swa_index_mapping", None)
+    if mapping is None:
+        return {}
+    # What the prefix cache has of it is not the request's to give back.
+    begin, end = max(begin, held(request).cache_protected_len), min(end, held(request).kv_allocated_len)
+    full = scheduler.req_to_token_pool.req_to_token[held(request).req_pool_idx, begin : max(begin, end)].long()
+    return {"own_kept": int((mapping[full.to(mapping.device)] > 0).sum()), "own_left": int(full.numel())}
 
 
 def _of_its_tokens(request: Any) -> dict[str, Any]:

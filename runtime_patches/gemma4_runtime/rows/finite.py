@@ -16,7 +16,7 @@ from gemma4_runtime.release import envs
 from gemma4_runtime.release.prefix_caches import retain_window
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.places import spans_of
-from gemma4_runtime.rows.report import DRAFT_POSITIONS, FINITE, report_wrong
+from gemma4_runtime.rows.report import DRAFT_POSITIONS, FINITE, SAMPLER, report_wrong
 from gemma4_runtime.rows.seen import seen_of
 
 LOGITS, HIDDEN = "logits", "hidden states"
@@ -40,8 +40,8 @@ def note_spans(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     seen_of(scheduler).spans = dict(zip(slots, spans_of(made) or (), strict=False))
 
 
-def check_logits(scheduler: Any, requests: Sequence[Any], logits: torch.Tensor | None, site: str) -> None:
-    """Find requests of which the target's logits are NaN, before anything is sampled of them.
+def check_logits(scheduler: Any, requests: Sequence[Any], logits: torch.Tensor | None, site: str) -> bool:
+    """Find requests of which the target's logits are NaN, before anything is sampled of them; say if all are numbers.
 
     Minus infinity is what a grammar gives tokens it forbids. Where SGLang itself replaces NaN, nothing is known.
 
@@ -53,16 +53,16 @@ def check_logits(scheduler: Any, requests: Sequence[Any], logits: torch.Tensor |
     """
     sanitises = getattr(envs, "SGLANG_SANITIZE_NAN_LOGITS", None)
     if logits is None or not requests or logits.ndim != 2 or logits.shape[0] % len(requests) or not logits.numel():
-        return
+        return False
     if sanitises is not None and sanitises.get():
-        return
+        return False
     rows, seen = _rows_with_nan(logits, len(requests)), seen_of(scheduler)
     slots = [held(request).req_pool_idx for request in requests]
     if not rows:
         for slot, request in zip(slots, requests, strict=True):
             if isinstance(slot, int) and slot in seen.spans:
                 seen.finite[slot] = ((request.rid, request.retraction_count), seen.spans[slot][1])
-        return
+        return True
     wrong = [WrongEntry("logits", row, 0, 1, 0) for row in rows]
     slot, request = slots[rows[0]], requests[rows[0]]
     had = {"as_before": None, "rows_wrong": len(rows), "requests": len(requests)}
@@ -71,6 +71,24 @@ def check_logits(scheduler: Any, requests: Sequence[Any], logits: torch.Tensor |
         had["finite_until"] = finite_until(scheduler, request)
     summary = f"logits of the request in slot {slot} are NaN, and of {len(rows)} of {len(requests)} requests"
     report_wrong(scheduler, wrong, FINITE, site, LOGITS, [None] * len(wrong), None, slots, had=had, summary=summary)
+    return False
+
+
+def check_handed(scheduler: Any, requests: Sequence[Any], logits: torch.Tensor) -> None:
+    """Find requests of which logits are NaN as the sampler is handed them, which were numbers behind the forward.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those of the batch.
+        logits: [rows, vocabulary], as many rows for each request.
+    """
+    if logits.ndim != 2 or logits.shape[0] % len(requests) or not (rows := _rows_with_nan(logits, len(requests))):
+        return
+    slots = [held(request).req_pool_idx for request in requests]
+    wrong, kinds = [WrongEntry("handed", row, 0, 1, 0) for row in rows], [None] * len(rows)
+    had = {"as_before": None, "rows_wrong": len(rows), "requests": len(requests), "logits_were_numbers": True}
+    summary = f"the sampler is handed logits that are NaN, of the request in slot {slots[rows[0]]}"
+    report_wrong(scheduler, wrong, FINITE, SAMPLER, LOGITS, kinds, None, slots, had=had, summary=summary)
 
 
 def check_hidden(scheduler: Any, requests: Sequence[Any], forward_batch: Any) -> None:

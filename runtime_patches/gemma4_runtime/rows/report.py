@@ -19,14 +19,15 @@ ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "wri
 TABLE, COUNTER, POSITION, LOCK = "table_entry", "counter_wrong", "position_wrong", "lock_missing"
 INSERTED, TOKEN, WINDOW, TEXT = "insert_wrong", "token_differs", "window_kept", "text_differs"
 FINITE, NOT_STORED = "not_finite", "not_stored"
-NEXT = "Scheduler.get_next_batch_to_run"
+MISPLACED, MODE = "request_misplaced", "mode_left"
+NEXT, RUN = "Scheduler.get_next_batch_to_run", "Scheduler.run_batch"
 CHANGED = "ScheduleBatch.filter_batch or merge_batch"
 INIT = "ForwardBatch.init_new"
 METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
 LISTS = "TritonAttnBackend.init_forward_metadata"
 DRAFT_POSITIONS = "set_frozen_kv_positions"
 INSERT = "UnifiedRadixCache.insert"
-SAMPLE = "eagle_sample"
+SAMPLE, SAMPLER = "eagle_sample", "Sampler.forward"
 
 
 def or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:

@@ -97,6 +97,8 @@ def check_row_indices(
     slots = [*wanted[:first], wanted[first] if before is None else before, *wanted[first + 1 :]]
     lengths = getattr(made, "seq_lens", None) if lengths is None else lengths
     had = {"as_before": None, "slot_before": before, "lengths_of": _lengths_go_with(rows, requests, lengths)}
+    if any(held(one) is held(requests[first]) for one in requests if one is not requests[first]):
+        had["one_record"] = True
     report_wrong(scheduler, wrong, ROW_INDEX, site, Structure.ROW_INDICES, kinds, made, slots, had=had, role=role)
 
 

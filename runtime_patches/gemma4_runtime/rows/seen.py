@@ -31,6 +31,8 @@ class Seen:
         agreed: By `id`, the requests whose batch had the length that they have themselves, at the check between steps.
         batch: The batch that runs.
         ran: The requests of the forward before.
+        running: By `id`, the requests that ran as the next batch was to be chosen.
+        mode: As what the batch that runs was to be run, before its forward.
         draft: The forward batch of the draft that was looked at last.
         draft_lengths: Its lengths, by request slot, as they were then.
         drafted: The same of the draft before.
@@ -39,6 +41,7 @@ class Seen:
         sampled: Who was in the latest verification, by its stay, and what that gave: tokens, how many, at which places.
         spans: By request slot, of the forward that runs: from where to where its tokens stand.
         finite: By request slot: its stay there, and up to which of its tokens a forward went whose logits were numbers.
+        sampling: The requests of which the target's logits were numbers, until the sampler is handed these.
         answered: By its stay, how many tokens an answer had as its last one was what had been sampled.
         receipts: By request id: the lock that it carries, on which node, and where the lock's window ends, by the stamp
             that its release looks for.
@@ -67,6 +70,8 @@ class Seen:
         self.agreed: set[int] = set()
         self.batch: Any = None
         self.ran: tuple[Any, ...] = ()
+        self.running: dict[int, Any] = {}
+        self.mode: Any = None
         self.draft: Any = None
         self.draft_lengths: dict[int, int] = {}
         self.drafted: dict[int, int] = {}
@@ -74,6 +79,7 @@ class Seen:
         self.sampled: tuple[list[tuple[Any, ...]], Any] | None = None
         self.spans: dict[int | None, tuple[int, int]] = {}
         self.finite: dict[int, tuple[tuple[Any, ...], int]] = {}
+        self.sampling: Sequence[Any] = ()
         self.answered: dict[tuple[Any, ...], int] = {}
         self.receipts: dict[str, tuple[Any, Any, Any]] = {}
         self.namespaces: dict[int, tuple[Any, Any]] = {}

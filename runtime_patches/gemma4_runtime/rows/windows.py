@@ -11,7 +11,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held, swa_evicted
-from gemma4_runtime.rows.counts import runs
+from gemma4_runtime.rows.counts import runs, slots_left
 from gemma4_runtime.rows.report import INIT, WINDOW, report_wrong
 from gemma4_runtime.settings import Mode
 
@@ -51,12 +51,8 @@ def check_window(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     if not wrong:
         return
     first, slots = wrong[0], [held(request).req_pool_idx for request in requests]
-    begin = max(first.value, held(requests[first.row]).cache_protected_len)
     had = {"as_before": None, "window": window, "interval": interval.get()}
-    mapping = getattr(scheduler.token_to_kv_pool_allocator, "full_to_swa_index_mapping", None)
-    if mapping is not None:
-        full = scheduler.req_to_token_pool.req_to_token[slots[first.row], begin : first.expected].long()
-        had |= {"own_kept": int((mapping[full.to(mapping.device)] > 0).sum()), "own_left": int(full.numel())}
+    had |= slots_left(scheduler, requests[first.row], first.value, first.expected or 0)
     summary = f"the request in slot {slots[first.row]} counts {first.value} tokens as gone from its sliding window of "
     summary += f"{window}, and {held(requests[first.row]).kv_committed_len} as committed"
     report_wrong(

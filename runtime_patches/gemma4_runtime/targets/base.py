@@ -52,6 +52,7 @@ PATHS: dict[str, str] = {
     "flashinfer.fast_decode_plan": f"{_FLASHINFER}.fast_decode_plan",
     "runner.swa_layers": f"{_RUNNER}.adjust_hybrid_swa_layers_for_pp",
     "runner.sample": f"{_RUNNER}.sample",
+    "sampler.forward": f"{_SRT}.layers.sampler.Sampler.forward",
     "runner.profile_bytes": (
         f"{_SRT}.model_executor.model_runner_kv_cache_mixin.ModelRunnerKVCacheMixin._profile_available_bytes"
     ),

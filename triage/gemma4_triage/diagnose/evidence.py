@@ -28,6 +28,9 @@ _OF_REQUEST_ROWS = {
     "had_page_event": "what became last of the page that the row had there",
     "node_page_event": "what became last of the page that the node has: given is to the prefix cache",
     "locked_elsewhere": "requests whose lock is on another node than their last",
+    "own_kept": "of its own tokens that it counts more as gone from its window, how many have slots there still",
+    "own_left": "of so many",
+    "one_record": "whether two requests have one record of what they hold (Req.kv)",
     "page_was_own": "whether that page was the request's, which has no other for the place",
 }
 

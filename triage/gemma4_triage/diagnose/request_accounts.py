@@ -13,7 +13,7 @@ BOUNDS = {"cu_seqlens_q": "queries", "cu_seqlens_k": "keys"}
 """Why an entry is wrong that says where a request's part of a forward ends, and what that is a part of."""
 NAMESPACE, IN_PAGE = "namespace", "place in its page"
 BOTH_SIDES = (
-    *("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", "size"),
+    *("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", "size", "again"),
     *(NAMESPACE, IN_PAGE, *BOUNDS),
 )
 """Why an entry is wrong, where the dump has what it should be as well."""
@@ -62,6 +62,8 @@ def sentence_of(dump: Dump) -> str | None:
             f"{scalars.get('length')} tokens are to be there behind it and {scalars.get('new_tokens')} are new: they "
             f"begin at {expected}. Positions are counted from there."
         )
+    if why == "again":
+        return _read_again(dump)
     if why == "size":
         return (
             f"A prefill's list of how many tokens are new (extend_lens) has {value} for the request in slot {slot}, of "
@@ -138,6 +140,35 @@ def sentence_of(dump: Dump) -> str | None:
             f"made. Of the request in slot {slot}, which has {expected} tokens, it is shown {value}."
         )
     return _of_other_order(dump) if scalars.get("lengths_of") == "rows" else None
+
+
+def may_have_been_evicted(dump: Dump) -> bool | None:
+    """Return None where a request counts more as gone from its window than it did, and may have given that back.
+
+    What it counts more has no slots of the window then; where all of it has, the count alone has changed.
+    """
+    scalars = dump.manifest.scalars
+    value, expected, kept, left = (scalars.get(name) for name in ("value", "expected", "own_kept", "own_left"))
+    grown = isinstance(value, int) and isinstance(expected, int) and value > expected
+    of_window = scalars.get("why") == "changed" and scalars.get("counter") == "swa_evicted_seqlen"
+    return None if of_window and grown and (not kept or kept != left) else False
+
+
+def _read_again(dump: Dump) -> str:
+    """Return what is said of a prefill that begins before the end of what its request has been read up to."""
+    scalars, page = dump.manifest.scalars, dump.manifest.page_size
+    slot, value, expected = (scalars.get(name) for name in ("request_slot", "value", "expected"))
+    said = (
+        f"A prefill begins at token {value} of the request in slot {slot}, whose last forward had gone up to token "
+        f"{expected}: those between are read again and get slots again, and unless the prefix cache has the slots that "
+        "they had nobody has them."
+    )
+    of_request = scalars.get("structure") == Structure.REQUEST_COUNTERS
+    whose = "The request's own prefix (prefix_len)" if of_request else "The batch's list of prefixes"
+    floored = isinstance(page, int) and isinstance(value, int) and page > 1 and value % page == 0
+    how = " to whole pages, which is what the prefix cache has" if floored else ""
+    chunks = ", as where its prefix is asked of the prefix cache again between two chunks (init_next_round_input)"
+    return f"{said} {whose} fell back{how}{chunks if of_request and scalars.get('answered') == 0 else ''}."
 
 
 def _without_tokens(dump: Dump) -> str:
@@ -298,15 +329,22 @@ def moved_alone(dump: Dump) -> bool:
     return own_slot_changed(dump) and scalars.get("slot_before") == scalars.get("value")
 
 
-def of_its_slot(dump: Dump) -> tuple[Structure | None, str] | None:
+def of_its_slot(dump: Dump) -> tuple[Structure | None, str, Defect | None] | None:
     """Return what is wrong, and how, where a request's record has another slot than it had; None where it has not."""
     if not own_slot_changed(dump):
         return None
     slot, now = (dump.manifest.scalars.get(name) for name in ("request_slot", "expected"))
     said = f"The request that was in slot {slot}, as its batch still has it, is in {now} by its own record"
     if not moved_alone(dump):
-        return None, f"{said}."
-    return Structure.REQUEST_COUNTERS, f"{said} (req_pool_idx), which never changes while it runs."
+        return None, f"{said}.", None
+    if dump.manifest.scalars.get("one_record") is True:
+        said = (
+            f"The request that was in slot {slot}, as its batch still has it, has the record (Req.kv) of the request "
+            f"in slot {now}: one object for two requests. Both count in it from here on, and the row, the pages and "
+            f"the counts of slot {slot} are nobody's."
+        )
+        return Structure.REQUEST_COUNTERS, said, Defect.FOREIGN
+    return Structure.REQUEST_COUNTERS, f"{said} (req_pool_idx), which never changes while it runs.", None
 
 
 def may_be_the_request(dump: Dump) -> bool | None:

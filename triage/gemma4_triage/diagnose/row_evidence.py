@@ -10,6 +10,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.request_accounts import may_have_been_evicted
 from gemma4_triage.diagnose.tree_kinds import KINDS, MISLEADS, counts_of
 from gemma4_triage.finding import Evidence
 
@@ -26,14 +27,14 @@ class Told:
         defect: In which way it is wrong.
         evidence: What says so.
         sure: Whether nothing else can be wrong.
-        structure: What is wrong.
+        structure: What is wrong; None where that is not known.
     """
 
     cause: str
     defect: Defect | None
     evidence: tuple[Evidence, ...]
     sure: bool
-    structure: Structure = Structure.REQUEST_ROW
+    structure: Structure | None = Structure.REQUEST_ROW
 
 
 def told_by(dump: Dump) -> Told | None:
@@ -47,6 +48,7 @@ def told_by(dump: Dump) -> Told | None:
         _rows_of_others,
         _released_another,
         _not_counted,
+        _evicted_behind,
     )
     return next((told for kind in kinds if (told := kind(dump)) is not None), None)
 
@@ -169,6 +171,22 @@ def _not_counted(dump: Dump) -> Told | None:
     else:
         return None
     return Told(cause, defect, shown, True, Structure.BATCH_LENGTHS)
+
+
+def _evicted_behind(dump: Dump) -> Told | None:
+    """Return that the window was given back behind a forward that is no prefill; None where it was not."""
+    if may_have_been_evicted(dump) is not None:
+        return None
+    scalars = dump.manifest.scalars
+    given_back = bool(scalars.get("own_left")) and scalars.get("own_kept") == 0
+    true = ": and none of those between has a slot there, so that the count is true" if given_back else ""
+    cause = (
+        f"The request in slot {scalars.get('request_slot')} counts {scalars.get('value')} tokens as gone from its "
+        f"sliding window (swa_evicted_seqlen), and {scalars.get('expected')} before its forward, behind which nothing "
+        f"leaves it{true}. The window was given back at another time than it is in a decode, as where its result is "
+        "looked at as a prefill's (forward_mode, process_batch_result), or the count alone has changed."
+    )
+    return Told(cause, None, (), False, None)
 
 
 def _are_left_over(listed: Sequence[Offence], page: int) -> bool:

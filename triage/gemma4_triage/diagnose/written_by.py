@@ -27,9 +27,16 @@ WRITTEN_BY: dict[Structure, tuple[str, ...]] = {
 }
 """Of each structure that is held against its request; the names of a class' methods where several have one."""
 
+_READ_AGAIN = (
+    "Look at what sets where a chunk begins: init_next_round_input, which is called without the prefix cache between "
+    "two chunks, add_chunked_req, stash_chunked_request, and what the cache leaves at the request as it takes a chunk."
+)
 
-def where_to_look(structure: Structure | None) -> str:
-    """Return which functions to look at, as advice."""
+
+def where_to_look(structure: Structure | None, why: object = None) -> str:
+    """Return which functions to look at, as advice; `why` the entry is wrong, by its dump."""
+    if why == "again":
+        return _READ_AGAIN
     names = WRITTEN_BY.get(structure, ()) if structure is not None else ()
     if not names:
         return "What writes this structure in the step of the dump, or in the one before it, is at fault."

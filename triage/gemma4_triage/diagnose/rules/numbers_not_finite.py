@@ -36,6 +36,11 @@ _OWN = (
     "Logits of the request in slot {slot} are NaN, so that its answer is noise from here on. What it had stored before "
     "is finite: the NaN is of this forward itself: weights, scales, an embedding of an image or audio, or a kernel."
 )
+_HANDED = (
+    "Logits of the request in slot {slot} were numbers as the forward gave them, and are NaN as the sampler is handed "
+    "them, so that its answer is noise from here on: what changes them in between is wrong (penalties, logit_bias, a "
+    "grammar's mask, a watermark), or somebody else writes there."
+)
 _UNKNOWN = (
     "Logits of the request in slot {slot} are NaN, so that its answer is noise from here on. What it had stored was "
     "not looked at."
@@ -49,7 +54,8 @@ def find(incident: Incident) -> Finding | None:
     scalars = dump.manifest.scalars
     place, hidden = scalars.get("nan_place"), scalars.get("why") == "hidden"
     stored = isinstance(place, int) and place >= 0
-    words = _HIDDEN if hidden else _STORED if stored else _UNKNOWN if place is None else _OWN
+    handed = scalars.get("why") == "handed"
+    words = _HANDED if handed else _HIDDEN if hidden else _STORED if stored else _UNKNOWN if place is None else _OWN
     right = scalars.get("logits_were_numbers") is True
     slot, layer, pool, part = (scalars.get(one) for one in ("request_slot", "nan_layer", "nan_pool", "nan_part"))
     told = {"slot": slot, "place": place, "layer": layer, "pool": pool, "part": part}
@@ -57,18 +63,22 @@ def find(incident: Incident) -> Finding | None:
     return Finding(
         rule=ID,
         cause=cause + (_SINCE if _was_read_before(dump) else ""),
-        confidence=Confidence.LIKELY if (right if hidden else place is not None) else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if (right if hidden or handed else place is not None) else Confidence.POSSIBLE,
         evidence=(
             said(dump, "scalars.rows_wrong", "requests of which that holds"),
             said(dump, "scalars.requests", "of so many in the batch"),
             *(said(dump, f"scalars.{name}", meaning) for name, meaning in _MORE.items() if name in scalars),
             said(dump, "site", "where it was looked at"),
         ),
-        advice=_ADVICE[hidden, stored],
+        advice=_OF_THE_HANDED if handed else _ADVICE[hidden, stored],
         next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
     )
 
 
+_OF_THE_HANDED = (
+    "Look at ModelRunner._preprocess_logits and at what the request asked for: penalties, logit_bias, response_format.",
+    "Other requests of the batch are untouched if their rows are numbers; keys, values and counts are right.",
+)
 _ADVICE = {
     (True, False): ("Look at what hands hidden states to the draft: by request, and behind each verification.",),
     (False, True): (

@@ -22,9 +22,9 @@ from gemma4_triage.diagnose.request_accounts import (
     may_be_the_node,
     may_be_the_request,
     may_be_the_reserved_count,
+    may_have_been_evicted,
     missed_pages,
     of_its_slot,
-    of_tokens,
     sentence_of,
     slots_given_again,
 )
@@ -85,9 +85,8 @@ def find(incident: Incident) -> Finding | None:
         )
     cause = sentence_of(dump) or cause
     if (moved := of_its_slot(dump)) is not None:
-        structure, cause = moved
-        unsure, defect = structure is None, defect if structure and defect is Defect.SWAPPED else None
-    cause = of_tokens(dump) or cause
+        structure, cause, way = moved
+        unsure, defect = structure is None, way or (defect if structure and defect is Defect.SWAPPED else None)
     if scalars.get("account") == NONE:
         unsure, structure, defect = True, None, None
         cause = f"Batch, count and tokens of the request in slot {slot} give three lengths: which is wrong is unknown."
@@ -119,7 +118,7 @@ def find(incident: Incident) -> Finding | None:
         structure=blamed,
         defect=defect,
         evidence=(*request_row_evidence(dump), *(more.evidence if more else ()), *missed_pages(incident)),
-        advice=(where_to_look(None if why == NAMESPACE else blamed),),
+        advice=(where_to_look(None if why == NAMESPACE else blamed, why),),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
 
@@ -138,6 +137,7 @@ RULE = Rule(
             "the request's own record of its slot is wrong, or the order of the batch's requests",
             in_dump(may_be_the_request),
         ),
+        Exclusion("the window was given back then, and is counted rightly", in_dump(may_have_been_evicted)),
         Exclusion("the request was to get another page, and its row was not written", open_of(Structure.FREE_CALL)),
         Exclusion("the nodes have that order too, and the row was read from them", in_dump(may_be_the_node)),
         Exclusion("the row is what changed, and the node is as it was", open_of(Structure.TREE_NODE)),

@@ -10,10 +10,21 @@ from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding, at_most
 
 ID = "scheduler-exception"
+_AGAIN = "Serve it with every probe and GEMMA4_TRIAGE_LEAK=dump, and send the same load."
 _ADVICE = (
     "Compare the rows in the dump with what each request counts: a slot outside the pool, or a row that is not the "
     "request's, is what such an exception comes from.",
-    "Serve it with every probe and GEMMA4_TRIAGE_LEAK=dump, and send the same load.",
+    _AGAIN,
+)
+_OF_LISTS = (
+    *("pop index out of range", "list index out of range", "list assignment index out of range"),
+    *("pop from empty list", "deque index out of range", "pop from an empty deque", "tuple index out of range"),
+)
+"""What Python says of a place that one of its lists does not have."""
+_OF_A_LIST = (
+    "That line goes by a place in a list of Python's that the list does not have, and by no row or page. "
+    "Most likely the list became shorter since the place was looked up, as where several are taken out of it from the "
+    "front on and each moves those behind it, or the place is one in another list."
 )
 
 
@@ -43,10 +54,11 @@ def find(incident: Incident) -> Finding | None:
         return told
     scalars = dump.manifest.scalars
     told = told_by_rules_over_logs(dump, incident)
+    of_list = told is None and str(scalars.get("message")) in _OF_LISTS
     died = f"The scheduler died of {scalars.get('exception')} in {dump.manifest.site}."
     return Finding(
         rule=ID,
-        cause=f"{died} {_CUT_TWICE if _cut_twice(dump) else _UNKNOWN}"
+        cause=f"{died} {_CUT_TWICE if _cut_twice(dump) else _OF_A_LIST if of_list else _UNKNOWN}"
         if told is None
         else f"{died} {told.cause}{_by_the_count_before(dump)}",
         confidence=Confidence.POSSIBLE if told is None else at_most(told.confidence, Confidence.LIKELY),
@@ -56,11 +68,18 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.traceback", "where, outermost first"),
             said(dump, "scalars.requests", "requests of the batch, which the tensor `requests` shows"),
         ),
-        advice=(*(told.advice if told is not None else ()), *_ADVICE),
+        advice=(*told.advice, *_ADVICE) if told is not None else _line_of(dump) if of_list else _ADVICE,
         ruled_out_if=() if told is None else told.ruled_out_if,
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
         upstream=() if told is None else told.upstream,
     )
+
+
+def _line_of(dump: Dump) -> tuple[str, ...]:
+    """Return that the line is to be looked at which raised the exception."""
+    scalars = dump.manifest.scalars
+    line = str(scalars.get("traceback")).rpartition(" > ")[2]
+    return (f"Read {line}, and where what it goes by is made: {scalars.get('stage')} had called it.", _AGAIN)
 
 
 def _cut_twice(dump: Dump) -> bool:
