@@ -44,9 +44,9 @@ def check_not_waiting(scheduler: Any, batches: Iterable[Any]) -> None:
     if found is None:
         return
     slot = held(found).req_pool_idx
-    had = {"ran_before": id(found) in seen_of(scheduler).running, "in_chunks": found is chunked}
-    had["waiting"] = len(scheduler.waiting_queue)
-    summary = f"the request in slot {slot} runs, and is one of {had['waiting']} that wait"
+    ran, waiting = id(found) in seen_of(scheduler).running, len(scheduler.waiting_queue)
+    had = {"ran_before": ran, "in_chunks": found is chunked, "waiting": waiting}
+    summary = f"the request in slot {slot} runs, and is one of {waiting} that wait"
     _report(scheduler, WrongEntry("waits too", 0, 0, 2, 1), slot, found, had, summary)
 
 
