@@ -16,6 +16,7 @@ from math import log, sqrt
 
 from gemma4_triage.known_issues.catalog import Incident, incidents
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.other_platform import platform
 from gemma4_triage.logs.tracebacks import TORN
 
 ALIKE = 0.45
@@ -129,6 +130,19 @@ _SPEAKS_OF = (
 )
 """What a cause speaks of, perhaps in passing, and the options that such a server has; of others it is told less."""
 _LACKS_IT = 0.75  # of the share
+_OF_A_PLATFORM = (
+    (
+        "rocm",
+        re.compile(r"\b(?:ROCm|AMD|HIP)\b|\bMI\d{3}|\bgfx\d|\b(?i:aiter)\b"),
+        ("rocm", "hip", "aiter", "hsa"),
+    ),
+    ("xpu", re.compile(r"\bXPU\b|\bIntel (?:Arc|GPU)"), ("xpu",)),
+    ("npu", re.compile(r"\bNPUs?\b|\bAscend\b|\bCANN\b"), ("npu", "ascend", "aclnn", "hccl")),
+    ("hpu", re.compile(r"\bGaudi\b|\bHPU\b"), ("hpu", "habana")),
+    ("musa", re.compile(r"\bMUSA\b|\bMoore Threads\b"), ("musa",)),
+    ("mps", re.compile(r"\bMPS\b|\bApple\b|\bMLX\b"), ("mps", "mlx")),
+)
+"""Kinds of machines, what names them in a cause, and parts of the words that a log of one has."""
 _BY_PYTHON = re.compile(
     r"'?NoneType'?|object is not (?:iterable|callable|subscriptable|an iterator)|has no len\(\)|index out of range|"
     r"unsupported operand type|object has no attribute|(?:not enough|too many) values to unpack|"
@@ -147,7 +161,8 @@ _WORDS_OF_PYTHON = frozenset(_PYTHONS.split())
 
 
 _BY_TOOLS = re.compile(
-    r"Memory access fault by GPU|HSA_STATUS_ERROR|HSAIL|GPU core ?dump|NVRM: Xid|MMU Fault|Fatal Python error|"
+    r"device-side assert triggered|Memory access fault by GPU|HSA_STATUS_ERROR|HSAIL|GPU core ?dump|NVRM: Xid|"
+    r"MMU Fault|Fatal Python error|"
     r"Subprocess \w+ .*crashed|"
     r"(?i:ninja(?:: build stopped| exited| build failed))|subcommand failed|error: ld returned|"
     r"returned non-zero exit status|shared memory, Required|dynamic shared memory size|Segmentation fault|"
@@ -202,6 +217,25 @@ def _innermost(death: Death) -> tuple[str, ...]:
     return (*(frame for frame in near[:-1] if not frame.startswith(_OF_LOOPS)), *near[-1:])
 
 
+def _of_another_platform(facts: LogFacts, signs: frozenset[str], cause: str) -> bool:
+    """Say whether a cause is of a kind of machine of which nothing in this log tells."""
+    own = platform(facts)
+    return any(
+        own != name and words.search(cause) and not any(mark in sign.lower() for mark in marks for sign in signs)
+        for name, words, marks in _OF_A_PLATFORM
+    )
+
+
+_DRAFTED = re.compile(r"draft|eagle|mtp|spec_|speculat|ngram|dflash")
+
+
+def of_drafts_alone(facts: LogFacts, signs: frozenset[str], cause: str) -> bool:
+    """Say whether a cause is of drafts, of which neither the options nor the failure here have any."""
+    words, names = _SPEAKS_OF[0]
+    asked = bool(facts.arguments) and not _has(facts, names)
+    return asked and words.search(cause) is not None and not any(map(_DRAFTED.search, map(str.lower, signs)))
+
+
 def _has(facts: LogFacts, names: tuple[str, ...]) -> bool:
     return any(name in facts.arguments or facts.settings.get(name, "None") not in _UNSET for name in names)
 
@@ -221,6 +255,8 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
             continue
         if facts.arguments and any(words.search(incident.cause) and not _has(facts, names) for words, names in _NEEDS):
             # Its cause needs an option that the command here does not have.
+            continue
+        if _of_another_platform(facts, signs, incident.cause) or of_drafts_alone(facts, signs, incident.cause):
             continue
         both = signs.intersection(incident.signs)
         shared = {sign: weights[sign] for sign in both}

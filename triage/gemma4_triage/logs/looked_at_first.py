@@ -26,19 +26,34 @@ def weights_left_out(facts: LogFacts) -> tuple[str, ...]:
     )
 
 
-_ROWS = pattern(r"does not match qo_indptr")
+_ROWS = pattern(
+    r"does not match qo_indptr|repeats can ?not be negative|must match the size of tensor|Sizes of tensors must match"
+)
+_PROBES = pattern(r"(?i)/health\w*\b|\bhealth[ -]?(?:checks?|probes?)\b|\b(?:liveness|readiness) probes?\b")
+_OF_RERANKERS = pattern(r"forward_(?:batch_)?embedding|/roberta|\bxlm_?roberta|(?i:rerank)")
+_TYPES_LACK = (
+    " Of rerankers and encoders such a request has no token types, where the others in its batch have (SGLang 17491)."
+)
 
 
 def health_checks_in_the_batch(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    """Return what to do where checks of health had gone unanswered before rows and their index came to differ."""
-    asked = next((alarm for alarm in facts.alarms if alarm.kind == "health"), None)
-    if asked is None or asked.place.line > death.place.line or not _ROWS.search(death.message):
+    """Return what to do where checks of health may be in the batch whose rows differ; empty where none is told of."""
+    if not _ROWS.search(death.message):
         return ()
+    asked = next((alarm for alarm in facts.alarms if alarm.kind == "health"), None)
+    notes = facts.remarks.get("notes")
+    if asked is not None and asked.place.line < death.place.line:
+        said = f"line {asked.place.line} tells of checks that timed out"
+    elif notes is not None and _PROBES.search(notes.text):
+        said = "the notes tell of probes that ask for its health meanwhile"
+    else:
+        return ()
+    spoken = " ".join((notes.text if notes else "", death.statement, *death.frames))
     return (
-        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false, or probe /v1/models instead of /health: line "
-        f"{asked.place.line} tells of checks that timed out; each is a request of one token, they stay in the "
-        "scheduler, and a batch of them has rows that the prefill's index does not have (SGLang 35884). Then a later "
-        "release",
+        f"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false, or probe /v1/models instead of /health: {said}; each is a "
+        "request of one token, those that timed out stay in the scheduler, and a batch with them has come to other "
+        "rows than its index counts (SGLang 35884)."
+        f"{_TYPES_LACK if _OF_RERANKERS.search(spoken) else ''} Then a later release",
     )
 
 

@@ -139,8 +139,9 @@ _NO_CUDA_IN_UCX = (
     "--disaggregation-transfer-backend mooncake on both sides"
 )
 _COPIES_ITSELF = (
-    "MC_STORE_MEMCPY=0 first: the store copied straight from an address that it took for one of its own process, as it "
-    "does where there is no RDMA; "
+    "MC_STORE_MEMCPY=0 first, or mooncake-transfer-engine 0.3.11.post1 or later (pip show): the store copied straight "
+    "from an address that it took for one of its own process, as it does where there is no RDMA, and as earlier ones "
+    "take that of any process on the same host, such as a second server at one master (SGLang 26326); "
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark
+from gemma4_triage.logs.native_crashes import of_the_transport
 from gemma4_triage.logs.options_near import LEFT_TO_THE_RELEASE
 from gemma4_triage.logs.rule import at, pattern
 from gemma4_triage.logs.said_in_notes import DIES, SAID_BY_A_NOTE
@@ -293,6 +294,16 @@ def _cancelled(facts: LogFacts, death: Death) -> Remark | None:
     return said if said is not None and 0 < death.place.line - said.place.line <= _RIGHT_ABOVE else None
 
 
+_OF_NATIVE_CODE = pattern(r"\w::\w|\.so\b")
+
+
+def _in_a_transport(death: Death) -> Iterator[str]:
+    """Yield what to do where a note names a function or a library of what carries or stores KV."""
+    name = death.message.lower()
+    if _OF_NATIVE_CODE.search(name) and ("mooncake" in name or "nixl" in name):
+        yield of_the_transport(name)
+
+
 def told(facts: LogFacts, death: Death) -> Finding:
     """Return the finding on an end that a note alone tells of."""
     what = "did not come up" if _NOT_UP.search(death.message) else "died"
@@ -315,6 +326,7 @@ def told(facts: LogFacts, death: Death) -> Finding:
             *of_empty,
             *(_LEFT if cancelled and _OF_A_CLIENT.search(cancelled.text) else ()),
             *behind,
+            *_in_a_transport(death),
             *(advice for words, advice in (*_SIGNALS, *_OF_REQUESTS) if words.search(death.message)),
             *(() if behind else chosen_by_hand(facts, death)),
             *((_CAPTURES,) if captures and not ready else ()),

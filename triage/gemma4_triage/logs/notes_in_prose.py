@@ -22,7 +22,8 @@ _GOOD = re.compile(
 )
 _NOT_GOOD = re.compile(
     r"(?i)\b(?:not|still|also|too|fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|crash\w*|only|"
-    r"if|when|whenever|some|sometimes|slower?|never)\b(?! happens)|n't\b"
+    r"if|when|whenever|some|sometimes|slower?|never)\b(?! happens)|n't\b|"
+    r"\b(?:raises|gives|shows|throws|has|meets) the same\b"
 )
 _SHARE = re.compile(r"(?<![\d.])(0\.\d{2,3}|1\.0+)(?![\d.])")
 _APART = 0.03

@@ -11,6 +11,7 @@ import numpy as np
 from gemma4_triage.known_issues import release
 from gemma4_triage.logs import (
     events,
+    host_pools,
     images,
     just_installed,
     notes_in_prose,
@@ -469,6 +470,7 @@ class LogReading:
         elif kind in ("command", "note"):
             other_platform.keep(self._remarks, line, place)
             just_installed.keep(self._remarks, line, place)
+            host_pools.keep(self._remarks, line, place)
             if kind == "command":
                 images.keep(self._remarks, line, place)
                 remarks.keep_benchmark(self._remarks, line, place)

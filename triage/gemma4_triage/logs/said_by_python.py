@@ -84,9 +84,14 @@ def of_the_code(death: Death) -> str:
     if death.type_name == "NotImplementedError":
         return "this build has no code for that case"
     # The outermost <module> is the program itself.
-    if any(map(_IMPORTS.match, death.frames[1:][-3:])):
+    if as_it_was_imported(death):
         return "a package failed as it was imported: two that do not fit each other, or one that is not whole"
     return ""
+
+
+def as_it_was_imported(death: Death) -> bool:
+    """Say whether a package was being imported: nothing that a start or a request asks for was at work."""
+    return any(map(_IMPORTS.match, death.frames[1:][-3:]))
 
 
 _NOT_SO = pattern(

@@ -80,7 +80,10 @@ _ENDED = re.compile(
     rb"\bpod restarts\b|\bexits silently\b|\bkills the (?:\w+ )?(?:pod|container)\b|"
     rb"\b(?:server|scheduler|engine|worker|process|pod|container)s? (?:is|was|gets|got|are|were|has been) (?:then )?"
     rb"(?:OOM-?)?killed\b|\bSIG(?:SEGV|ABRT|KILL|BUS)\b|"
-    rb"\bexit(?:s|ed)?(?: with)? (?:code|status)[ :=]{1,3}(?!0\b)-?\d{1,3}\b"
+    rb"\bexit(?:s|ed)?(?: with)? (?:code|status)[ :=]{1,3}(?!0\b)-?\d{1,3}\b|"
+    # By the name of what it failed of, and no more.
+    rb"^#+ *(?:(?:then|and|at last|ends in|it ends in):? )?(?:an? )?(?:(?:CUDA|torch) )?(?:error:? )?(?:an? )?"
+    rb"(?:illegal memory access|device-side assert|segfault|segmentation fault)\b(?! (?:is gone|no longer|never))"
 )
 _NOT_ENDED = re.compile(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|no longer|any ?more|instead of|before|until|used to) "
@@ -185,7 +188,16 @@ def noted_death(kept: Mapping[str, Remark], last_work: int) -> Death | None:
     said = kept.get(DIES)
     if said is None or said.place.line < last_work:
         return None
-    return Death(said.place, "", "", f"{SAID_BY_A_NOTE}{said.text.lstrip('# ')}")
+    text = said.text.lstrip("# ")
+    # As CUDA words it: rules and records know it by that.
+    by_cuda = next((whole for short, whole in _BY_CUDA if short in text and whole not in text), "")
+    return Death(said.place, "", "", f"{SAID_BY_A_NOTE}{text}{f' (CUDA error: {by_cuda})' if by_cuda else ''}")
+
+
+_BY_CUDA = (
+    ("illegal memory access", "an illegal memory access was encountered"),
+    ("device-side assert", "device-side assert triggered"),
+)
 
 
 # What notes and lines name: the words, and what to leave out by them.

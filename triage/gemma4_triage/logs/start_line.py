@@ -43,9 +43,13 @@ COMMANDS = (
     *(b"--model-path ", b"launch_router ", b"smg launch "),
 )
 """How a server is started at a shell, which people paste above its log."""
-NOTES = (b" --", b"# ", b"same request", b"server_args: ", b"env: ", b"export ", b"HiCache +")
+NOTES = (b" --", b"# ", b"same request", b"server_args: ", b"env: ", b"export ", b"HiCache +", b"SGLANG_")
 """What a line may have in which somebody noted arguments or the environment beside a log."""
-_NOTE = re.compile(rb"\s*(?:#+ |\(|--[a-z]|(?:\$ )?export |env: |server_args: )|[^\[\]{}]{0,200}\bHiCache \+")
+_NOTE = re.compile(
+    rb"\s*(?:#+ |\(|--[a-z]|(?:\$ )?export |env: |server_args: )|[^\[\]{}]{0,200}\bHiCache \+|"
+    # Variables alone, as they stand ahead of a command.
+    rb"\s*(?:\$ )?(?:[A-Z][A-Z0-9_]{2,60}=[^\s=]{1,80}\s*)+\\?\s*$"
+)
 _STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d [^\]\n]{8,40}\] (?=server_args: )")
 _SPOKEN = (
     (re.compile(r"\bHiCache\b"), "enable_hierarchical_cache", "True"),

@@ -144,6 +144,12 @@ _ELIDED_FRAME = re.compile(
 )
 # "  in LoRAManager.fetch_new_loras": of a class whose file has its name.
 _TOLD_METHOD = re.compile(rb"\s+in ([A-Z]\w+)\.(\w+)\s*")
+# A package as the place of the last frame: "# last frame is in deep_gemm".
+_TOLD_PACKAGE = re.compile(
+    rb"\s*#+ (?:the )?(?:last|innermost) frames? (?:is|are|stands?|lies?) (?:in|inside|within) (?:the package )?"
+    rb"((?:deep_(?:gemm|ep)|flash(?:infer|_attn|_mla)|sgl_kernel|sglang_kernel|tvm_ffi|triton|transformers|vllm|xgrammar|"
+    rb"aiter|mooncake|nixl|lmcache|torchao|torchvision|diffusers|kernels))\W*"
+)
 _FILE_OF = {name.removesuffix(".py").replace("_", ""): name for name in FOLDER_OF}
 
 
@@ -154,6 +160,8 @@ def told_frame(line: bytes) -> bytes | None:
         return None if file is None else b'  File "' + file.encode() + b'", in ' + method[2]
     if (elided := _ELIDED_FRAME.fullmatch(line[: _LONGEST_STATEMENT * 40])) is not None:
         return _written_out(*elided.groups())
+    if (package := _TOLD_PACKAGE.fullmatch(line[: _LONGEST_STATEMENT * 40])) is not None:
+        return b'  File "/site-packages/' + package[1] + b'/__init__.py", in ?'
     found = _TOLD_FRAME.fullmatch(line[: _LONGEST_STATEMENT * 40])
     if found is None:
         return None

@@ -24,6 +24,8 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"ing)?)\b(?! at first)",
         r"\b(?:memory|RSS|RAM|VRAM)\b.{0,20}\b(?:increas(?:es|ing)|keeps (?:on )?\w+ing|doubles|never shrinks)\b",
         r"\bgrow(?:s|ing)\b.{0,20}\b(?:memory|RSS)\b|\bout of memory after (?:\w+ ){0,2}(?:hours?|days?|minutes?)\b",
+        # As top and ps call it.
+        r"\b(?:RSS|RES)\b.{0,160}\b(?:grows|climbs|rises|goes up)\b",
         r"nvidia-smi shows .{0,40}\b(?:still in use|same use)\b",
         r"\b(?:memory|VRAM)\b.{0,30}\b(?:is never|is not|never) (?:freed|given back|released)\b",
     ),

@@ -68,6 +68,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             ),
             *_of_a_bound(facts),
             *_of_a_draft(facts),
+            *_of_the_host_cache(facts, death),
             "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
             "hold the last request's length against max_position_embeddings in config.json, and its token ids against "
             "vocab_size: a longer --context-length, or ids of another tokenizer, lead outside of those tables",
@@ -133,6 +134,25 @@ def _of_a_draft(facts: LogFacts) -> tuple[str, ...]:
         f"{_SHORTER_DRAFT}: {given} may have fewer positions than its target, and positions of drafts then run past "
         "its tables; a later release, which compares the two at the start",
     )
+
+
+_OF_V4 = pattern(r"(?i)deepseek-?_?v4|\bDSV4\b")
+_LEFT_OUT = (
+    "once without --enable-hierarchical-cache, with the same load: no frame says whose index it was, and what comes "
+    "back from the host is what this start has beside plain serving{0}"
+)
+_STABLE = (
+    ". Of DeepSeek-V4 with it 0.5.16 and 0.5.17 have stood in a prefill or asserted so, and 0.5.15.post1 has held "
+    "(SGLang 34235; SGLang 33614 is of the stand): go back to that, or forward"
+)
+
+
+def _of_the_host_cache(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return that the cache of the host is left out first, where it is on and no frame says anything."""
+    if death.frames or facts.settings.get("enable_hierarchical_cache") != "True":
+        return ()
+    notes = facts.remarks["notes"].text if "notes" in facts.remarks else ""
+    return (_LEFT_OUT.format(_STABLE if _OF_V4.search(f"{Started(facts).model} {notes}") else ""),)
 
 
 _SCATTERS = pattern(r"(?:scatter|gather|index)\w*[ _]?(?:kernel|out of bounds)|ScatterGatherKernel|device-side assert")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs import host_pools
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import (
     COLLECT,
@@ -68,7 +69,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             else "dmesg and the container's state name no OOM at that time",
         ),
         advice=(
-            *_of_the_host_cache(facts),
+            *host_pools.too_large(facts),
             *((_ROOMS,) if for_memory and _waits_for_rooms(facts) else ()),
             *((_COPIES_OF_RETRACTED,) if for_memory and _retracts_as_it_decodes(facts) else ()),
             *((_LOADS,) if loading else ()),
@@ -118,14 +119,6 @@ _GROWS = (
     "with --hicache-storage-backend the host's memory has grown until a rank was killed (SGLang 20271): watch it, "
     "serve once without that storage, then a later release (SGLang 21624)"
 )
-
-
-def _of_the_host_cache(facts: LogFacts) -> tuple[str, ...]:
-    """Work out what the hierarchical cache takes of the host: its size is that of one rank."""
-    size, ranks = facts.settings.get("hicache_size", "0"), facts.settings.get("tp_size", "1")
-    if not (size.isdecimal() and ranks.isdecimal() and int(size) and int(ranks)):
-        return ()
-    return (f"--hicache-size {size} is per rank: {ranks} ranks take {int(size) * int(ranks)} GB of the host; lower it",)
 
 
 def _evidence(facts: LogFacts, death: Death) -> list[Evidence]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, pattern, remarked, says
+from gemma4_triage.logs.rule import of_death, of_failure, over, pattern, remarked, says
 from gemma4_triage.logs.rules import library_kernel
 
 WORDS = pattern(
@@ -64,6 +65,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(
             *of_failure(facts, death),
             *remarked(facts, "capability", "what the start said of the GPU"),
+            *_noted(facts),
             *remarked(facts, "compiled_for", "what it was compiled for"),
         ),
         ruled_out_if=("torch.cuda.get_arch_list() and the wheel's files name this GPU's compute capability",),
@@ -88,10 +90,38 @@ def _capability(facts: LogFacts, death: Death) -> int | None:
     if remark is not None and re.search(r"(?i)below sm_?80", remark.text):
         return _OLD - 5
     found = _CAPABILITY.search(death.message) or (_CAPABILITY.search(remark.text) if remark else None)
-    if found is None:
-        return None
+    return _by_notes(facts) if found is None else _times_ten(found)
+
+
+def _times_ten(found: re.Match[str]) -> int:
     number = int(found[1])
     return number if number >= 30 else number * 10 + int(found[2] or 0)
+
+
+_OLD_CARDS = pattern(r"\b(?:RTX 20[678]0|GTX 1[06]\d\d|(?:Tesla )?(?:T4|V100|P100|P40)|TITAN (?:V|RTX|Xp?))\b")
+_OTHER_CARDS = pattern(
+    r"\b(?:[AHBL](?:4|10|20|30|40|100|200|800)[GS]?|GB[23]00|RTX ?[34]0[5-9]0|[34]090|A[456]000|MI\d{3}X?)\b"
+)
+_NEW_CARDS = pattern(r"\b(?:RTX 50[5-9]0|RTX PRO [2-6]\d00|GB10|DGX Spark)\b", re.IGNORECASE)
+
+
+def _noted(facts: LogFacts) -> Iterator[Evidence]:
+    """Yield the note that names the GPU, where nothing else in the log does."""
+    said = facts.remarks.get("notes")
+    if said is not None and "capability" not in facts.remarks and _by_notes(facts) is not None:
+        named = (_CAPABILITY, _OLD_CARDS, _NEW_CARDS)
+        line = next(one for one in said.text.splitlines() if any(words.search(one) for words in named))
+        yield over(facts, "notes", line, "what a note says of the GPU")
+
+
+def _by_notes(facts: LogFacts) -> int | None:
+    """Return the capability that notes beside the log name, or that of a card in them; None if it is not one alone."""
+    notes = facts.remarks["notes"].text if "notes" in facts.remarks else ""
+    named = {_times_ten(found) for found in _CAPABILITY.finditer(notes)}
+    if not named and not _OTHER_CARDS.search(notes):
+        old, new = _OLD_CARDS.search(notes), _NEW_CARDS.search(notes)
+        named = {_OLD - 5} if old and not new else {_NEW} if new and not old else set()
+    return named.pop() if len(named) == 1 else None
 
 
 RULE = of_death(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import said_in_notes
+from gemma4_triage.logs import host_pools, said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
 from gemma4_triage.logs.narrow_window_pool import narrow
 from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, pattern, remarked
@@ -113,6 +113,7 @@ def _in_its_warmup(facts: LogFacts) -> bool:
 
 def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
     """Yield what to try, what the notes name first, then what its ranks meet in, then what is switched on."""
+    yield from host_pools.of_a_silent_start(facts, note.text)
     if (small := narrow(facts)) is not None:
         yield from small.advice
     if whole := as_long_as_the_pool(facts):

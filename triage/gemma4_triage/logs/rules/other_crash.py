@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import adapters_of_experts, ended_threads, noted_end
+from gemma4_triage.logs import adapters_of_experts, ended_threads, form_of_a_request, noted_end
 from gemma4_triage.logs.asked_by_words import by_its_words
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.failed_requests import of_a_benchmark, of_a_cut_call, of_a_request
@@ -30,6 +30,7 @@ from gemma4_triage.logs.rules.refused_by_check import ASKED
 from gemma4_triage.logs.said_by_python import (
     OF_CODE,
     UNREACHED,
+    as_it_was_imported,
     met,
     of_a_caller,
     of_a_variable,
@@ -37,6 +38,7 @@ from gemma4_triage.logs.said_by_python import (
     of_the_code,
     was_none,
 )
+from gemma4_triage.logs.start_shown import died_as_it_started
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import (
     CHOSEN,
@@ -96,6 +98,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         named = [one for one in apart if one.endswith((NAMED, CHOSEN))]
         lacks = _other_paths(death, apart, named)
         ended = "A request failed" if of_a_request(facts, death) else "A process died"
+        ended = "A request failed, by the notes," if form_of_a_request.is_of_one(facts, death) else ended
         ended = "A task in the background ended" if ended_threads.in_the_background(facts, death) else ended
         ended = "A thread of a process that goes on ended" if ended_threads.went_on(facts, death) else ended
         yield Finding(
@@ -112,6 +115,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *noted_end.noted_of_it(facts, death),
                 *noted_end.chosen_by_hand(facts, death),
                 *_after_a_flush(facts, death),
+                *form_of_a_request.look_at_the_form(facts, death),
                 *by_its_words(facts, death),
                 *ended_threads.look(facts, death),
                 *_not_given(facts, death),
@@ -146,7 +150,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                     ),
                 ),
             ),
-            next_commands=_commands(death),
+            next_commands=_commands(facts, death),
         )
 
 
@@ -375,11 +379,16 @@ def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
 
 
 _BEFORE_ITS_FIRST = "it died before its first batch: check versions, the checkpoint and the arguments of the start"
+_AT_NO_KNOWN_TIME = (
+    "the log does not show when in its life it failed. If the server had served: send the last requests before it "
+    "again, one at a time, until one of them fails alike; if it had not come up: versions, the checkpoint and the "
+    "arguments of the start"
+)
 
 
 def _in_order(step: str, narrower: tuple[str, ...]) -> tuple[str, ...]:
     """Return what to do, what is said of every start behind what is said of this one's parts."""
-    return (*narrower, step) if step == _BEFORE_ITS_FIRST else (step, *narrower)
+    return (*narrower, step) if step in (_BEFORE_ITS_FIRST, _AT_NO_KNOWN_TIME) else (step, *narrower)
 
 
 def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
@@ -395,10 +404,12 @@ def _next_step(facts: LogFacts, death: Death, beginning: Death | None) -> str:
         return "send the last requests before it again, one at a time, until one of them ends the server"
     if of_a_request(facts, death):
         return "send that request again alone: the server goes on"
+    if form_of_a_request.is_of_one(facts, death):
+        return "send that request again alone, and look whether the server goes on"
     if death.usage is None and not any(map(_SERVED.match, death.frames)) and not _answered(facts, death):
         if _of_vllm(death):
             return "if that changes nothing: the checkpoint, and vLLM's release beside the torch that it pins"
-        return _BEFORE_ITS_FIRST
+        return _BEFORE_ITS_FIRST if died_as_it_started(facts, death) else _AT_NO_KNOWN_TIME
     if death.usage is not None and (cached := _cached_of_none(facts, death.usage.place.line)):
         return (
             f"the last prefill before it had no token to compute (#new-token: 0), and {cached} from the cache: its "
@@ -455,7 +466,8 @@ def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     if _of_another_program(death):
         return ()
     part = of_files(death.frames[-_INNER:])
-    own = part_of(death) or _part_called_for(death) or part_spoken_of(death)
+    # What a start asks for was not at work yet as a package was imported.
+    own = None if as_it_was_imported(death) else part_of(death) or _part_called_for(death) or part_spoken_of(death)
     staged = is_staged(facts, death) and not of_another_stage(facts, death)
     said = f"{death.type_name}: {death.message}"
     looked_at = _LOOKS_AT.match(death.frame) if death.path.startswith("server_args") else None
@@ -483,11 +495,13 @@ def _stands_in(death: Death) -> str:
         if (called := _part_called_for(death)) is not None:
             return f" SGLang called it for {called.what}."
         return f" Its words are of {spoken.what}." if (spoken := part_spoken_of(death)) else ""
-    met = " A state that its code does not expect is a defect of the release." * (death.type_name == "AssertionError")
+    at_work = death.type_name == "AssertionError" and not as_it_was_imported(death)
+    met = " A state that its code does not expect is a defect of the release." * at_work
     return f" The code is SGLang's own, of {part.what}.{met}"
 
 
-def _commands(death: Death) -> tuple[str, ...]:
+def _commands(facts: LogFacts, death: Death) -> tuple[str, ...]:
     if probe_could_see(death):
         return ("gemma4-triage serve --debug 1 -- --model-path MODEL",)
-    return ("gemma4-triage doctor",) if death.usage is None and not any(map(_SERVED.match, death.frames)) else ()
+    starts = death.usage is None and not any(map(_SERVED.match, death.frames)) and died_as_it_started(facts, death)
+    return ("gemma4-triage doctor",) if starts or death.type_name in OF_CODE else ()

@@ -6,6 +6,7 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.looked_at_first import health_checks_in_the_batch
 from gemma4_triage.logs.parts_of_sglang import is_shortened
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
 from gemma4_triage.logs.suspects import of_files
@@ -110,6 +111,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, *(one.setting for one in (*on, *named)))),
         ruled_out_if=("the same requests, one at a time, on a server started without options, die alike",),
         advice=(
+            *health_checks_in_the_batch(facts, death),
             *split[1:],
             *((_NO_PACK,) if _OF_ZERO.search(death.message) else ()),
             *(
