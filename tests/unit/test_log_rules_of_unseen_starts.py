@@ -225,3 +225,22 @@ class TestNotesOfServers:
         body = "1 validation error for RerankResponse\nscore\n  Input should be a valid number [input_type=list]\n"
         (found,) = found_in([SERVE.format("--is-embedding"), body])
         assert found.advice[0].startswith("SGLang 0.5.8 or later")
+
+
+class TestWhatIsNoError:
+    """Lines and notes of trouble that goes on: no exception, and no batch line that lacks."""
+
+    @pytest.mark.parametrize(
+        "line", ["OSError: [Errno 24] Too many open files\n", "socket.accept() out of system resource\n"]
+    )
+    def test_connections_that_are_not_let_in(self, line):
+        (found,) = found_in([started(), prefill(2), line, prefill(3)])
+        assert "ulimit -n" in told(found)
+
+    def test_a_first_request_that_kills_it(self):
+        (found,) = found_in([started(), READY, "# the first POST of a chat kills it in the paged prefill\n"])
+        assert "the server died" in told(found)
+
+    def test_requests_that_wait_behind_one(self):
+        (found,) = found_in([started(), READY, "# later requests wait behind it\n"])
+        assert "stands" in told(found) or "answers" in told(found)

@@ -18,6 +18,8 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"no (?:further )?request is (?:ever )?answered|never (?:answered|answers|returns|opens|ends)|for ever\b",
         r"no answer (?:ever )?comes",
         r"\brequests? (?:only |just )?(?:waits?|sits?|stays?) in the queue",
+        r"\brequests? (?:\w+ )?(?:waits?|queues?) behind (?:it|that|this|one)\b",
+        r"\bthe same (?:line|message|warning) (?:without end|over and over|repeats)\b",
     ),
     "memory": (
         r"\b(?:memory|RSS|RAM|VRAM)\b.{0,30}\b(?:grow(?:s|ing)?|climb(?:s|ing)|ris(?:es|ing)|goes up|leak(?:s|"

@@ -80,6 +80,13 @@ _KINDS = {
             "of the host: free -g, df -h /dev/shm",
         ),
     ),
+    "no-files": _Kind(
+        "a process has as many files and connections open as it may, so that no further one is let in",
+        (
+            "ulimit -n 65536 (docker: --ulimit nofile=65536:65536)",
+            "look at what keeps connections open: ss -s, and clients that never close theirs",
+        ),
+    ),
     "watchdog": _Kind(
         "a step or a collective did not end in time",
         ("py-spy dump --pid of every scheduler while it hangs: the rank whose stack differs is the one to look at",),
