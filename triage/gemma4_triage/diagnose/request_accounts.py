@@ -12,10 +12,10 @@ from gemma4_triage.finding import Evidence
 
 BOUNDS = {"cu_seqlens_q": "queries", "cu_seqlens_k": "keys"}
 """Why an entry is wrong that says where a request's part of a forward ends, and what that is a part of."""
-NAMESPACE, IN_PAGE = "namespace", "place in its page"
+NAMESPACE, IN_PAGE, PART_OF_PAGE = "namespace", "place in its page", "part of a page"
 BOTH_SIDES = (
     *("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", "size", "again"),
-    *(NAMESPACE, IN_PAGE, *BOUNDS),
+    *(NAMESPACE, IN_PAGE, PART_OF_PAGE, *BOUNDS),
 )
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
@@ -116,6 +116,14 @@ def sentence_of(dump: Dump) -> str | None:
         )
     if why == EMPTY:
         return _without_tokens(dump)
+    if why == PART_OF_PAGE:
+        return (
+            f"The request in slot {slot} counts {value} tokens as gone from its sliding window (swa_evicted_seqlen), "
+            f"which ends within a page: SGLang gives back whole pages, the last of which ended at {expected} or ends "
+            "behind. The next eviction, or the release, begins in the middle of a page, and gives back one that is in "
+            "use, or leaves a part of one mapped. Look at what sets that count (set_evicted_seqlen, "
+            "free_swa_out_of_window_slots)."
+        )
     if why == "window unlocked":
         again = (
             " It was retracted before: what it counted then may count still (decode_batch_idx)."
