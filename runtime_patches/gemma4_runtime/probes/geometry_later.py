@@ -7,8 +7,9 @@
 | before on_idle                 | every IDLE_EVERY_S                                                                 |
 | before a violation's dump      | whatever probe found it: in the step of a change it may follow from that           |
 
-Found is which pool and buffers a layer reads, with which window and by which scales, and the windows by which the prefix
-cache locks and evicts, from the first look on at which there is one; the rules are in `checks/bindings.py`. A change is a dump, and in `trap` the end. It is told once: what it is then counts as known.
+Found is which pool and buffers a layer reads, with which window and by which scales, and the windows by which the
+scheduler and the prefix cache go, from the first look on at which there is one; the rules are in `checks/bindings.py`.
+A change is a dump, and in `trap` the end. It is told once: what it is then counts as known.
 
 Cost: identities, addresses and numbers, nothing of a device: about 3 us for each attention layer of target and draft
 together at each look, which `python tests/tools/time_bindings.py` prints; every 64 steps that is 2 us a step at 46

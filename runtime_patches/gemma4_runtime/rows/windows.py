@@ -32,9 +32,10 @@ def check_whole_pages(scheduler: Any, requests: Sequence[Any], made: Any) -> Non
     page, wrong = scheduler.page_size, []
     for row, request in enumerate(requests):
         evicted = swa_evicted(request) or 0
-        if evicted % page and runs(request) and getattr(request, "session", None) is None:
-            if evicted != held(request).cache_protected_len:
-                wrong.append(WrongEntry("part of a page", row, 0, evicted, evicted // page * page))
+        if not evicted % page or not runs(request) or getattr(request, "session", None) is not None:
+            continue
+        if evicted != held(request).cache_protected_len:
+            wrong.append(WrongEntry("part of a page", row, 0, evicted, evicted // page * page))
     if not wrong:
         return
     slots, had = [held(request).req_pool_idx for request in requests], {"as_before": None, "counter": SWA_EVICTED}

@@ -96,9 +96,17 @@ def _of_places(dump: Dump, places: int) -> str:
 
 
 def is_within_its_page(dump: Dump) -> bool:
-    """Return whether some entry names another slot of the very page that belongs there: no other page came then."""
-    page = dump.manifest.page_size or 1
-    return any(bad.upper == bad.lower + 1 and bad.value // page == bad.lower // page for bad in dump.manifest.offences)
+    """Return whether some entry of a row names another slot of the very page that belongs there: no other page came."""
+    page = (dump.manifest.page_size or 1) if dump.manifest.verdict == "row_entry" else 1
+    known = [bad for bad in dump.manifest.offences if bad.upper == bad.lower + 1]
+    return page > 1 and any(bad.value // page == bad.lower // page for bad in known)
+
+
+def is_off_by_a_slot(dump: Dump) -> bool:
+    """Return whether each listed entry is one slot before or behind its own, and some within their own pages."""
+    listed = dump.manifest.offences
+    near = all(bad.upper == bad.lower + 1 and abs(bad.value - bad.lower) == 1 for bad in listed)
+    return near and is_within_its_page(dump)
 
 
 def _leaves_the_row(dump: Dump, places: int) -> bool:

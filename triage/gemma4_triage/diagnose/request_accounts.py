@@ -311,7 +311,7 @@ def slots_given_again(dump: Dump) -> str | None:
     """Return as a clause that tokens which had slots got others; None where the page that stands there is not new."""
     scalars = dump.manifest.scalars
     event, why, slot = (scalars.get(name) for name in ("page_event", "why", "request_slot"))
-    if is_within_its_page(dump) and dump.manifest.page_size != 1:
+    if is_within_its_page(dump):
         return None
     if why == "owner" and event == "handed_out" and scalars.get("page_was_own") is False:
         return (

@@ -11,7 +11,9 @@ from gemma4_triage.diagnose.where_wrong import are_free, free_list
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "failed-allocation-keeps-pages"
-_KEPT = "took pages from one pool of the pair, found the other one short, gave nothing, and did not give back what it had"
+_KEPT = (
+    "took pages from one pool of the pair, found the other one short, gave nothing, and did not give back what it had"
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -30,8 +32,8 @@ def find(incident: Incident) -> Finding | None:
             if refused
             else f"An allocation {_KEPT} taken."
             if room is None
-            else f"The allocator of both pools counts {room[0]} tokens as free (available_size), and the smaller of the "
-            f"two has {room[1]}: whoever asks it before allocating is told of room that there is not. An allocation "
+            else f"The allocator of both pools counts {room[0]} tokens as free (available_size), and the pool with "
+            f"fewer has {room[1]}: whoever asks it before allocating is told of room that there is not. An allocation "
             f"that went on then {_KEPT} taken."
         ),
         # The probe compares the free lists before and after a call that returned nothing.

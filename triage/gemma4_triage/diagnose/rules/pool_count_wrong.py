@@ -17,9 +17,9 @@ _ADMITS = "No page is lost, but SGLang admits requests by these counters, and it
 _OF_CACHE = "Look at what changes them: insertions, evictions and locks of the prefix cache, tombstones among them."
 _OF_LISTS = "Look at what counts free tokens (available_size) beside the lists of free pages."
 _OF_PAIR = (
-    "Every page is free, cached or held by one request, and the allocator of both pools counts {counted} tokens as free "
-    "(available_size) where the pool with fewer, {pool}, has {least}: whoever asks it before allocating, as the check "
-    "of a decode's room does, is told of {way}."
+    "Every page is free, cached or held by one request, and the allocator of both pools counts {counted} tokens as "
+    "free (available_size) where the pool with fewer, {pool}, has {least}: whoever asks it before allocating, as the "
+    "check of a decode's room does, is told of {way}."
 )
 _MEANINGS = {
     "available": "what the allocator says is free",
@@ -71,7 +71,10 @@ def _of_pair(dump: Dump, pool: str, counted: int, least: int) -> Finding:
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "scalars.pair_available", "what the allocator of both pools says is free"),
-            *(said(dump, f"scalars.{name}_available", f"what that of the {name} pool says") for name in ("full", "swa")),
+            *(
+                said(dump, f"scalars.{name}_available", f"what that of the {name} pool says")
+                for name in ("full", "swa")
+            ),
             said(dump, "step", "when an audit saw it first"),
         ),
         advice=(advice,),
