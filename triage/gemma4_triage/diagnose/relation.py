@@ -99,7 +99,7 @@ def is_within_its_page(dump: Dump) -> bool:
     """Return whether some entry of a row names another slot of the very page that belongs there: no other page came."""
     page = (dump.manifest.page_size or 1) if dump.manifest.verdict == "row_entry" else 1
     known = [bad for bad in dump.manifest.offences if bad.upper == bad.lower + 1]
-    return page > 1 and any(bad.value // page == bad.lower // page for bad in known)
+    return page > 1 and any(bad.value != bad.lower and bad.value // page == bad.lower // page for bad in known)
 
 
 def is_off_by_a_slot(dump: Dump) -> bool:
