@@ -34,7 +34,7 @@ from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "request-state-differs"
-_IN_ITS_PAGE = {True: "it is in the page that belongs there, at the place of another of its tokens", False: ""}
+_IN_ITS_PAGE = "it is another slot of the very page that belongs there"
 
 
 def find(incident: Incident) -> Finding | None:
@@ -76,11 +76,8 @@ def find(incident: Incident) -> Finding | None:
         way = "" if defect is None else f" ({defect.value})"
         value, owner = scalars.get("value"), scalars.get("page_owner")
         of = "" if owner in (None, slot) else f", of a page of the request in slot {owner}"
-        came = (
-            f"; {relation}"
-            if (relation := again or relation_of(dump) or _IN_ITS_PAGE[is_within_its_page(dump)])
-            else ""
-        )
+        relation = again or relation_of(dump) or (_IN_ITS_PAGE if is_within_its_page(dump) else None)
+        came = "" if relation is None else f"; {relation}"
         cause = f"The request in slot {slot} has a wrong value in {named}: {value}{of}{should}{way}{came}."
     if why == SHARED and scalars.get("owners") != CHECKED:
         unsure, structure, defect = True, None, None
