@@ -61,7 +61,7 @@ def _defect_of_later(dump: Dump) -> Defect | None:
         return Defect.SWAPPED if "exchanged" in str(found) else Defect.DUPLICATE if "of layer" in str(found) else None
     if what == "layer_id":
         return of_binding(found, expected)
-    if (what == "window_left" or "." in what) and isinstance(found, int):
+    if (what == "window_left" or "." in str(what)) and isinstance(found, int):
         return Defect.NEGATIVE if found < 0 else of_window(found, expected, dump.manifest.page_size or 1)
     if what in ("scaling", "kv_scales"):
         new = {one for one in str(found).split(" and ") if one not in expected.partition(",")[0].split(" and ")}
