@@ -17,6 +17,7 @@ from gemma4_runtime.checks.geometry import NO_WINDOW
 from gemma4_runtime.release.allocators import store
 
 _SLOTS_HEADS_DIM = 3
+_WINDOWS = ("sliding_window_size", "swa_retain_window", "full_window_pages")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,20 @@ def model_of(role: str, runner: Any, pool: Callable[[], Any]) -> Model:
 def bound_now(models: Sequence[Model]) -> tuple[Bound, ...]:
     """Return what every layer is bound to at this moment."""
     return tuple(one for model in models for one in _bound(model))
+
+
+def windows_now(scheduler: Any) -> dict[str, int]:
+    """Return the windows that the scheduler and its prefix cache go by, by whose each is; none before it has one."""
+    cache = getattr(scheduler, "tree_cache", None)
+    cache = getattr(cache, "inner", cache)
+    components = getattr(cache, "components", None)
+    owners = (scheduler, cache, *(components.values() if isinstance(components, dict) else ()))
+    return {
+        f"{type(owner).__name__}.{name}": width
+        for owner in owners
+        for name in _WINDOWS
+        if isinstance(width := getattr(owner, name, None), int)
+    }
 
 
 def stored_now(model: Model) -> dict[int, tuple[Place | None, Place | None]]:

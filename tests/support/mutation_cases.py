@@ -5,6 +5,11 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "page-of-a-row-a-slot-too-high": ("request-state-differs", S.REQUEST_ROW, D.OFF_BY_ONE, C.CERTAIN),
+    "part-left-out-by-a-receipt": ("request-state-differs", S.TREE_LOCK, None, C.LIKELY),
+    "part-of-a-page-counted-as-gone": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
+    "window-of-the-cache-narrowed": ("parts-disagree", None, None, C.CERTAIN),
+    "pair-counts-its-full-pool-alone": ("pool-count-wrong", None, None, C.CERTAIN),
     "lock-names-another-node": ("tree-broken", S.TREE_LOCK, None, C.CERTAIN),
     "free-list-cut-before-its-pages-are-named": ("page-given-twice", S.ALLOCATION, D.STALE, C.CERTAIN),
     "mapping-of-two-slots-exchanged": ("mapping-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),

@@ -212,6 +212,7 @@ ELSEWHERE = {
 """Made true on other dumps, in test_diagnose_premises.py, _contained.py, _mutations.py and _order_of_entries.py."""
 UNLESS_PROVEN = {
     ("request-misplaced", "a part of SGLang"),
+    ("pool-count-wrong", "the audit counts"),
     ("request-state-differs", "the window was given back"),
     ("cached-text-differs", "the key is right"),
     ("numbers-not-finite", "the forward that stored"),

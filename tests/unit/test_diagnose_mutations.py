@@ -66,6 +66,14 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        ("page-of-a-row-a-slot-too-high", "each entry is 1 too high, within the page that belongs there"),
+        ("part-left-out-by-a-receipt", "has SWA among the parts that were not locked (skipped_lock_components)"),
+        ("part-of-a-page-counted-as-gone", "counts 117 tokens as gone from its sliding window (swa_evicted_seqlen)"),
+        ("window-of-the-cache-narrowed", "SWAComponent.sliding_window_size is 8, and was 31"),
+        (
+            "pair-counts-its-full-pool-alone",
+            "counts 640 tokens as free (available_size) where the pool with fewer, swa",
+        ),
         ("lock-names-another-node", "the lock's receipt was made for another (node_id)"),
         ("free-list-cut-before-its-pages-are-named", "counted the new page that the request needs: it took page 21"),
         ("free-list-cut-before-its-pages-are-named", "in both pools: the list was cut before its pages were named"),

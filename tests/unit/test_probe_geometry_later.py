@@ -170,6 +170,20 @@ def test_a_change_is_a_dump_and_its_cause_is_named(serve, mode, name):
     assert (found.structure, found.defect) == cause
 
 
+@pytest.mark.parametrize("name", ["sliding_window_size", "full_window_pages"])
+def test_a_window_of_the_prefix_cache_is_the_one_that_it_was_made_with(serve, scheduler, name):
+    part = SimpleNamespace(sliding_window_size=31, full_window_pages=2)
+    scheduler.tree_cache = SimpleNamespace(components={1: part}, sliding_window_size=31)
+    assert serve("trap", lambda _: None) == ([], False)
+    was = getattr(part, name)
+    (dump,), stopped = serve("trap", lambda _: setattr(part, name, 1))
+    assert stopped
+    (incident,) = group([dump])
+    found = conclude(incident)[0]
+    assert (found.rule, found.confidence) == ("parts-disagree", Confidence.CERTAIN)
+    assert f"SimpleNamespace.{name} is 1, and was {was}" in found.cause
+
+
 @pytest.mark.parametrize("mode", ["log", "contain", "trap"])
 def test_what_stays_as_it_was_is_silent(serve, mode):
     assert serve(mode, lambda scheduler: None) == ([], False)

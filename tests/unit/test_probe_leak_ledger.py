@@ -24,6 +24,7 @@ from gemma4_runtime.release.requests import held
 from gemma4_runtime.settings import Leak, Mode
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.finding import Confidence
 from pool_world import PoolWorld
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -352,6 +353,20 @@ def test_a_request_whose_row_was_given_back_does_not_end_the_server(swa):
     batch = SimpleNamespace(reqs=[request], req_to_token_pool=swa.rows, token_to_kv_pool_allocator=swa.allocator)
     leak_owners._own(batch, slots, [4])
     ledger_of(swa.allocator).log.drain()
+
+
+def test_what_both_pools_count_as_free_is_what_the_one_with_fewer_has(swa, guard, monkeypatch):
+    swa.finish(swa.start(prompt(1, 40)))
+    kind = type(swa.allocator)
+    assert swa.faults() == {}
+    monkeypatch.setattr(kind, "available_size", lambda pair: pair.full_available_size())
+    found = swa.audit()
+    assert [(finding.fault.name, finding.pool) for finding in found.findings] == [("UNBALANCED", "swa")]
+    report(found, found.findings, "idle", Leak.DUMP, guard)
+    (entry,) = DumpStore(guard.root).list()
+    (cause,) = conclude(group([read_dump(entry.path)])[0])
+    assert (cause.rule, cause.confidence) == ("pool-count-wrong", Confidence.CERTAIN)
+    assert "told of room that there is not" in cause.cause
 
 
 def test_counters_that_do_not_add_up_are_a_finding_of_their_own(swa, guard):

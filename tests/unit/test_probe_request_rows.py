@@ -319,6 +319,28 @@ def test_the_receipt_of_a_lock_is_the_one_that_the_lock_was_given(server):
     assert "has another stamp than as the nodes were locked" in finding.cause
 
 
+@pytest.mark.releases("0.5.23")
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_the_receipt_of_a_lock_has_the_parts_that_were_left_out(server, is_left_out):
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    request = next(one for one in server.world.requests if one.lock is not None)
+    receipt, skipped = request.lock.receipt, (ComponentType.SWA,)
+    receipt.skipped_lock_components = () if is_left_out else skipped
+    server.forward()
+    # A lock's part that this project knows nothing of may be given back alone.
+    receipt.skipped_lock_components += (ComponentType.MAMBA,)
+    server.forward()
+    receipt.skipped_lock_components = skipped if is_left_out else ()
+    said = trapped(server)
+    assert (said.scalars["lock_part"], said.scalars["part_left_out"]) == ("SWA", is_left_out)
+    finding = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
+    assert (finding.structure, finding.confidence) == (Structure.TREE_LOCK, Confidence.LIKELY)
+    assert (
+        "its release leaves that lock" if is_left_out else "its release gives back locks of others"
+    ) in finding.cause
+
+
 def test_of_a_row_that_is_new_and_its_nodes_the_row_is_wrong(server):
     server.forward()
     world, page = server.world, server.world.page

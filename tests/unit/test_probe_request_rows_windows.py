@@ -8,8 +8,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.release.requests import held, set_swa_evicted
-from gemma4_runtime.rows.windows import check_window
+from gemma4_runtime.rows.windows import check_whole_pages, check_window
 from request_rows_server import Server
 
 # Releases before it give back every so many steps, and not tokens.
@@ -58,3 +59,27 @@ def test_silent_where_it_is_given_back_in_time(server):
 @pytest.mark.parametrize("more", [{"mode": ForwardMode.EXTEND}, {"decodes": 1}])
 def test_a_prefill_and_a_first_decode_give_nothing_back_yet(server, more):
     assert look(server, 0, **more) == []
+
+
+def counts(server, tokens, **more):
+    request = server.world.requests[-1]
+    held(request).cache_protected_len = 0
+    vars(request).update(more)
+    set_swa_evicted(request, tokens)
+    check_whole_pages(server.scheduler, [request], SimpleNamespace(forward_mode=ForwardMode.DECODE))
+
+
+def test_a_part_of_a_page_that_counts_as_gone(server):
+    page = server.world.page
+    with pytest.raises(TrappedViolation):
+        counts(server, page + 5)
+    (entry,) = DumpStore(server.dumps).list()
+    said = read_dump(entry.path).manifest
+    assert (said.verdict, said.scalars["counter"]) == ("counter_wrong", "swa_evicted_seqlen")
+    assert (said.scalars["value"], said.scalars["expected"]) == (page + 5, page)
+
+
+@pytest.mark.parametrize("more", [{}, {"session": "a session cuts where it likes"}])
+def test_whole_pages_and_what_a_session_cut_are_silent(server, more):
+    counts(server, 2 * server.world.page + 5 * bool(more), **more)
+    assert DumpStore(server.dumps).list() == []

@@ -51,6 +51,15 @@ class TestOneSidedAllocation(OnSmallPools):
         assert first.rule == "failed-allocation-keeps-pages"
         assert first.structure is (Structure.ALLOCATION if room else Structure.FULL_FREE_LIST)
 
+    @pytest.mark.parametrize("wrong", [True, False])
+    def test_a_pair_that_counts_its_fuller_pool_alone_is_told(self, dumps, paged, monkeypatch, wrong):
+        request = extend(paged, SWA_PAGES * 16)
+        if wrong:
+            monkeypatch.setattr(type(paged), "available_size", lambda pair: pair.full_available_size())
+        (first, *_) = conclude(Incident((caught(lambda: decode(paged, [request])),)))
+        assert first.rule == "failed-allocation-keeps-pages"
+        assert ("told of room that there is not" in first.cause) is wrong
+
     def test_both_fail_and_nothing_is_taken(self, dumps, paged):
         request = extend(paged, SWA_PAGES * 16)
         paged.full_attn_allocator.free_pages = paged.full_attn_allocator.free_pages[:0]

@@ -12,6 +12,8 @@ Later the layers read what they read at the start, as they did:
 | `scaling`    | by what a layer scales its scores                                                              |
 | `kv_scales`  | by what it multiplies the keys and values that it reads, where the pool keeps what it was given |
 
+So does the prefix cache: its windows, by which it locks, matches and evicts, are those that it was made with.
+
 Nothing of SGLang's changes these while it serves; what loads new weights may bring scales with them, and a pool of
 another dtype than it is given has some. So every change is fatal.
 """
@@ -115,6 +117,18 @@ def check_unchanged(before: Sequence[Bound], now: Sequence[Bound]) -> Iterator[F
             role=role,
             layers=tuple(layers),
         )
+
+
+def check_windows(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield a finding for each window of the scheduler or its prefix cache that is another than before.
+
+    Args:
+        before: At the start, by whose it is and its name.
+        now: The same at this moment.
+    """
+    for name, expected in before.items():
+        if (found := now.get(name, NO_WINDOW)) != expected:
+            yield Finding(VERDICT, Severity.FATAL, name, found, f"{expected}, as at the start", _WHY)
 
 
 def _differences(

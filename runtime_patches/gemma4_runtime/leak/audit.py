@@ -10,9 +10,10 @@ import numpy as np
 
 from gemma4_runtime.checks.page_census import Fault, Finding, check_census
 from gemma4_runtime.checks.swa_mapping_census import below_zero, check_mapping, left_over, of_padding
-from gemma4_runtime.leak.equation import Equation, equations
+from gemma4_runtime.leak.equation import Equation, equations, short_of_the_pair
 from gemma4_runtime.leak.ledger import LeakLedger, generations_of, ledger_of
 from gemma4_runtime.leak.whereabouts import Reading, read, unreadable
+from gemma4_runtime.release.allocators import pair_available
 from gemma4_runtime.releases import at_least, read_as
 
 
@@ -31,6 +32,7 @@ class Audit:
         reading: What was looked at.
         generations: By request slot that is in use, how many requests have had it.
         left_listed: Request slots that were on the list of free ones still when they had just been given out.
+        pair_available: How many tokens the pair of pools counts as free; None of one pool, or of another kind of pair.
     """
 
     findings: tuple[Finding, ...]
@@ -39,6 +41,7 @@ class Audit:
     reading: Reading
     generations: Mapping[int, int] = field(default_factory=dict)
     left_listed: Collection[int] = ()
+    pair_available: int | None = None
 
 
 def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iterable[Any], idle: bool) -> Audit:
@@ -81,8 +84,9 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     once = tuple(_each_page_once(found))
     generations = generations_of(req_to_token_pool)
     in_use = {slot: generations[slot] for slot in reading.running if slot in generations}
-    alone = () if once else (*_broken(reading), *_unbalanced(sums))
-    return Audit(once or alone, sums, ledger, reading, in_use, frozenset(generations.left))
+    alone = () if once else (*_broken(reading), *_unbalanced(sums, short_of_the_pair(allocator, sums)))
+    left = frozenset(generations.left)
+    return Audit(once or alone, sums, ledger, reading, in_use, left, pair_available(allocator))
 
 
 def _clears_the_mapping(allocator: Any) -> bool:
@@ -102,10 +106,10 @@ def _broken(reading: Reading) -> Iterable[Finding]:
         yield Finding(Fault.TREE_BROKEN, "full", np.array([0]), np.array([0]))
 
 
-def _unbalanced(sums: Iterable[Equation]) -> Iterable[Finding]:
-    """Yield one for each pool whose pages are in place, and whose counters say otherwise."""
+def _unbalanced(sums: Iterable[Equation], short: Equation | None) -> Iterable[Finding]:
+    """Yield one for each pool whose pages are in place, and whose counters say otherwise, or its pair's do."""
     for equation in sums:
-        if not equation.holds:
+        if not equation.holds or equation is short:
             yield Finding(Fault.UNBALANCED, equation.pool, np.array([0]), np.array([0]))
 
 

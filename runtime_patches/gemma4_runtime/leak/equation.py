@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS, Reading
+from gemma4_runtime.release.allocators import pair_available
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,13 @@ class Equation:
 
     def scalars(self) -> dict[str, int]:
         return {f"{self.pool}_{name}": value for name, value in asdict(self).items() if name != "pool"}
+
+
+def short_of_the_pair(allocator: Any, sums: tuple[Equation, ...]) -> Equation | None:
+    """Return the pool with fewer free tokens where the pair counts another number as free; None where it does not."""
+    counted = pair_available(allocator)
+    least = min((one for one in sums if one.pool != REQUEST_SLOTS), key=lambda one: one.available)
+    return None if counted in (None, least.available) else least
 
 
 def equations(allocator: Any, req_to_token_pool: Any, tree_cache: Any, reading: Reading) -> tuple[Equation, ...]:

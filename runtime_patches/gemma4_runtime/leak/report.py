@@ -183,7 +183,8 @@ def _counted(audit: Audit) -> dict[str, int]:
     reading, page = audit.reading, audit.ledger.page_size
     listed = {f"{one.pool}_listed": one.free.size * page for one in reading.pools if one.pool != REQUEST_SLOTS}
     cached = {f"{pool}_cached": pages * page for pool, pages in reading.cached_pages.items()}
-    return listed | cached | {"full_locked": reading.locked.size * page}
+    pair = {} if audit.pair_available is None else {"pair_available": audit.pair_available}
+    return listed | cached | pair | {"full_locked": reading.locked.size * page}
 
 
 def _padding(audit: Audit) -> dict[str, int]:

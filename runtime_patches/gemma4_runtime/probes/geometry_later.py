@@ -7,8 +7,9 @@
 | before on_idle                 | every IDLE_EVERY_S                                                                 |
 | before a violation's dump      | whatever probe found it: in the step of a change it may follow from that           |
 
-Found is which pool and buffers a layer reads, with which window and by which scales; the rules are in
-`checks/bindings.py`. A change is a dump, and in `trap` the end. It is told once: what it is then counts as known.
+Found is which pool and buffers a layer reads, with which window and by which scales, and the windows by which the
+scheduler and the prefix cache go, from the first look on at which there is one; the rules are in `checks/bindings.py`.
+A change is a dump, and in `trap` the end. It is told once: what it is then counts as known.
 
 Cost: identities, addresses and numbers, nothing of a device: about 3 us for each attention layer of target and draft
 together at each look, which `python tests/tools/time_bindings.py` prints; every 64 steps that is 2 us a step at 46
@@ -19,14 +20,14 @@ from __future__ import annotations
 
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from gemma4_runtime import binding_facts as facts
 from gemma4_runtime import current
 from gemma4_runtime.by_identity import ByIdentity
-from gemma4_runtime.checks.bindings import Bound, check_unchanged
+from gemma4_runtime.checks.bindings import Bound, check_unchanged, check_windows
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.probes.geometry import RULE, finding_draft, models_of
 from gemma4_runtime.settings import Mode
@@ -45,6 +46,7 @@ class _Known:
     bound: tuple[Bound, ...]
     steps: int = 0
     idle_again: float = 0.0
+    windows: dict[str, int] = field(default_factory=dict)
 
 
 _KNOWN: ByIdentity[_Known] = ByIdentity()
@@ -71,6 +73,9 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     if known is None:
         return
     known.steps += 1
+    if not known.windows:
+        # The prefix cache is made after the workers.
+        known.windows = facts.windows_now(scheduler)
     if known.steps % EVERY_STEPS == 0 or current.guard().mode.at(in_graph=False) is Mode.TRAP:
         _look(scheduler, known, _NEXT)
 
@@ -84,11 +89,11 @@ def before_idle(scheduler: Any, **_unknown: Any) -> None:
 
 
 def _look(scheduler: Any, known: _Known, site: str, act: Mode | None = None) -> None:
-    now = facts.bound_now(known.models)
-    if now == known.bound:
+    now, windows = facts.bound_now(known.models), facts.windows_now(scheduler) if known.windows else {}
+    if now == known.bound and windows == known.windows:
         return
-    found = list(check_unchanged(known.bound, now))
-    known.bound = now
+    found = [*check_unchanged(known.bound, now), *check_windows(known.windows, windows)]
+    known.bound, known.windows = now, windows
     guard, runner = current.guard(), scheduler.tp_worker.model_runner
     step = int(getattr(scheduler, "forward_ct", 0)) or step_number()
     for finding in found:

@@ -114,7 +114,7 @@ from gemma4_runtime.rows.tokens import (
     check_something_new,
     note_chunk,
 )
-from gemma4_runtime.rows.windows import check_window
+from gemma4_runtime.rows.windows import check_whole_pages, check_window
 
 BEFORE = "ModelRunner.sample"
 _running: Seen | None = None
@@ -243,6 +243,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     of_prefill = mode.is_extend() and not mode.is_target_verify()
     if of_prefill:
         note_chunk(scheduler, requests)
+    check_whole_pages(scheduler, requests, made)
     note_counts(_running, requests, of_prefill, scheduler.enable_overlap, made.seq_lens.tolist())
     check_row_entries(scheduler, requests, INIT, made)
     check_reserved(scheduler, requests, made)

@@ -36,7 +36,7 @@ from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import offences, payload
 from gemma4_runtime.leak.ledger import BY, SITE
-from gemma4_runtime.release.allocators import held_back
+from gemma4_runtime.release.allocators import held_back, pair_available
 from gemma4_runtime.steps import latest_step_number
 
 RULES: Mapping[str, str] = {
@@ -282,6 +282,8 @@ def draft_of(
         scalars={
             "full_available": int(allocator.full_available_size()),
             "swa_available": int(allocator.swa_available_size()),
+            # What others ask before they allocate.
+            **({} if (both := pair_available(allocator)) is None else {"pair_available": both}),
             "pending_frees": held_back(allocator),
             "owners": current.owners_asked(),
             # Whether a call of the group had not put aside what it was given: else the group had all of it.

@@ -80,6 +80,21 @@ def held_back(allocator: Any) -> int:
     return sum(part.numel() for part in (*(full.free_group or ()), *getattr(full, "free_page_ids_group", ())))
 
 
+def pair_available(allocator: Any) -> int | None:
+    """Return how many tokens a pair of pools counts as free, which has to be what its pool with fewer has.
+
+    None of one pool, of a pair that counts in a way of its own, and of one whose sliding window is a ring.
+
+    Args:
+        allocator: Any that hands out slots.
+    """
+    from gemma4_runtime.release import SWATokenToKVPoolAllocator
+
+    if getattr(type(allocator), "available_size", None) is not SWATokenToKVPoolAllocator.available_size:
+        return None
+    return None if getattr(allocator, "swa_req_ring", False) else int(allocator.available_size())
+
+
 def pending_slots(allocator: Any) -> list[torch.Tensor]:
     """Returns what waits for the end of an open group of frees: slots of the full pool, [n] each.
 

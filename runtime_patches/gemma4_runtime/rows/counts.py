@@ -351,10 +351,16 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     if not paths:
         return
     if (changed := _changed_receipt(scheduler, live)) is not None:
-        slot = held(changed).req_pool_idx
+        request, part = changed
+        slot = held(request).req_pool_idx
         wrong, summary = (WrongEntry("receipt", 0, 0, 1, 0),), f"the receipt of the lock of the request in slot {slot} "
-        summary += "has another stamp than as it was locked"
         had, kinds = {"as_before": None}, [None]
+        if part is None:
+            summary += "has another stamp than as it was locked"
+        else:
+            left_out = part in _left_out(request.lock)
+            summary += f"{'says' if left_out else 'no longer says'} that {part} was left out as it was locked"
+            had |= {"lock_part": part, "part_left_out": left_out}
         report_wrong(
             *(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, kinds, made, [slot]), had=had, summary=summary
         )
@@ -412,10 +418,12 @@ def _window_released_early(cache: Any, requests: Sequence[Any]) -> tuple[Any, in
     return None
 
 
-def _changed_receipt(scheduler: Any, requests: Sequence[Any]) -> Any:
-    """Return a request whose lock is the one that it was, on the same node, and ends at another stamp than it did.
+def _changed_receipt(scheduler: Any, requests: Sequence[Any]) -> tuple[Any, str | None] | None:
+    """Return a request whose lock is the one that it was, on the same node, and whose receipt has changed since.
 
-    The release of a lock goes up from its node to the one with that stamp. None before 0.5.23, which has no such locks.
+    The release of a lock goes up from its node to the one with the receipt's stamp, and passes over the parts that the
+    receipt says were left out. With the request the part of which that was changed, None where it is the stamp. None
+    before 0.5.23, which has no such locks.
     """
     seen, found = seen_of(scheduler), None
     known, seen.receipts = seen.receipts, {}
@@ -425,12 +433,19 @@ def _changed_receipt(scheduler: Any, requests: Sequence[Any]) -> Any:
         if lock is None or stamps is None or lock.swa_released:
             continue
         before = known.get(request.rid)
-        seen.receipts[request.rid] = (lock, lock.node, dict(stamps))
-        if before is None or before[0] is not lock or before[1] != lock.node:
+        seen.receipts[request.rid] = (lock, lock.node, dict(stamps), _left_out(lock))
+        if found is not None or before is None or before[0] is not lock or before[1] != lock.node:
             continue
-        if any(stamps.get(part) != stamp for part, stamp in before[2].items()):
-            found = found or request
+        parts = sorted(before[3] ^ _left_out(lock))
+        if parts or any(stamps.get(part) != stamp for part, stamp in before[2].items()):
+            found = request, parts[0] if parts else None
     return found
+
+
+def _left_out(lock: Any) -> frozenset[str]:
+    """Return which of the full pool and the sliding window a lock's receipt says were not locked; others never are."""
+    skipped = {part.name for part in getattr(lock.receipt, "skipped_lock_components", ())}
+    return frozenset(skipped & {"FULL", "SWA"})
 
 
 def _shared_lock(requests: Sequence[Any]) -> tuple[Any, Any] | None:

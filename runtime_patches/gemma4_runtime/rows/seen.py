@@ -43,8 +43,8 @@ class Seen:
         finite: By request slot: its stay there, and up to which of its tokens a forward went whose logits were numbers.
         sampling: The requests of which the target's logits were numbers, until the sampler is handed these.
         answered: By its stay, how many tokens an answer had as its last one was what had been sampled.
-        receipts: By request id: the lock that it carries, on which node, and where the lock's window ends, by the stamp
-            that its release looks for.
+        receipts: By request id: the lock that it carries, on which node, where the lock's window ends, by the stamp
+            that its release looks for, and which parts its release passes over.
         namespaces: By `id`, of those that run: the request, and its namespace in the prefix cache as it was first seen.
         answers: By request id, of the forward before: its stay, how long its answer was, and what was sampled for it.
         chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
@@ -81,7 +81,7 @@ class Seen:
         self.finite: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.sampling: Sequence[Any] = ()
         self.answered: dict[tuple[Any, ...], int] = {}
-        self.receipts: dict[str, tuple[Any, Any, Any]] = {}
+        self.receipts: dict[str, tuple[Any, Any, Any, frozenset[str]]] = {}
         self.namespaces: dict[int, tuple[Any, Any]] = {}
         self.answers: dict[str, tuple[tuple[Any, ...], int, int]] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None

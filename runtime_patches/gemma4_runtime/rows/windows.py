@@ -1,4 +1,4 @@
-"""What `request-rows` asks of a running request's sliding window: what has left it long ago has been given back."""
+"""What `request-rows` asks of a running request's sliding window: what left it is whole pages, and was given back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,36 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held, swa_evicted
-from gemma4_runtime.rows.counts import runs, slots_left
-from gemma4_runtime.rows.report import INIT, WINDOW, report_wrong
+from gemma4_runtime.rows.counts import SWA_EVICTED, runs, slots_left
+from gemma4_runtime.rows.report import COUNTER, INIT, WINDOW, report_wrong
 from gemma4_runtime.settings import Mode
 
 _LAG = 2
 """So many verifications what a request has committed may be ahead of what its eviction went by."""
+
+
+def check_whole_pages(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
+    """Find requests that count a part of a page as gone from their window: SGLang gives back whole ones.
+
+    A session may cut what its request had to any length, and what the prefix cache has of it is its own.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those of the batch.
+        made: The forward's batch.
+    """
+    page, wrong = scheduler.page_size, []
+    for row, request in enumerate(requests):
+        evicted = swa_evicted(request) or 0
+        if not evicted % page or not runs(request) or getattr(request, "session", None) is not None:
+            continue
+        if evicted != held(request).cache_protected_len:
+            wrong.append(WrongEntry("part of a page", row, 0, evicted, evicted // page * page))
+    if not wrong:
+        return
+    slots, had = [held(request).req_pool_idx for request in requests], {"as_before": None, "counter": SWA_EVICTED}
+    kinds = [None] * len(wrong)
+    report_wrong(scheduler, wrong, COUNTER, INIT, Structure.REQUEST_COUNTERS, kinds, made, slots, had=had)
 
 
 def check_window(scheduler: Any, requests: Sequence[Any], made: Any) -> None:

@@ -8,6 +8,11 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence, Finding
 
 _LATER = "What layers of the {role} read, and how, is no longer what it was at the start: {what} was written since."
+_OF_CACHE = (
+    "A window that the scheduler or its prefix cache goes by is no longer what it was at the start: {what} is {found}, "
+    "and was {expected}. The cache locks, matches and evicts by its own: what is too narrow gives back pages that "
+    "layers still read, and what is too wide keeps pages that nobody needs."
+)
 _WHAT = {
     "pool": "the pool that they read",
     "layer_id": "the id of a layer",
@@ -22,22 +27,27 @@ def of_change(rule: str, incident: Incident, dump: Dump) -> Finding:
     """Return the finding of a rule about a dump of `geometry` that is of a change since the start."""
     scalars, role = dump.manifest.scalars, dump.manifest.role
     what = str(scalars.get("what"))
+    # These are named by whose they are.
+    of_cache = "." in what
+    was = str(scalars.get("expected")).partition(",")[0]
     structure = Structure.KV_SCALE if what == "kv_scales" else Structure.DRAFT_BINDING if role == "draft" else None
     return Finding(
         rule=rule,
         structure=structure,
         defect=_defect_of_later(dump),
-        cause=_LATER.format(role=role, what=_WHAT.get(what, what)),
+        cause=_OF_CACHE.format(what=what, found=scalars.get("found"), expected=was)
+        if of_cache
+        else _LATER.format(role=role, what=_WHAT.get(what, what)),
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "scalars.found", "what it is now"),
             said(dump, "scalars.expected", "what it was"),
-            said(dump, "scalars.layers", "of which layer, by the id that it had"),
+            *(() if of_cache else (said(dump, "scalars.layers", "of which layer, by the id that it had"),)),
             said(dump, "step", "when that was seen; outside of trap it is looked at every 64 steps"),
         ),
         advice=(
             "Nothing of SGLang's writes it while a server serves: look at what else runs in the process.",
-            "Answers stay right where only a draft is concerned, and accept length falls.",
+            *(() if of_cache else ("Answers stay right where only a draft is concerned, and accept length falls.",)),
         ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug trap", "--probes geometry")),
     )
@@ -51,7 +61,7 @@ def _defect_of_later(dump: Dump) -> Defect | None:
         return Defect.SWAPPED if "exchanged" in str(found) else Defect.DUPLICATE if "of layer" in str(found) else None
     if what == "layer_id":
         return of_binding(found, expected)
-    if what == "window_left" and isinstance(found, int):
+    if (what == "window_left" or "." in str(what)) and isinstance(found, int):
         return Defect.NEGATIVE if found < 0 else of_window(found, expected, dump.manifest.page_size or 1)
     if what in ("scaling", "kv_scales"):
         new = {one for one in str(found).split(" and ") if one not in expected.partition(",")[0].split(" and ")}

@@ -178,6 +178,17 @@ def count_of(dump: Dump, name: str, slot: int | None) -> int | None:
     return int(count) if count is not None and count.isdecimal() else None
 
 
+def counted_by_the_pair(dump: Dump) -> tuple[int, int] | None:
+    """Return how many tokens a pair of pools counts as free, and what its pool with fewer has; None if it is not said.
+
+    Args:
+        dump: Of an audit or of `swa-allocator`.
+    """
+    counts = [dump.manifest.scalars.get(f"{name}_available") for name in ("pair", "full", "swa")]
+    known = [one for one in counts if isinstance(one, int)]
+    return None if len(known) < len(counts) else (known[0], min(known[1:]))
+
+
 def is_another_now(dump: Dump, owner: tuple[int, int]) -> bool:
     """Return whether another request than this owner, a slot and its generation, has its slot when an audit looked."""
     now = count_of(dump, "generations", owner[0])

@@ -75,12 +75,54 @@ def _of_places(dump: Dump, places: int) -> str:
     rows, way = tensor_or_none(dump, "rows"), "early" if places > 0 else "late"
     many = abs(places) > 1
     by = f"{number_of(abs(places), 'place')} too {way}"
+    listed = dump.manifest.offences
+    moved = f"{abs(places)} too {'high' if places > 0 else 'low'}"
+    adds = f"{'added' if places > 0 else 'took off'} {abs(places)}"
+    # Slots that stand at other places differ by as much only as far as their pages follow each other in the pool.
+    alike = all(bad.upper == bad.lower + 1 and bad.value == bad.lower + places for bad in listed)
+    if alike and _leaves_the_row(dump, places):
+        return (
+            f"each entry is {moved}, within the page that belongs there, and beyond its end in the next one of the "
+            f"pool, which is not what the row has next: what wrote these {adds}, or counts the page's slots from "
+            "another begin"
+        )
     which = f"{abs(places)} tokens " * many + ("behind" if places > 0 else "before") + (" its own" if many else " it")
     ends = [] if rows is None or rows.ndim != 2 else (rows >= 0).sum(1).tolist()
-    last = [bad.row < len(ends) and bad.column == ends[bad.row] - 1 for bad in dump.manifest.offences]
+    last = [bad.row < len(ends) and bad.column == ends[bad.row] - 1 for bad in listed]
     if places == 1 and all(last):
         return f"each row has the slot of the token {which}: what is written ahead began {by}, at the last token"
-    return f"each entry is the slot of the token {which}: what wrote these began {by}"
+    either = f", or {adds}" if alike else ""
+    return f"each entry is the slot of the token {which}: what wrote these began {by}{either}"
+
+
+def is_within_its_page(dump: Dump) -> bool:
+    """Return whether some entry of a row names another slot of the very page that belongs there: no other page came."""
+    page = (dump.manifest.page_size or 1) if dump.manifest.verdict == "row_entry" else 1
+    known = [bad for bad in dump.manifest.offences if bad.upper == bad.lower + 1]
+    return page > 1 and any(bad.value != bad.lower and bad.value // page == bad.lower // page for bad in known)
+
+
+def is_off_by_a_slot(dump: Dump) -> bool:
+    """Return whether each listed entry is one slot before or behind its own, and some within their own pages."""
+    listed = dump.manifest.offences
+    near = all(bad.upper == bad.lower + 1 and abs(bad.value - bad.lower) == 1 for bad in listed)
+    return near and is_within_its_page(dump)
+
+
+def _leaves_the_row(dump: Dump, places: int) -> bool:
+    """Return whether a wrong entry is not the slot of the row's token so many places on, where that is known."""
+    rows, listed = tensor_or_none(dump, "rows"), dump.manifest.offences
+    should = {(bad.row, bad.column): bad.lower for bad in listed}
+    if rows is None or rows.ndim != 2 or len(listed) < dump.manifest.offence_count:
+        return False
+    for bad in listed:
+        row, column = bad.row, bad.column + places
+        if not (0 <= row < rows.shape[0] and 0 <= column < rows.shape[1]):
+            continue
+        right = should.get((row, column), int(rows[row, column]))
+        if right >= 0 and right != bad.value:
+            return True
+    return False
 
 
 def _relations(pairs: Sequence[tuple[int, int]], page: int, prefix: int = 0, drafts: int = 0) -> Iterator[str]:

@@ -7,14 +7,15 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.freed_pages import lost_by_a_count
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.relation import is_within_its_page
 from gemma4_triage.finding import Evidence
 
 BOUNDS = {"cu_seqlens_q": "queries", "cu_seqlens_k": "keys"}
 """Why an entry is wrong that says where a request's part of a forward ends, and what that is a part of."""
-NAMESPACE, IN_PAGE = "namespace", "place in its page"
+NAMESPACE, IN_PAGE, PART_OF_PAGE = "namespace", "place in its page", "part of a page"
 BOTH_SIDES = (
     *("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", "size", "again"),
-    *(NAMESPACE, IN_PAGE, *BOUNDS),
+    *(NAMESPACE, IN_PAGE, PART_OF_PAGE, *BOUNDS),
 )
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
@@ -98,6 +99,8 @@ def sentence_of(dump: Dump) -> str | None:
             f"is as far into that SWA page as the slot is into its own{turned}. Sliding layers are about to store the "
             "token's keys at another one's place. Look at what writes the mapping (set_full_to_swa_mapping)."
         )
+    if why == "receipt" and (part := scalars.get("lock_part")) is not None:
+        return _of_left_out(slot, part, scalars.get("part_left_out") is True)
     if why == "receipt":
         return (
             f"The receipt of the lock that the request in slot {slot} carries has another stamp than as the nodes were "
@@ -113,6 +116,14 @@ def sentence_of(dump: Dump) -> str | None:
         )
     if why == EMPTY:
         return _without_tokens(dump)
+    if why == PART_OF_PAGE:
+        return (
+            f"The request in slot {slot} counts {value} tokens as gone from its sliding window (swa_evicted_seqlen), "
+            f"which ends within a page: SGLang gives back whole pages, the last of which ended at {expected} or ends "
+            "behind. The next eviction, or the release, begins in the middle of a page, and gives back one that is in "
+            "use, or leaves a part of one mapped. Look at what sets that count (set_evicted_seqlen, "
+            "free_swa_out_of_window_slots)."
+        )
     if why == "window unlocked":
         again = (
             " It was retracted before: what it counted then may count still (decode_batch_idx)."
@@ -169,6 +180,21 @@ def _read_again(dump: Dump) -> str:
     how = " to whole pages, which is what the prefix cache has" if floored else ""
     chunks = ", as where its prefix is asked of the prefix cache again between two chunks (init_next_round_input)"
     return f"{said} {whose} fell back{how}{chunks if of_request and scalars.get('answered') == 0 else ''}."
+
+
+def _of_left_out(slot: object, part: object, is_left_out: bool) -> str:
+    """Return what is said of a lock's receipt that has another list of parts which the lock left out than it had."""
+    said = f"The receipt of the lock that the request in slot {slot} carries "
+    if is_left_out:
+        return (
+            f"{said}has {part} among the parts that were not locked (skipped_lock_components), and had not as the "
+            "nodes were locked: its release leaves that lock on them, where they are never evicted again, unless "
+            "somebody gave it back before and noted that there."
+        )
+    return (
+        f"{said}has {part} no more among the parts that were not locked (skipped_lock_components), and had as the "
+        "nodes were locked: its release gives back locks of others."
+    )
 
 
 def _without_tokens(dump: Dump) -> str:
@@ -285,6 +311,8 @@ def slots_given_again(dump: Dump) -> str | None:
     """Return as a clause that tokens which had slots got others; None where the page that stands there is not new."""
     scalars = dump.manifest.scalars
     event, why, slot = (scalars.get(name) for name in ("page_event", "why", "request_slot"))
+    if is_within_its_page(dump):
+        return None
     if why == "owner" and event == "handed_out" and scalars.get("page_was_own") is False:
         return (
             "that page was handed out and is nobody's yet: these tokens got slots once more, or another request's "

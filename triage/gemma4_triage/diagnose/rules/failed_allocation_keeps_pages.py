@@ -1,15 +1,19 @@
 """Half an allocation: it succeeds in one pool, fails in the other, and keeps what it took."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.earlier_calls import had_room
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import counted_by_the_pair, said
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import are_free, free_list
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "failed-allocation-keeps-pages"
+_KEPT = (
+    "took pages from one pool of the pair, found the other one short, gave nothing, and did not give back what it had"
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -17,6 +21,7 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     refused = had_room(dump)
+    room = None if refused else _room_that_is_none(dump)
     return Finding(
         rule=ID,
         structure=Structure.ALLOCATION if refused else free_list(dump),
@@ -25,8 +30,11 @@ def find(incident: Incident) -> Finding | None:
             "An allocation gave nothing although both pools of the pair had the pages that it was asked for, and did "
             "not give back what it had taken: the call is wrong, and no pool is too small."
             if refused
-            else "An allocation took pages from one pool of the pair, found the other one short, gave nothing, and did "
-            "not give back what it had taken."
+            else f"An allocation {_KEPT} taken."
+            if room is None
+            else f"The allocator of both pools counts {room[0]} tokens as free (available_size), and the pool with "
+            f"fewer has {room[1]}: whoever asks it before allocating is told of room that there is not. An allocation "
+            f"that went on then {_KEPT} taken."
         ),
         # The probe compares the free lists before and after a call that returned nothing.
         confidence=Confidence.CERTAIN,
@@ -37,13 +45,16 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.value", "the first of them"),
             said(dump, "scalars.full_available", "tokens free in the full pool afterwards"),
             said(dump, "scalars.swa_available", "tokens free in the SWA pool afterwards"),
+            *((said(dump, "scalars.pair_available", "tokens that both together count as free then"),) if room else ()),
         ),
         advice=("Look at what that call does between the pools' own allocators and its return.",)
         if refused
         else (
             "These pages stay lost until the pool is cleared. Give the fuller pool more tokens: "
             "--swa-full-tokens-ratio, or --mem-fraction-static for both.",
-            "SGLang checks both pools before it decodes; look at what made the check and the allocation disagree.",
+            "Look at available_size of the allocator, which has to be that of the pool with fewer free."
+            if room
+            else "SGLang checks both pools before it decodes; look at what made the check and the allocation disagree.",
         ),
         next_commands=(
             commands.serve(incident, "--debug trap", "--probes swa-allocator"),
@@ -51,6 +62,12 @@ def find(incident: Incident) -> Finding | None:
         ),
         upstream=("SGLang 7909",),
     )
+
+
+def _room_that_is_none(dump: Dump) -> tuple[int, int] | None:
+    """Return what the pair says is free, and what its smaller pool has; None where it says no more than that."""
+    counted = counted_by_the_pair(dump)
+    return counted if counted is not None and counted[0] > counted[1] else None
 
 
 RULE = Rule(

@@ -4,7 +4,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import request_row_evidence
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, REQUEST_STATE, Incident
-from gemma4_triage.diagnose.relation import places_early, relation_of
+from gemma4_triage.diagnose.relation import is_off_by_a_slot, is_within_its_page, places_early, relation_of
 from gemma4_triage.diagnose.request_accounts import (
     CHECKED,
     NAMESPACE,
@@ -34,6 +34,7 @@ from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "request-state-differs"
+_IN_ITS_PAGE = "it is another slot of the very page that belongs there"
 
 
 def find(incident: Incident) -> Finding | None:
@@ -70,12 +71,13 @@ def find(incident: Incident) -> Finding | None:
         should = f" where {expected} belongs" if is_known(dump) else ""
         again = slots_given_again(dump)
         # What is handed out and nobody's is not another request's.
-        off_by_one = abs(places_early(dump) or 0) == 1
+        off_by_one = abs(places_early(dump) or 0) == 1 or (defect is not Defect.SWAPPED and is_off_by_a_slot(dump))
         defect = None if again is not None else Defect.OFF_BY_ONE if off_by_one else defect
         way = "" if defect is None else f" ({defect.value})"
         value, owner = scalars.get("value"), scalars.get("page_owner")
         of = "" if owner in (None, slot) else f", of a page of the request in slot {owner}"
-        came = f"; {relation}" if (relation := again or relation_of(dump)) is not None else ""
+        relation = again or relation_of(dump) or (_IN_ITS_PAGE if is_within_its_page(dump) else None)
+        came = "" if relation is None else f"; {relation}"
         cause = f"The request in slot {slot} has a wrong value in {named}: {value}{of}{should}{way}{came}."
     if why == SHARED and scalars.get("owners") != CHECKED:
         unsure, structure, defect = True, None, None
