@@ -5,6 +5,7 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "stop-token-inside-an-accepted-run": ("stop-token-missed", None, None, C.CERTAIN),
     "lock-names-another-node": ("tree-broken", S.TREE_LOCK, None, C.CERTAIN),
     "free-list-cut-before-its-pages-are-named": ("page-given-twice", S.ALLOCATION, D.STALE, C.CERTAIN),
     "mapping-of-two-slots-exchanged": ("mapping-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
