@@ -5,6 +5,8 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "fewer-slots-than-the-rows-are-to-get": ("scheduler-exception", S.ALLOCATION, None, C.LIKELY),
+    "window-freed-beyond-what-was-read": ("unset-slot-freed", S.WINDOW_EVICTION, D.EARLY, C.LIKELY),
     "stop-token-inside-an-accepted-run": ("stop-token-missed", None, None, C.CERTAIN),
     "lock-names-another-node": ("tree-broken", S.TREE_LOCK, None, C.CERTAIN),
     "free-list-cut-before-its-pages-are-named": ("page-given-twice", S.ALLOCATION, D.STALE, C.CERTAIN),

@@ -202,6 +202,8 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("table-of-the-next-layer", "although this forward has a table for sliding layers"),
         ("mapping-entry-erased", "the SWA page of this place was handed out and never given back"),
         ("stop-token-inside-an-accepted-run", "grew by 4 in that step, and this is not the last of them"),
+        ("fewer-slots-than-the-rows-are-to-get", "to get 11 of those that had been allocated for all of them"),
+        ("window-freed-beyond-what-was-read", "the window is given back by another length than that"),
         ("mode-of-a-verification-left", "was run as DECODE, and its forward left TARGET_VERIFY at it"),
         ("window-evicted-behind-a-decode", "where its result is looked at as a prefill's"),
         ("running-request-waits-too", "runs and is in the waiting queue all the same"),
