@@ -5,6 +5,7 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "window-of-a-node-begins-too-late": ("pages-leaked", S.TREE_NODE, D.LOST, C.LIKELY),
     "fewer-slots-than-the-rows-are-to-get": ("scheduler-exception", S.ALLOCATION, None, C.LIKELY),
     "window-freed-beyond-what-was-read": ("unset-slot-freed", S.WINDOW_EVICTION, D.EARLY, C.LIKELY),
     "stop-token-inside-an-accepted-run": ("stop-token-missed", None, None, C.CERTAIN),

@@ -204,6 +204,7 @@ def test_an_entry_that_was_not_written_sends_to_the_mapping_and_not_to_the_lists
         ("stop-token-inside-an-accepted-run", "grew by 4 in that step, and this is not the last of them"),
         ("fewer-slots-than-the-rows-are-to-get", "to get 11 of those that had been allocated for all of them"),
         ("window-freed-beyond-what-was-read", "the window is given back by another length than that"),
+        ("window-of-a-node-begins-too-late", "splits a node at another place than that token"),
         ("mode-of-a-verification-left", "was run as DECODE, and its forward left TARGET_VERIFY at it"),
         ("window-evicted-behind-a-decode", "where its result is looked at as a prefill's"),
         ("running-request-waits-too", "runs and is in the waiting queue all the same"),
