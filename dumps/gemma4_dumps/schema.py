@@ -55,6 +55,7 @@ VERDICTS: Mapping[str, str] = {
     "text_differs": "the prefix cache takes or gives tokens that are not those whose keys and values its slots have",
     "request_misplaced": "a request runs and waits at once, or one that ran is in no batch and does not wait",
     "mode_left": "a batch is of another kind behind its forward than it was run as; no index is at fault",
+    "stop_missed": "a request goes on behind a token at which its answer ends; no index is at fault",
     "not_finite": "logits of a request, or the hidden state that its draft begins with, are NaN",
     "not_stored": "a forward has stored no keys, or no values, in a slot that it was to write",
     "token_differs": "a forward reads another token than its request has, or a draft was taken without the target",

@@ -224,6 +224,7 @@ OTHERS: dict[str, Incident] = {
     "lock-left-over": mutation("lock-left-over"),
     "cache-insert-wrong": mutation("insert-frees-its-own-prefix"),
     "forward-mode-left-over": mutation("mode-of-a-verification-left"),
+    "stop-token-missed": mutation("stop-token-inside-an-accepted-run"),
     "request-misplaced": mutation("running-request-waits-too"),
     "keys-not-stored": mutation("nothing-stored-by-a-verification"),
     "numbers-not-finite": mutation("keys-of-one-token-nan"),

@@ -16,8 +16,9 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.host import alloc_kernels
-from gemma4_runtime.leak.ledger import BY, generations_of, ledger_of
+from gemma4_runtime.leak.ledger import BY, UP_TO, generations_of, ledger_of
 from gemma4_runtime.leak.report import report
+from gemma4_runtime.probes import leak_owners
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.settings import Leak, Mode
 from gemma4_triage.diagnose.conclude import conclude
@@ -43,6 +44,13 @@ def swa(monkeypatch):
 @pytest.fixture
 def guard(tmp_path):
     return Guard(Mode.OFF, tmp_path, dict)
+
+
+def test_up_to_where_a_request_is_inserted_is_known_meanwhile(swa):
+    request = swa.start(prompt(1, 64))
+    request.finished = lambda: False
+    seen = leak_owners.around_checkpoint(lambda *args, **kwargs: UP_TO.get(), swa.tree, request, up_to=48)
+    assert (seen, UP_TO.get()) == (48, None)
 
 
 class TestWhatThePrefixCacheWasGiven:

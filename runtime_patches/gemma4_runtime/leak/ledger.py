@@ -26,6 +26,9 @@ SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 BY: ContextVar[tuple[int, int] | None] = ContextVar("leak-ledger request", default=None)
 """Request slot and generation of the request whose pages are being given back; None where no request gives any."""
 
+UP_TO: ContextVar[int | None] = ContextVar("leak-ledger insert", default=None)
+"""Up to which token 0.5.23 puts a request into its prefix cache meanwhile; None where it does not."""
+
 # As in the event log: plain numbers, since a hook uses them.
 _HANDED_OUT, _FREE_ASKED, _FREED = int(Kind.HANDED_OUT), int(Kind.FREE_ASKED), int(Kind.FREED)
 _GIVEN, _SHARED = int(Kind.GIVEN), int(Kind.SHARED)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from gemma4_runtime.checks.page_ledger import Site
-from gemma4_runtime.leak.ledger import BY, SITE, generations_of, ledger_of
+from gemma4_runtime.leak.ledger import BY, SITE, UP_TO, generations_of, ledger_of
 from gemma4_runtime.release.prefix_caches import inserted_path
 from gemma4_runtime.release.requests import held, request_slots
 
@@ -93,10 +93,14 @@ def around_cache_finished(original: Callable[..., Any], cache: Any, req: Any, *a
 
 
 def around_checkpoint(original: Callable[..., Any], cache: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-    """Note who gives back what 0.5.23's `checkpoint(req)` of a prefix cache has twice, at its end or before."""
-    with _By(cache, req):
-        site = Site.CACHE_FINISHED_REQ if req.finished() else Site.CACHE_UNFINISHED_REQ
-        return _at(site, original, cache, req, *args, **kwargs)
+    """Note who gives back what 0.5.23's `checkpoint(req, up_to)` of a prefix cache has twice, at its end or before."""
+    token = UP_TO.set(kwargs.get("up_to"))
+    try:
+        with _By(cache, req):
+            site = Site.CACHE_FINISHED_REQ if req.finished() else Site.CACHE_UNFINISHED_REQ
+            return _at(site, original, cache, req, *args, **kwargs)
+    finally:
+        UP_TO.reset(token)
 
 
 def around_release(original: Callable[..., Any], req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> Any:

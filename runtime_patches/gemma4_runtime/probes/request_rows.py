@@ -8,7 +8,8 @@
 |                                     | counted before its forward; without drafts, the batch's lengths; the locks of  |
 |                                     | the prefix cache against the nodes that requests hold, before a forward too;   |
 |                                     | that no answer grows while its prompt is read in chunks, and that each ends in |
-|                                     | what was sampled for it (without drafts and overlap); that none of them waits  |
+|                                     | what was sampled for it (without drafts and overlap); that none goes on behind |
+|                                     | a token that ends it; that none of them waits                                  |
 | after get_next_batch_to_run         | that none of them waits, and each that ran is in a batch, or waits             |
 | after run_batch                     | that the batch is of the kind (forward_mode) that it was run as                |
 | before ModelRunner.sample; after    | that keys and values stand in each slot that the forward was to write; that no |
@@ -104,6 +105,7 @@ from gemma4_runtime.rows.report import (
 )
 from gemma4_runtime.rows.row_numbers import check_retracted, check_row_indices, check_row_numbers, is_free
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of
+from gemma4_runtime.rows.stops import check_stops
 from gemma4_runtime.rows.stored import check_marked, mark_new_slots
 from gemma4_runtime.rows.texts import check_namespaces, check_prefixes, forget_texts, note_texts
 from gemma4_runtime.rows.tokens import (
@@ -132,6 +134,7 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
     check_chunk(scheduler)
     check_answers(scheduler, list(requests.values()))
+    check_stops(scheduler, list(requests.values()))
     check_namespaces(scheduler, list(requests.values()))
     check_counters(scheduler, list(requests.values()), lengths)
     check_locks(scheduler, list(requests.values()), NEXT)

@@ -35,7 +35,7 @@ from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import offences, payload
-from gemma4_runtime.leak.ledger import BY, SITE
+from gemma4_runtime.leak.ledger import BY, SITE, UP_TO
 from gemma4_runtime.release.allocators import held_back, pair_available
 from gemma4_runtime.steps import latest_step_number
 
@@ -247,6 +247,7 @@ def _asked_by() -> dict[str, Any]:
     """Return who made the call, as far as the leak ledger's hooks know."""
     site, by = SITE.get(), BY.get()
     known = {} if site is Site.UNKNOWN else {"call_site": site.name.lower()}
+    known |= {} if UP_TO.get() is None else {"insert_up_to": UP_TO.get()}
     return known if by is None else known | {"by_request_slot": by[0]}
 
 

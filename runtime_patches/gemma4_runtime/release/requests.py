@@ -90,6 +90,21 @@ def prefix_length(request: Any) -> int:
     return request.prefix_len if _IN_A_RECORD else len(request.prefix_indices)
 
 
+def ending_tokens(request: Any) -> frozenset[int]:
+    """Returns the tokens at which SGLang ends a request's answer: its own, the model's and the tokenizer's.
+
+    Args:
+        request: A `Req`; empty where it is to go on behind them.
+    """
+    asked, tokenizer = request.sampling_params, getattr(request, "tokenizer", None)
+    if asked is None or asked.ignore_eos:
+        return frozenset()
+    last = getattr(tokenizer, "eos_token_id", None)
+    more = getattr(tokenizer, "additional_stop_token_ids", None)
+    named = (asked.stop_token_ids, getattr(request, "eos_token_ids", None), more, () if last is None else (last,))
+    return frozenset(token for tokens in named for token in tokens or ())
+
+
 def write_slots(forward_batch: Any) -> Any:
     """Returns the slots that a forward will write, as rows of req_to_token name them; None if it writes none.
 

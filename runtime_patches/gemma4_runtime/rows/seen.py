@@ -47,6 +47,7 @@ class Seen:
             that its release looks for, and which parts its release passes over.
         namespaces: By `id`, of those that run: the request, and its namespace in the prefix cache as it was first seen.
         answers: By request id, of the forward before: its stay, how long its answer was, and what was sampled for it.
+        looked_at: By request id, how many tokens of its answer were asked whether they end it.
         chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
         stores: Pool, layer and part (keys or values) in which a forward of the target was seen to store something.
         unused: By such a part, how many forwards stored nothing in it, of those where none was seen to.
@@ -84,6 +85,7 @@ class Seen:
         self.receipts: dict[str, tuple[Any, Any, Any, frozenset[str]]] = {}
         self.namespaces: dict[int, tuple[Any, Any]] = {}
         self.answers: dict[str, tuple[tuple[Any, ...], int, int]] = {}
+        self.looked_at: dict[str, int] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None
         self.stores: set[tuple[str, int, str]] = set()
         self.unused: dict[tuple[str, int, str], int] = {}

@@ -1,4 +1,4 @@
-"""A scheduler that died of lengths which do not go together: a prefix and its nodes, a prefill and its text."""
+"""A scheduler that died of lengths which do not go together: of a prefix and its nodes, of a text, of new slots."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence, Finding
 
 _SHORT_PATH = re.compile(r"^\(.*, (\d+), (\d+)\)$")
+_TOO_FEW = re.compile(r"^The expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\)")
+_WRITES_ROWS = ".assign_req_to_token_pool"
 _SLOT, _TOKENS = 0, 1
 """Columns of the tensor `requests`."""
 
@@ -20,6 +22,8 @@ def of_lengths(rule: str, incident: Incident, dump: Dump) -> Finding | None:
     """Return what the dump of an exception says of such lengths; None if they go together."""
     if (lengths := _path_and_prefix(dump)) is not None:
         return _of_match(rule, incident, dump, *lengths)
+    if (slots := _too_few_slots(dump)) is not None:
+        return _of_slots(rule, incident, dump, *slots)
     beyond = _beyond_its_text(dump)
     return None if beyond is None else _of_text(rule, incident, dump, *beyond)
 
@@ -95,6 +99,41 @@ def _of_match(rule: str, incident: Incident, dump: Dump, path: int, prefix: int)
         advice=(
             "Look at where a match ends (match_prefix, best_match_device_node): the length goes as far as the last "
             "node that every pool can use, and no node behind it is counted.",
+        ),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
+
+
+def _too_few_slots(dump: Dump) -> tuple[int, int] | None:
+    """Return how many new slots a request was to get, and how many were left, as they were written into the rows."""
+    found = _TOO_FEW.search(str(dump.manifest.scalars.get("message")))
+    frames = str(dump.manifest.scalars.get("traceback")).rpartition(".alloc_for_spec_decode:")
+    if found is None or not frames[1] or _WRITES_ROWS not in frames[2]:
+        return None
+    wanted, left = int(found[1]), int(found[2])
+    return (wanted, left) if left < wanted else None
+
+
+def _of_slots(rule: str, incident: Incident, dump: Dump, wanted: int, left: int) -> Finding:
+    return Finding(
+        rule=rule,
+        structure=Structure.ALLOCATION,
+        cause=(
+            f"Ahead of a speculative step each request of the batch gets slots up to what the step may need. One was "
+            f"to get {wanted} of those that had been allocated for all of them together, and {left} were left: fewer "
+            f"were asked for (num_needed_tokens) than the ranges of the rows hold (from kv_allocated_len on), as where "
+            f"the sum leaves requests out, or one range is longer than it was counted."
+        ),
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(dump, "scalars.message", "how many slots were to be written, and how many were left"),
+            said(dump, "scalars.traceback", "where, outermost first"),
+            said(dump, "scalars.requests", "requests of the batch, which the tensor `requests` shows"),
+        ),
+        advice=(
+            "Look at what counts the slots of a step: page_aligned_decode_alloc_lens, for each request from what it "
+            "has (kv_allocated_len) to what it is to have, and the sum of these, by which alloc_for_spec_decode asks.",
+            "On a GPU the kernel that writes the rows looks at no length: there it reads on behind the list.",
         ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )

@@ -1,5 +1,8 @@
 """Page 0 on a free list, as an audit found it, and the free of no page that put it there."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from gemma4_dumps.audit_findings import TABLE, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
@@ -74,14 +77,22 @@ def _pages(dump: Dump) -> list[int]:
     return [suspect.page if suspect.pool in ("full", "swa") else -1 for suspect in listed]
 
 
-_INSERT_TOO_LONG = (
+_BEYOND = (
     " The call is that of a request which goes on, and gives back what has left its window ahead of an insert into the "
-    "prefix cache: it reaches {more} tokens beyond the last slot that the request was given, so that the insert is to "
-    "take more of its text than has keys."
+    "prefix cache: it reaches {more} tokens beyond the last slot that the request was given"
+)
+_INSERT_OR_FREE = (
+    ". Either the insert is to take more of its text than has keys, or the window is given back by another length than "
+    "the insert's, as by that of the whole prompt where a part of it was read."
+)
+_INSERT = ", so that the insert is to take more of its text than has keys: up to token {up_to}, where {read} were read."
+_FREE = (
+    ". The insert is to take no more than was read (up to token {up_to} of {read}): the window is given back by "
+    "another length than that, as by the whole prompt's where a part of it was read."
 )
 
 
-def insert_too_long(dump: Dump) -> str:
+def beyond_what_was_given(dump: Dump) -> str:
     """Return what is said of a free ahead of an insert that names unset entries behind the slots given last, or "".
 
     The dump is the allocator's, of the free that it refused.
@@ -94,5 +105,28 @@ def insert_too_long(dump: Dump) -> str:
     unset, ends = runs[-1], slots_of(runs[-2:-1])[-1:]
     if not (isinstance(unset, list) and len(unset) == 3 and (unset[0], unset[2]) == (0, 0)):
         return ""
-    given = any(ends and slots_of(one.get("full"))[-1:] == ends for one in records[:-1] if "seq_lens" in one)
-    return _INSERT_TOO_LONG.format(more=unset[1]) if given else ""
+    read, up_to = _read(records, ends), _up_to(dump)
+    if read is None:
+        return ""
+    how = _INSERT_OR_FREE if up_to is None else _FREE if up_to <= read else _INSERT
+    return (_BEYOND + how).format(more=unset[1], up_to=up_to, read=read)
+
+
+def ends_within_its_text(dump: Dump) -> bool:
+    """Return whether the insert behind such a free is known to take no more than the request was given slots for."""
+    records, up_to = readable_events(dump), _up_to(dump)
+    runs = records[-1].get("full") if records else None
+    read = _read(records, slots_of(runs[-2:-1])[-1:]) if isinstance(runs, list) else None
+    return up_to is not None and read is not None and up_to <= read
+
+
+def _read(records: Sequence[Mapping[str, Any]], ends: list[int]) -> int | None:
+    """Return how long the request is that was given the slot `ends` last."""
+    given = (one["seq_lens"] for one in records[:-1] if "seq_lens" in one and slots_of(one.get("full"))[-1:] == ends)
+    return next((lengths[-1] for lengths in given if ends and lengths and isinstance(lengths[-1], int)), None)
+
+
+def _up_to(dump: Dump) -> int | None:
+    """Return up to which token the insert goes; dumps of before 0.5.23, and older ones, do not say."""
+    up_to = dump.manifest.scalars.get("insert_up_to")
+    return up_to if isinstance(up_to, int) else None

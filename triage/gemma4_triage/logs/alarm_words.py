@@ -45,7 +45,7 @@ _HARD = {
     rb"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
     "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
     rb"insufficient shared memory",
-    "no-files": rb"Too many open files|accept\(\) out of system resource",
+    "no-files": rb"Too many open files",
     "watchdog": rb"[Ww]atchdog [Tt]imeout|[Ww]atchdog (?:thread )?(?:crashed|fired|expired|triggered)",
     "health": rb"Health check failed|failed (?:liveness|startup) probe|health check (?:has )?(?:failed|timed out)|"
     rb"Liveness probe failed",

@@ -37,7 +37,9 @@ from gemma4_triage.diagnose.lost_by_the_cache import (
     windows_taken_again,
 )
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, calls_went_unseen, in_dump
-from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.diagnose.stale_mapping import leads_to_pages_of_nobodys_free
+from gemma4_triage.diagnose.window_left_out import left_out_by_an_insert
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "pages-leaked"
 
@@ -78,9 +80,13 @@ def find(incident: Incident) -> Finding | None:
         of_cache = False
     if beside := cache_has_the_full_page(dump):
         given = evicted = of_cache = known = emptied = False
+    left_out = left_out_by_an_insert(dump)
     twice = ended is False and left_of_duplicates(dump)
     known &= not (again := windows_taken_again(dump))
-    windows, gone = ((beside, SWA_SIDE), (again, RECOVERED)), ((emptied, EMPTIED), (evicted, EVICTED))
+    windows, gone = (
+        ((left_out, left_out), (beside, SWA_SIDE), (again, RECOVERED)),
+        ((emptied, EMPTIED), (evicted, EVICTED)),
+    )
     words = (*windows, (twice, DUPLICATES), (left, RELEASED), *gone, (given, LOST), (of_cache, PROMPTS))
     why = next((said_so for holds, said_so in words if holds), "")
     return Finding(
@@ -88,18 +94,23 @@ def find(incident: Incident) -> Finding | None:
         structure=None
         if evicted or emptied
         else Structure.TREE_NODE
-        if of_cache or again
+        if of_cache or again or left_out
         else Structure.FREE_CALL
         if known or twice
         else None,
         defect=Defect.LOST,
         cause=f"Pages belong to nobody and are not free{where}: {why or why_lost(known, ended)}.",
         confidence=Confidence.LIKELY
-        if emptied or again or twice or left
+        if emptied or again or twice or left or left_out
         else Confidence.CERTAIN
         if known or (given and not evicted)
         else Confidence.POSSIBLE,
-        evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
+        evidence=(
+            said(dump, "offence_count", "pages that are lost"),
+            said(dump, "step", "when it was seen"),
+            *rows,
+            *_led_to(incident),
+        ),
         advice=(
             "Nobody will free these pages: look at what that site does when its request ends, is aborted or retracted.",
             "Audit every few steps to catch the step at which it happens: GEMMA4_TRIAGE_LEAK=raise "
@@ -109,6 +120,14 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump),),
         upstream=("SGLang 11970", "SGLang 7130"),
     )
+
+
+def _led_to(incident: Incident) -> tuple[Evidence, ...]:
+    """Return what an audit says of a mapping that leads to the lost pages: it is right, and follows from their loss."""
+    led = incident.first(rule=LEAK, verdict="stale_mapping")
+    if led is None or not leads_to_pages_of_nobodys_free(incident):
+        return ()
+    return (said(led, "offence_count", "full pages that the mapping leads from to what is lost"),)
 
 
 def _may_be_held(dump: Dump) -> bool | None:

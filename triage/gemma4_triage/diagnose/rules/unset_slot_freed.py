@@ -9,7 +9,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.earlier_calls import begins_where_it_ended, given_back_whole, window_given_back
 from gemma4_triage.diagnose.evidence import by_eviction, event, readable_events, said
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.page_zero_listed import at_audit, insert_too_long, names_a_page
+from gemma4_triage.diagnose.page_zero_listed import at_audit, beyond_what_was_given, ends_within_its_text, names_a_page
 from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -47,9 +47,11 @@ _ADVICE_WHOLE = (
     "an insert: which of the request's slots it says were there already, when it has taken some over for a node's.",
 )
 _ADVICE_INSERT = (
-    "Look at up to which token the request is put in: checkpoint, cache_unfinished_req (up_to, a chunk's extend_end).",
+    "Look at up to which token the request is put in: checkpoint, cache_unfinished_req (up_to, a chunk's extend_end),"
+    " and by which length the window is given back ahead of it (free_out_of_window_slots: the length of the key).",
     _PAGE_0,
 )
+_OF_AN_INSERT = (("insert_up_to", "up to which token the request is put into the prefix cache meanwhile"),)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -60,6 +62,7 @@ def find(incident: Incident) -> Finding | None:
     by_call = any("events" in piece.field for piece in audited)
     refused = _refused(incident)
     before = () if refused is None else window_given_back(refused)
+    of_window = False
     cause, advice = (_TWICE, _ADVICE_TWICE) if before else (_UNSET, _ADVICE)
     if refused is not None and not before and (number := given_back_whole(refused)) is not None:
         full_alone = readable_events(refused)[number].get("call") == "free_full_segment"
@@ -71,13 +74,17 @@ def find(incident: Incident) -> Finding | None:
         by_cache = {before[1].value, before[2].value} == {"evict_tree"}
         how = _ROUNDED if begins_where_it_ended(refused, number) else _OF_EVICTION if by_cache else ""
         cause, advice = (_FULL_ALONE if full_alone else _WHOLE) + how, _ADVICE_WHOLE
-    elif refused is not None and not before and (too_long := insert_too_long(refused)):
-        cause, advice = _UNSET + too_long, _ADVICE_INSERT
+    elif refused is not None and not before and (beyond := beyond_what_was_given(refused)):
+        cause, advice, of_window = _UNSET + beyond, _ADVICE_INSERT, ends_within_its_text(refused)
     return Finding(
         rule=ID,
         # A row that was never written holds 0 everywhere; slots 0 to 15 are those of a page that somebody named.
-        structure=Structure.FREE_CALL if before or names_a_page(incident) else None,
-        defect=Defect.DUPLICATE if before else Defect.ZERO,
+        structure=Structure.WINDOW_EVICTION
+        if of_window
+        else Structure.FREE_CALL
+        if before or names_a_page(incident)
+        else None,
+        defect=Defect.EARLY if of_window else Defect.DUPLICATE if before else Defect.ZERO,
         cause=cause,
         # Without a call that freed it the list may have been overwritten.
         confidence=Confidence.CERTAIN if at_free or by_call else Confidence.POSSIBLE,
@@ -100,6 +107,7 @@ def _at_free(incident: Incident) -> tuple[Evidence, ...]:
         said(dump, "offences.0.lower", "the first slot that the pool hands out"),
         said(dump, "site", "the call that frees it"),
         said(dump, "pool_kind", "of which pool"),
+        *(said(dump, f"scalars.{name}", meaning) for name, meaning in _OF_AN_INSERT if name in dump.manifest.scalars),
     )
 
 
