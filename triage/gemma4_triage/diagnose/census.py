@@ -310,3 +310,15 @@ def is_event(record: Mapping[str, Any], kind: str, pool: str, page: int | None =
 def _page(record: Mapping[str, Any]) -> Any:
     pages = record.get("first_pages")
     return pages[0] if isinstance(pages, list) and pages else None
+
+
+def may_be_held(dump: Dump) -> bool | None:
+    """Return False where the audit counted what sessions hold, which is nothing, and the server transfers no pages."""
+    manifest = dump.manifest
+    try:
+        pools = {one.pool for one in suspects(dump) if one.fault == NOWHERE}
+    except DumpError:
+        return None
+    counted = [manifest.scalars.get(f"{pool}_session_held") for pool in pools]
+    transfers = any(argument.startswith("--disaggregation") for argument in manifest.launch_args)
+    return False if counted and all(one == 0 for one in counted) and manifest.launch_args and not transfers else None

@@ -19,6 +19,14 @@ def leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
     return any(one.leads_to in pages for one in census.holders or ())
 
 
+def led_to_lost_pages(incident: Incident) -> tuple[Evidence, ...]:
+    """Return what an audit says of a mapping that leads to the lost pages: it is right, and follows from their loss."""
+    led = incident.first(rule=LEAK, verdict="stale_mapping")
+    if led is None or not leads_to_pages_of_nobodys_free(incident):
+        return ()
+    return (said(led, "offence_count", "full pages that the mapping leads from to what is lost"),)
+
+
 def are_missing(audit: Dump) -> bool:
     """Return whether the sliding-window pool lacks just as many tokens as the pages have to which the mapping leads."""
     lacking = next((one.total - one.accounted for one in equations(audit) if one.pool == "swa"), 0)

@@ -2,10 +2,9 @@
 
 from gemma4_dumps.audit_findings import TABLE, suspects
 from gemma4_dumps.errors import DumpError
-from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import NOWHERE, keeps_prefixes
+from gemma4_triage.diagnose.census import NOWHERE, keeps_prefixes, may_be_held
 from gemma4_triage.diagnose.dropped_pages import DROPPED, dropped_by_a_hand_out
 from gemma4_triage.diagnose.evidence import cell, has_ended, said
 from gemma4_triage.diagnose.freed_pages import (
@@ -37,9 +36,9 @@ from gemma4_triage.diagnose.lost_by_the_cache import (
     windows_taken_again,
 )
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, calls_went_unseen, in_dump
-from gemma4_triage.diagnose.stale_mapping import leads_to_pages_of_nobodys_free
+from gemma4_triage.diagnose.stale_mapping import led_to_lost_pages
 from gemma4_triage.diagnose.window_left_out import left_out_by_an_insert
-from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
 
@@ -109,7 +108,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offence_count", "pages that are lost"),
             said(dump, "step", "when it was seen"),
             *rows,
-            *_led_to(incident),
+            *led_to_lost_pages(incident),
         ),
         advice=(
             "Nobody will free these pages: look at what that site does when its request ends, is aborted or retracted.",
@@ -122,26 +121,6 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _led_to(incident: Incident) -> tuple[Evidence, ...]:
-    """Return what an audit says of a mapping that leads to the lost pages: it is right, and follows from their loss."""
-    led = incident.first(rule=LEAK, verdict="stale_mapping")
-    if led is None or not leads_to_pages_of_nobodys_free(incident):
-        return ()
-    return (said(led, "offence_count", "full pages that the mapping leads from to what is lost"),)
-
-
-def _may_be_held(dump: Dump) -> bool | None:
-    """Return False where the audit counted what sessions hold, which is nothing, and the server transfers no pages."""
-    manifest = dump.manifest
-    try:
-        pools = {one.pool for one in suspects(dump) if one.fault == "nowhere"}
-    except DumpError:
-        return None
-    counted = [manifest.scalars.get(f"{pool}_session_held") for pool in pools]
-    transfers = any(argument.startswith("--disaggregation") for argument in manifest.launch_args)
-    return False if counted and all(one == 0 for one in counted) and manifest.launch_args and not transfers else None
-
-
 def _may_be_open(seen: Seen) -> bool | None:
     """Return False of request slots, which no row and no count has, and of what no request was given."""
     return False if seen.finding.structure in DROPPED or (seen.dump and of_request_slots(seen.dump, NOWHERE)) else None
@@ -151,7 +130,7 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion("a session or a disaggregated transfer still holds them", in_dump(_may_be_held)),
+        Exclusion("a session or a disaggregated transfer still holds them", in_dump(may_be_held)),
         Exclusion(
             "their last owner still runs, and a count of its own does not reach them",
             lambda seen: lost_by_a_count(seen.incident) is not None,

@@ -131,9 +131,7 @@ RULE = Rule(
     ruled_out_if=(
         Exclusion("the value is what the request's own row, tokens and prefix say", in_dump(is_as_it_should)),
         Exclusion("the two accounts that agree come from one source, which is wrong", in_dump(are_independent)),
-        Exclusion(
-            "the prefix cache counts its locked tokens wrongly, and no lock is missing", in_dump(may_be_the_count)
-        ),
+        Exclusion("the cache counts its locked tokens wrongly, and no lock is missing", in_dump(may_be_the_count)),
         Exclusion("the request has the slots, and the count of them is too small", in_dump(may_be_the_reserved_count)),
         Exclusion(
             "the request's own record of its slot is wrong, or the order of the batch's requests",
