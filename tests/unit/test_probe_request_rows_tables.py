@@ -147,6 +147,15 @@ def test_a_map_that_leads_to_other_places_of_the_right_page(server, mode):
     assert (finding.structure, finding.confidence) == (Structure.SWA_MAPPING, Confidence.CERTAIN)
 
 
+def test_a_map_that_leads_beyond_the_pool_is_left_to_the_hand_out_that_gave_it(server):
+    mapping, swa = server.world.allocator.full_to_swa_index_mapping, server.world.allocator.swa_attn_allocator
+
+    def beyond(made):
+        mapping[made.out_cache_loc[0].long()] = swa.size + swa.page_size
+
+    server.forward(beyond)
+
+
 def test_page_0_is_no_place_for_a_token_whose_page_the_map_knows(attach, monkeypatch):
     """`page-table` lets it pass: padding is written there."""
     server = Server(monkeypatch, attach("trap", "request-rows", "page-table", "host-alloc-kernels"))

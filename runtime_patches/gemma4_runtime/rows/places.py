@@ -358,9 +358,9 @@ def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None
     expected = np.where(inside, mapping.cpu().numpy()[np.where(inside, full, 0)], 0)
     page, end, now = swa.page_size, swa.size + swa.page_size, found[: owner.size]
     followed = expected > 0
-    # A slot is as far into its page in both pools.
+    # A slot is as far into its page in both pools. A place beyond the pool is the hand-out's, and is told as that.
     own = expected // page * page + full % page
-    if (out := np.flatnonzero(followed & (full > 0) & (expected != own))).size:
+    if (out := np.flatnonzero(followed & (expected < end) & (full > 0) & (expected != own))).size:
         of_map = tuple(
             WrongEntry("place in its page", int(owner[i]), int(column[i]), int(expected[i]), int(own[i]))
             for i in out[:MAX_COMPARED]
