@@ -247,7 +247,7 @@ UNLESS_PROVEN = {
     ("pages-leaked", "a session"),
     ("pages-leaked", "an eviction of all"),
     ("pages-leaked", "the row or the counts"),
-    ("request-state-differs", "the prefix cache counts"),
+    ("request-state-differs", "the cache counts"),
     ("request-state-differs", "the request has the slots"),
     ("request-state-differs", "the request was to get"),
     ("request-state-differs", "the request's own"),
