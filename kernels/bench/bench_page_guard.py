@@ -58,18 +58,33 @@ BUILDS, SETS = 20, 4
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options_of(argv: list[str] | None, script: str, about: str, rounds: int) -> argparse.Namespace | None:
+    """Return `output` and `rounds` of a bench's command line; None, with a line on stderr, where there is no CUDA.
+
+    Args:
+        argv: Words of the command line.
+        script: The bench's name.
+        about: What the script says of itself.
+        rounds: Samples where --rounds does not say.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--output", type=Path, help="JSON file to write; default: stdout")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    parser.add_argument("--rounds", type=int, default=200, help="samples per arm and size (default 200)")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"samples per arm and size (default {rounds})")
     options = parser.parse_args(argv)
     if options.rounds < 2:
         parser.error(f"--rounds is {options.rounds}, expected 2 or more")
     if options.output and options.output.exists() and not options.force:
         parser.error(f"{options.output} exists: give --force to overwrite it")
-    if not torch.cuda.is_available():
-        print("bench_page_guard measures a GPU, and no CUDA device was found: run it on a GPU host", file=sys.stderr)
+    if torch.cuda.is_available():
+        return options
+    print(f"{script} measures a GPU, and no CUDA device was found: run it on a GPU host", file=sys.stderr)
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = options_of(argv, "bench_page_guard", __doc__ or "", 200)
+    if options is None:
         return 3
     rows = []
     titles = (*GRAPH_ARMS, *(f"host:{arm}" for arm in HOST_ARMS))

@@ -9,14 +9,12 @@ Exit codes: 0 measured, 1 an answer was wrong, 2 usage, 3 no CUDA.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-from bench_page_guard import BUILDS, capture, interleaved, origin, summary, write
+from bench_page_guard import BUILDS, capture, interleaved, options_of, origin, summary, write
 
 from gemma4_kernels.token_embeddings.launch import token_embeddings
 from gemma4_kernels.token_embeddings.spec import AXES
@@ -43,17 +41,8 @@ def run(argv: list[str] | None, op: str, about: str, measured: Iterable[Cell]) -
         about: What the script says of itself.
         measured: The cells. An arm's call number picks its inputs, and returns a list of tensors.
     """
-    parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="JSON file to write; default: stdout")
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
-    parser.add_argument("--rounds", type=int, default=100, help="samples per arm and size (default 100)")
-    options = parser.parse_args(argv)
-    if options.rounds < 2:
-        parser.error(f"--rounds is {options.rounds}, expected 2 or more")
-    if options.output and options.output.exists() and not options.force:
-        parser.error(f"{options.output} exists: give --force to overwrite it")
-    if not torch.cuda.is_available():
-        print(f"bench_{op} measures a GPU, and no CUDA device was found: run it on a GPU host", file=sys.stderr)
+    options = options_of(argv, f"bench_{op}", about, 100)
+    if options is None:
         return 3
     rows = []
     for size, arms in measured:

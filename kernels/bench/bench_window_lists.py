@@ -11,17 +11,15 @@ lists are compared. Exit codes: 0 measured, 1 a list was wrong, 2 usage, 3 no CU
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from bench_page_guard import interleaved, origin, summary, write
+from bench_page_guard import interleaved, options_of, origin, summary, write
 
 from gemma4_kernels.window_lists.launch import window_lists
 from gemma4_kernels.window_lists.spec import AXES
@@ -34,17 +32,8 @@ Arm = Callable[[], Any]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, help="JSON file to write; default: stdout")
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
-    parser.add_argument("--rounds", type=int, default=100, help="samples per arm, size and clock (default 100)")
-    options = parser.parse_args(argv)
-    if options.rounds < 2:
-        parser.error(f"--rounds is {options.rounds}, expected 2 or more")
-    if options.output and options.output.exists() and not options.force:
-        parser.error(f"{options.output} exists: give --force to overwrite it")
-    if not torch.cuda.is_available():
-        print("bench_window_lists measures a GPU, and no CUDA device was found: run it on a GPU host", file=sys.stderr)
+    options = options_of(argv, "bench_window_lists", __doc__ or "", 100)
+    if options is None:
         return 3
     rows = []
     spin = spin_of(SPIN_MS)

@@ -143,7 +143,7 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
 
 def after_next_batch(plan: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     """Check, behind `Scheduler.get_next_batch_to_run`, where the requests are; 0.5.23 returns a plan."""
-    # Of a batch the plan is itself, and the scheduler has the running one.
+    # Before 0.5.23 it returns the batch to run, and the scheduler has the running one.
     batches = getattr(plan, "batch_to_run", plan), getattr(plan, "running_batch", scheduler.running_batch)
     check_not_waiting(scheduler, batches)
     check_none_lost(scheduler, batches)
@@ -182,7 +182,7 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
 
 
 def after_run_batch(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Check, after `Scheduler.run_batch`, as what it leaves its batch; remember what it sampled."""
+    """Check, after `Scheduler.run_batch`, that the batch has its forward mode still; remember what was sampled."""
     check_mode(scheduler, batch)
     note_sampled(scheduler, batch, result)
 

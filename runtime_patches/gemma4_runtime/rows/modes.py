@@ -1,4 +1,4 @@
-"""What `request-rows` asks of a batch behind its forward: it is of the kind that it was run as."""
+"""What `request-rows` asks of a batch behind its forward: it has the forward mode still that it was run with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MODE = "forward mode"
 
 
 def note_mode(scheduler: Any, batch: Any) -> None:
-    """Note, before `Scheduler.run_batch`, as what a batch is run."""
+    """Note, before `Scheduler.run_batch`, the forward mode of its batch."""
     seen_of(scheduler).mode = getattr(batch, "forward_mode", None)
 
 
 def check_mode(scheduler: Any, batch: Any) -> None:
-    """Find a batch whose forward has left another mode at it: by that it is decided who looks at its result.
+    """Find a batch that has another mode behind its forward: SGLang chooses by the mode who processes the result.
 
     A speculative worker sets modes of its own while it drafts and verifies, and takes them back.
 

@@ -333,8 +333,8 @@ def _taken_ahead(scheduler: Any, requests: Sequence[Any]) -> dict[str, Any]:
 def check_swa_writes(scheduler: Any, backend: Any, made: Any, site: str) -> None:
     """Hold where the sliding layers of a target's forward will write against what the map makes of its slots.
 
-    And the map against the places that the slots have in their pages.
-    Where the map has nothing nothing is known, as for padding and, with overlap, for a request that has ended. What is
+    The map itself is held against the places that the slots have in their pages: they are the same in both pools. Where
+    the map has nothing nothing is known, as for padding and, with overlap, for a request that has ended. What is
     no slot of the pool is left to `page-table`, as in tables.
     """
     allocator = scheduler.token_to_kv_pool_allocator

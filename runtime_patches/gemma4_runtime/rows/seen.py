@@ -32,7 +32,7 @@ class Seen:
         batch: The batch that runs.
         ran: The requests of the forward before.
         running: By `id`, the requests that ran as the next batch was to be chosen.
-        mode: As what the batch that runs was to be run, before its forward.
+        mode: The forward mode that the batch which runs had before its forward.
         draft: The forward batch of the draft that was looked at last.
         draft_lengths: Its lengths, by request slot, as they were then.
         drafted: The same of the draft before.
