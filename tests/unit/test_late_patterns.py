@@ -9,11 +9,15 @@ from hypothesis.strategies import data, from_regex, sampled_from
 
 from gemma4_triage.known_issues.catalog import records_folder, words
 from gemma4_triage.logs.catalog import findings
-from gemma4_triage.logs.rule import _LatePattern, needed_words, pattern
+from gemma4_triage.logs.late_pattern import _LatePattern, needed_words, pattern
 
 assert findings, "with it every rule is imported"
 OF_RECORDS = [(one["words"], 0) for file in (records_folder() / "words").iterdir() for one in words(file.name)]
-OF_RULES = [(one.pattern, one._flags) for one in gc.get_objects() if type(one) is _LatePattern]
+OF_RULES = [
+    (one.pattern, one.flags_of_text)
+    for one in gc.get_objects()
+    if type(one) is _LatePattern and isinstance(one.pattern, str)
+]
 EXPRESSIONS = sorted({(text, int(flags)) for text, flags in OF_RECORDS + OF_RULES if needed_words(text)})
 
 

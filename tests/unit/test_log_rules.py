@@ -12,8 +12,9 @@ from gemma4_runtime.errors import TrappedViolation
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
 from gemma4_triage.logs.catalog import ENDINGS, FALLBACKS, LOADS, findings
+from gemma4_triage.logs.late_pattern import _LatePattern
 from gemma4_triage.logs.read import read_source
-from gemma4_triage.logs.rule import Rule, _LatePattern
+from gemma4_triage.logs.rule import Rule
 from gemma4_triage.logs.rules import known_issue, other_crash, refused_by_check, told_by_words, unexplained_line
 from gemma4_triage.logs.source import Source
 from made_logs import (
@@ -341,7 +342,7 @@ def test_every_pattern_of_a_rule_compiles():
     found = [one for one in gc.get_objects() if type(one) is _LatePattern]
     assert len(found) > 200
     for one in found:
-        re.compile(one.pattern, one._flags)
+        re.compile(one.pattern, one.flags_of_text)
 
 
 def test_retractions_on_purpose_are_a_note():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _OF_ADAPTERS = pattern(r"(?i)\w*(?:lora|sgmv|punica)\w*\.py:|.* \w*(?:lora|sgmv)\w*$")
 _OF_EXPERTS = pattern(r"(?i)\w*(?:moe|expert)\w*\.py:|.* \w*(?:moe|expert)\w*$")

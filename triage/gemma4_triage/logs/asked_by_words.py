@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.known_arguments import is_an_argument
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import health_checks_in_the_batch
-from gemma4_triage.logs.rule import pattern
 
 _EXCEEDS = pattern(r"\b([a-z]+(?:_[a-z0-9]+)+) ?[(=:] ?(\d+)\)? exceeds [\w ,'-]{3,60}?\((\d+)\)")
 _ONE_OF = pattern(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _THREAD = pattern(r"threading\.py:\S* (?:_bootstrap_inner|_bootstrap|run)$")
 _TRANSFERS = pattern(r".* \w*(?:transfer_worker|transfer_thread|decode_thread|prefill_thread|heartbeat\w*)$")

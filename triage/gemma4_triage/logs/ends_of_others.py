@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gemma4_triage.logs.facts import Place
+from gemma4_triage.logs.late_pattern import pattern
 
-_OF_COMPOSE = re.compile(rb"(?:container )?([\w.-]{1,100}) exited with code -?\d+(?: \(restarting\))?\s*$")
-_OF_A_SHELL = re.compile(
+_OF_COMPOSE = pattern(rb"(?:container )?([\w.-]{1,100}) exited with code -?\d+(?: \(restarting\))?\s*$")
+_OF_A_SHELL = pattern(
     rb"\[\d+\][+-]? +(?:\d+ )?(?:Killed|Segmentation fault|Aborted|Bus error|Terminated|Exit \d+)\b|Killed\s*$|"
     rb"\S{1,200}: line \d+: +\d+ (?:Killed|Segmentation fault|Aborted|Bus error)\b"
 )
-_WRITER = re.compile(rb"([\w.@-]{1,100}) *\|")
+_WRITER = pattern(rb"([\w.@-]{1,100}) *\|")
 _MOST_NAMES, _MOST_HELD, _LOOKED_AT = 64, 16, 200
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.lengths_refused import is_of_length
-from gemma4_triage.logs.rule import at, exception_text, of_kind, pattern
+from gemma4_triage.logs.rule import at, exception_text, of_kind
 from gemma4_triage.logs.rules import refused_by_check
 from gemma4_triage.logs.said_by_python import OF_CODE, met, of_the_code
 

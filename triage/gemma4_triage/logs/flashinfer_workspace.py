@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _VARIABLE = "SGLANG_FLASHINFER_WORKSPACE_SIZE"
 _SHORT = 4096  # tokens

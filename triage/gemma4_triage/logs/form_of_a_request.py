@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _ASKED = pattern(r"\b(?:POST|GET) /\w|\bcurl\b.{0,80}/\w")
 _IDS = pattern(r"\binput_ids\b|\bprompt_token_ids\b")

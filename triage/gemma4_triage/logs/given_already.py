@@ -8,6 +8,7 @@ from functools import cache
 
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 
 _ADVISED = r"--([a-z][a-z0-9-]*[a-z0-9])(?:[ =]([\w.]+(?:-\w+)*))?"
 # The clause up to an argument: it is to be left out there, or spoken of.
@@ -23,7 +24,7 @@ _SPOKEN_OF = r"(?<![Oo]nce )\bwith $"
 @cache
 def _words() -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return both expressions, compiled where a log has a finding."""
-    return re.compile(_ADVISED), re.compile(f"{_NOT_TO_GIVE}|{_SPOKEN_OF}")
+    return pattern(_ADVISED), pattern(f"{_NOT_TO_GIVE}|{_SPOKEN_OF}")
 
 
 def told(facts: LogFacts, found: Iterable[Finding]) -> tuple[Finding, ...]:

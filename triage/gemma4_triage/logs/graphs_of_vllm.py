@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
 _CAPTURES = pattern(r"\S+ (?:_?capture_\w+|_?capture|_dummy_run|_warmup_and_capture)$")

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, replace
 
 from gemma4_triage.logs.facts import Death, LogFacts, Place
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.remarks import COMMANDED
-from gemma4_triage.logs.rule import last_work, pattern
+from gemma4_triage.logs.rule import last_work
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import of_settings, pattern, remarked
+from gemma4_triage.logs.rule import of_settings, remarked
 
 _LEFT_OVER = pattern(
     r"CUDA error: (?:invalid argument|operation not supported)|invalid argument|operation not supported"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import LogFacts, Place, Remark
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _LIMIT = pattern(r"\b(?:docker|podman) run\b.{0,300}?\s(?:--memory|-m)[= ](?P<size>\d+)(?P<unit>[gGmM])i?[bB]?\b")
 _UNITS = {"g": 1.0, "m": 1.0 / 1024}

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
-
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import LogFacts, Place, Remark
+from gemma4_triage.logs.late_pattern import pattern
 
 MARKS = ((b"$ pip install", "installed"), (b"$ pip3 install", "installed"), (b"$ uv pip install", "installed"))
 """What a command at a shell begins with, beside notes and the lines of remarks.py."""
-_INSTALLED = re.compile(r"^\s*(?:#|\(?[\w@:~/.-]*\)? ?\$).{0,60}?\bpip3? install (?P<what>[^;|&]{3,120})")
-_CHANGES = re.compile(
+_INSTALLED = pattern(r"^\s*(?:#|\(?[\w@:~/.-]*\)? ?\$).{0,60}?\bpip3? install (?P<what>[^;|&]{3,120})")
+_CHANGES = pattern(
     r"git\+https?://\S+/(?P<git>[\w.-]+?)(?:\.git)?(?=[@#\s'\"]|$)|"
     r"(?:^|\s)(?:-U|--upgrade)\s+(?P<new>[a-z][\w.\[\]-]*)"
 )
 _OF_PACKAGES = frozenset({"wheels-do-not-fit", "library-kernel", "other-crash", "refused-by-check", "unexplained-line"})
-_TRIED = re.compile(r"(?i)\b(?:same|still|tried|trying|help(?:s|ed)?|fix(?:es|ed)?|again|no (?:change|effect))\b")
+_TRIED = pattern(r"(?i)\b(?:same|still|tried|trying|help(?:s|ed)?|fix(?:es|ed)?|again|no (?:change|effect))\b")
 _SHORTEST = 3  # letters of a name
-_TYPES = re.compile(r"^(?:ImportError|ModuleNotFoundError|AttributeError|TypeError|NameError|RuntimeError|OSError)\b")
+_TYPES = pattern(r"^(?:ImportError|ModuleNotFoundError|AttributeError|TypeError|NameError|RuntimeError|OSError)\b")
 _SERVERS = frozenset({"sglang", "vllm"})
 _OF_ANOTHER = (
     "line {0} says that {1} was installed anew: go back to the release of it that was there, or that the packages "

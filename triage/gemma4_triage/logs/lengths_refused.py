@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _TOO_LONG = pattern(
     r"longer than the (?:model's context length|maximum model length)|maximum context length|"

@@ -7,7 +7,6 @@ what other public incidents came to is the best guess at a new one that has thei
 from __future__ import annotations
 
 import builtins
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from math import log, sqrt
 
 from gemma4_triage.known_issues.catalog import Incident, incidents
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.other_platform import platform
 from gemma4_triage.logs.tracebacks import TORN
 
@@ -25,11 +25,11 @@ _LEAST_WEIGHT, _LEAST_RARE, _RARE = 13.0, 2, 4.3
 """What two failures need in common: a sum of weights, and so many signs that few incidents have."""
 _UNKNOWN, _OF_ARGUMENTS = 2.5, 0.3
 _LONGEST = 600  # characters of a message
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
-_RANK = re.compile(r"(?:tp|dp|pp|ep|t|pid)\d*")
-_SWITCH = re.compile(r"--(?:enable|disable)_\w+=True")
-_NUMBER = re.compile(r"\d+|0x[0-9a-f]+")
-_FRAME = re.compile(r"([\w.<>-]+)(?::[\d?]+)? (\S+)")
+_WORD = pattern(r"[A-Za-z_][A-Za-z0-9_]{2,}")
+_RANK = pattern(r"(?:tp|dp|pp|ep|t|pid)\d*")
+_SWITCH = pattern(r"--(?:enable|disable)_\w+=True")
+_NUMBER = pattern(r"\d+|0x[0-9a-f]+")
+_FRAME = pattern(r"([\w.<>-]+)(?::[\d?]+)? (\S+)")
 _ITS_OWN = frozenset(
     {"model_path", "tokenizer_path", "served_model_name", "host", "port", "device", "random_seed", "chat_template"}
 )
@@ -109,22 +109,22 @@ def _words(text: str) -> set[str]:
 
 
 _NEEDS = (
-    (re.compile(r"(?i)\bdeepep"), ("moe_a2a_backend", "enable_deepep_moe")),
-    (re.compile(r"\bEAGLE|\bMTP\b"), ("speculative_algorithm", "speculative_config")),
+    (pattern(r"(?i)\bdeepep"), ("moe_a2a_backend", "enable_deepep_moe")),
+    (pattern(r"\bEAGLE|\bMTP\b"), ("speculative_algorithm", "speculative_config")),
 )
 """What a cause speaks of, and the options without which no server has it."""
 _SPEAKS_OF = (
     (
-        re.compile(r"\bNGRAM\b|\bDFLASH\b|\b[Dd]rafts?\b(?!'s weights| are not)|\b[Ss]pec v2\b"),
+        pattern(r"\bNGRAM\b|\bDFLASH\b|\b[Dd]rafts?\b(?!'s weights| are not)|\b[Ss]pec v2\b"),
         ("speculative_algorithm", "speculative_config", "speculative_draft_model_path", "speculative_algo"),
     ),
-    (re.compile(r"\bLoRA\b"), ("enable_lora", "lora_paths", "lora_modules")),
+    (pattern(r"\bLoRA\b"), ("enable_lora", "lora_paths", "lora_modules")),
     (
-        re.compile(r"(?i)\bhi(?:radix)?cache|hierarchical cache|load(?:ed|s)? back\b|\bhost pages?\b|from the host"),
+        pattern(r"(?i)\bhi(?:radix)?cache|hierarchical cache|load(?:ed|s)? back\b|\bhost pages?\b|from the host"),
         ("enable_hierarchical_cache", "hicache_storage_backend", "enable_lmcache"),
     ),
     (
-        re.compile(r"\b(?:prefill|decode) servers?\b"),
+        pattern(r"\b(?:prefill|decode) servers?\b"),
         ("disaggregation_mode", "kv_transfer_config"),
     ),
 )
@@ -133,17 +133,17 @@ _LACKS_IT = 0.75  # of the share
 _OF_A_PLATFORM = (
     (
         "rocm",
-        re.compile(r"\b(?:ROCm|AMD|HIP)\b|\bMI\d{3}|\bgfx\d|\b(?i:aiter)\b"),
+        pattern(r"\b(?:ROCm|AMD|HIP)\b|\bMI\d{3}|\bgfx\d|\b(?i:aiter)\b"),
         ("rocm", "hip", "aiter", "hsa"),
     ),
-    ("xpu", re.compile(r"\bXPU\b|\bIntel (?:Arc|GPU)"), ("xpu",)),
-    ("npu", re.compile(r"\bNPUs?\b|\bAscend\b|\bCANN\b"), ("npu", "ascend", "aclnn", "hccl")),
-    ("hpu", re.compile(r"\bGaudi\b|\bHPU\b"), ("hpu", "habana")),
-    ("musa", re.compile(r"\bMUSA\b|\bMoore Threads\b"), ("musa",)),
-    ("mps", re.compile(r"\bMPS\b|\bApple\b|\bMLX\b"), ("mps", "mlx")),
+    ("xpu", pattern(r"\bXPU\b|\bIntel (?:Arc|GPU)"), ("xpu",)),
+    ("npu", pattern(r"\bNPUs?\b|\bAscend\b|\bCANN\b"), ("npu", "ascend", "aclnn", "hccl")),
+    ("hpu", pattern(r"\bGaudi\b|\bHPU\b"), ("hpu", "habana")),
+    ("musa", pattern(r"\bMUSA\b|\bMoore Threads\b"), ("musa",)),
+    ("mps", pattern(r"\bMPS\b|\bApple\b|\bMLX\b"), ("mps", "mlx")),
 )
 """Kinds of machines, what names them in a cause, and parts of the words that a log of one has."""
-_BY_PYTHON = re.compile(
+_BY_PYTHON = pattern(
     r"'?NoneType'?|object is not (?:iterable|callable|subscriptable|an iterator)|has no len\(\)|index out of range|"
     r"unsupported operand type|object has no attribute|(?:not enough|too many) values to unpack|"
     r"cannot be interpreted as|must be \w+, not \w+|No such file or directory|division by zero|"
@@ -160,7 +160,7 @@ instances
 _WORDS_OF_PYTHON = frozenset(_PYTHONS.split())
 
 
-_BY_TOOLS = re.compile(
+_BY_TOOLS = pattern(
     r"device-side assert triggered|Memory access fault by GPU|HSA_STATUS_ERROR|HSAIL|GPU core ?dump|NVRM: Xid|"
     r"MMU Fault|Fatal Python error|"
     r"Subprocess \w+ .*crashed|"
@@ -171,12 +171,12 @@ _BY_TOOLS = re.compile(
     r"Expected all tensors to be on the same device|The expanded size of the tensor|is out of bounds for (?:axis|dim)"
 )
 """Messages that a driver, a compiler, a linker or torch words itself, of whatever kernel or tensor it was."""
-_NAMES = re.compile(
+_NAMES = pattern(
     r"mooncake|nixl|uc[xpt]_|\bucx\b|nccl_|libnccl|aiter|deep_?(?:ep|gemm)|flash_?(?:infer|attn|mla)|xgrammar|_all_?reduce|_reduce_|"
     r"memcpy|moe|attn|attention|gemm|_kernel|kernel_|radix|mamba"
 )
 """What names a library, a kernel or a part in such a message all the same."""
-_MOVES_KV = re.compile(r"_(?:transfer|storage)_backend=")
+_MOVES_KV = pattern(r"_(?:transfer|storage)_backend=")
 
 
 def _worded_by_others(facts: LogFacts) -> frozenset[str]:
@@ -226,7 +226,7 @@ def _of_another_platform(facts: LogFacts, signs: frozenset[str], cause: str) -> 
     )
 
 
-_DRAFTED = re.compile(r"draft|eagle|mtp|spec_|speculat|ngram|dflash")
+_DRAFTED = pattern(r"draft|eagle|mtp|spec_|speculat|ngram|dflash")
 
 
 def of_drafts_alone(facts: LogFacts, signs: frozenset[str], cause: str) -> bool:

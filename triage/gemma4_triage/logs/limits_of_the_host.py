@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence
 from gemma4_triage.logs.facts import Alarm, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _OF_A_JOB = pattern(r"CANCELLED AT \S+ DUE TO (TIME LIMIT|PREEMPTION|NODE FAIL\w*|JOB REQUEUE)")
 _JOBS = {

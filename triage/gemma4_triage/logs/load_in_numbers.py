@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.logs.late_pattern import pattern
 
 
 def numbers_of_load(facts: LogFacts) -> dict[str, str]:
@@ -93,12 +94,12 @@ def _slowed(facts: LogFacts) -> tuple[float, float] | None:
 
 
 _FEWEST_RATES = 4  # decode lines
-_LATER_RANK = re.compile(r"\bDP[1-9]")
-_ENGINE_LOAD = re.compile(
+_LATER_RANK = pattern(r"\bDP[1-9]")
+_ENGINE_LOAD = pattern(
     r"generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+) reqs, (?:Waiting|Pending): (\d+) reqs,.{0,40}?"
     r"KV cache usage: (\d+(?:\.\d+)?)%"
 )
-_HITS = re.compile(r"Prefix cache hit rate: (\d+(?:\.\d+)?)%")
+_HITS = pattern(r"Prefix cache hit rate: (\d+(?:\.\d+)?)%")
 _CHUNK = 2048  # tokens
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import pattern
 
 _STATES = pattern(r"linear_attn|mamba|conv1d|\bgdn\b|delta_net")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.logs.alarms import IN_NATIVE
 from gemma4_triage.logs.facts import Alarm, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _TRANSPORT = (
     "it was in the transport or the store of KV (Mooncake, NIXL with its UCX): a later release of that package (pip "

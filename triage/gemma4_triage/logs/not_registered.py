@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _WORDS = pattern(r"failed to register to bootstrap server")
 _AT = pattern(r"host='(?P<host>[^']+)', port=(?P<port>\d+)")

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.native_crashes import of_the_transport
 from gemma4_triage.logs.options_near import LEFT_TO_THE_RELEASE
-from gemma4_triage.logs.rule import at, pattern
+from gemma4_triage.logs.rule import at
 from gemma4_triage.logs.said_in_notes import DIES, SAID_BY_A_NOTE
 from gemma4_triage.logs.switched_on import switched_on
 from gemma4_triage.logs.told_for_vllm import of_vllm
@@ -156,8 +157,8 @@ def in_a_backend(death: Death) -> Iterator[str]:
 _BACKENDS = ("triton", "flashinfer", "fa3", "trtllm_mha", "flashmla", "torch_native", "aiter", "cutlass_mla")
 _SEVERAL = 3
 _CLAUSES, _FAILS = (
-    re.compile(r"[;:\n]|, (?!and |or )|\. |,? but "),
-    re.compile(r"(?i)\b(?:crash\w*|dies|died|fail\w*|wrong|garbage|degenerate|broken|hangs?|nor|too|also|same)\b"),
+    pattern(r"[;:\n]|, (?!and |or )|\. |,? but "),
+    pattern(r"(?i)\b(?:crash\w*|dies|died|fail\w*|wrong|garbage|degenerate|broken|hangs?|nor|too|also|same)\b"),
 )
 _NONE_OF_THEM = (
     "by the notes no attention backend serves it ({0}): what they have in common is the model's code in this release "
@@ -237,7 +238,7 @@ def _of_the_other_side(facts: LogFacts) -> Iterator[str]:
         yield from (one.format(mode, other, f"SGLANG_DISAGGREGATION_{bound}_TIMEOUT") for one in _FOLLOWS)
 
 
-_EMPTY = re.compile(
+_EMPTY = pattern(
     r"(?i)\b(?:empty|zero-?(?:length|sized?|token)) (?:\w+[- ]){0,3}(?:tensors?|batch(?:es)?|positions|inputs?)\b|"
     r"\b(?:batch(?:es)?|step|extend|prefill) (?:\w+ ){0,3}(?:without|of no|with no|of (?:0|zero)) (?:an? )?tokens?\b|"
     r"#new-token: 0\b"

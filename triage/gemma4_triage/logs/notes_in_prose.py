@@ -9,37 +9,38 @@ from typing import NamedTuple
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import LogFacts, Place, Remark, Stack
 from gemma4_triage.logs.known_arguments import is_an_argument
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.trouble_in_words import KINDS, Seen, of_kinds
 
 NOTED = "noted {}"
 DIFFERENCE, WELL = "noted difference", "noted well"
 """Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
-_DENIED = re.compile(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?$")
-_CLAUSES = re.compile(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
-_GOOD = re.compile(
+_DENIED = pattern(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?$")
+_CLAUSES = pattern(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
+_GOOD = pattern(
     r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
     r"as expected|holds|serves|never happens|(?:model|server|it) runs(?! (?:out|into)))\b"
 )
-_NOT_GOOD = re.compile(
+_NOT_GOOD = pattern(
     r"(?i)\b(?:not|still|also|too|fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|crash\w*|only|"
     r"if|when|whenever|some|sometimes|slower?|never)\b(?! happens)|n't\b|"
     r"\b(?:raises|gives|shows|throws|has|meets) the same\b"
 )
-_SHARE = re.compile(r"(?<![\d.])(0\.\d{2,3}|1\.0+)(?![\d.])")
+_SHARE = pattern(r"(?<![\d.])(0\.\d{2,3}|1\.0+)(?![\d.])")
 _APART = 0.03
-_FLAG = re.compile(
+_FLAG = pattern(
     r"(?i)\b(with|without|no)\s+(?:the )?(?:(?:prefill|decode)(?:'s| side| server)? )?"
     r"(--[a-z][\w-]*(?:[ =](?!-)[\w./:]*\d[\w./:]*)?)"
 )
-_VALUED = re.compile(r"(?i)\b(with)\s+(--[a-z][\w-]*-backend[ =][a-z]\w*)")
-_SHORT_OR_VLLMS = re.compile(
+_VALUED = pattern(r"(?i)\b(with)\s+(--[a-z][\w-]*-backend[ =][a-z]\w*)")
+_SHORT_OR_VLLMS = pattern(
     r"[tdpe]p|(?:tensor|pipeline|data)_parallel_size|enable_expert_parallel|enforce_eager|max_model_len|max_num_\w+|"
     r"gpu_memory_utilization|compilation_config|no_enable_\w+"
 )
-_BEFORE = re.compile(
+_BEFORE = pattern(
     r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})"
 )
-_BACKEND = re.compile(r"\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native)\s+backend\b")
+_BACKEND = pattern(r"\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native)\s+backend\b")
 # What options are called in words, and what the start calls them.
 _SPOKEN = (
     (r"context[- ]parallel\w*", "context parallelism (--attn-cp-size 1)"),
@@ -57,9 +58,9 @@ _SPOKEN = (
     (r"(?:loras?|adapters?)\b", "the LoRA adapters"),
     (r"chunked prefill", "chunks of a prefill (--chunked-prefill-size -1)"),
 )
-_BY_NAME = ((_SPOKEN[0][1], re.compile(r"context_parallel|^(?:attn_)?cp_size$")),)
-_WITHOUT = tuple((re.compile(rf"(?i)\b(?:without|no)\s+(?:the )?{words}"), flag) for words, flag in _SPOKEN)
-_NAMED = tuple((re.compile(rf"(?i){words}"), flag) for words, flag in _SPOKEN)
+_BY_NAME = ((_SPOKEN[0][1], pattern(r"context_parallel|^(?:attn_)?cp_size$")),)
+_WITHOUT = tuple((pattern(rf"(?i)\b(?:without|no)\s+(?:the )?{words}"), flag) for words, flag in _SPOKEN)
+_NAMED = tuple((pattern(rf"(?i){words}"), flag) for words, flag in _SPOKEN)
 
 
 class Difference(NamedTuple):
@@ -94,7 +95,7 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     return bool(change) and "--" in change
 
 
-_SCORED_NOTHING = re.compile(rb"Accuracy: 0\.0\d*\s*$")
+_SCORED_NOTHING = pattern(rb"Accuracy: 0\.0\d*\s*$")
 """What SGLang's own evaluation prints where hardly an answer is right."""
 
 
@@ -116,7 +117,7 @@ def difference_in(text: str, worse: str = "") -> str:
     return next(filter(None, map(_change_in, well)), "") or next(filter(None, map(_needed_in, clauses)), "")
 
 
-_NEEDS = re.compile(
+_NEEDS = pattern(
     r"(?i)\b(?:only|as soon as|happens|dies|crashes|hangs|fails)\b(?: (?:happens|dies|crashes|hangs|fails|only))?"
     r"(?: (?:with|when|if|while|once|since|after|as))?(?: (?:we|I))?"
     r"(?: (?:set|enabled?|turn(?:ed)? on|switch(?:ed)? on|added|use[ds]?))? (?:the )?(.{2,60}?)"
@@ -190,8 +191,8 @@ def beside(facts: LogFacts, found: Sequence[Finding]) -> Iterator[Finding]:
         yield finding.model_copy(update={"advice": (first, *finding.advice)})
 
 
-_STACK = re.compile(rb"#+ *py-?spy\b[^:\n]{0,40}?\b((?:DP|TP|PP|EP|ATTN_CP)\d+(?: (?:TP|PP|EP)\d+)*)?\s*:\s*(.*)")
-_STEP = re.compile(r"([\w.<>]+)(?: \(([^()]{1,120})\))?")
+_STACK = pattern(rb"#+ *py-?spy\b[^:\n]{0,40}?\b((?:DP|TP|PP|EP|ATTN_CP)\d+(?: (?:TP|PP|EP)\d+)*)?\s*:\s*(.*)")
+_STEP = pattern(r"([\w.<>]+)(?: \(([^()]{1,120})\))?")
 
 
 def stack_in(line: bytes, place: Place) -> Stack | None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.known_arguments import known_arguments
+from gemma4_triage.logs.late_pattern import pattern
 
 
 class _Concern(NamedTuple):
@@ -30,7 +31,7 @@ _SPARSE = ("nsa_prefill_backend", "nsa_decode_backend", "dsa_prefill_backend", "
 _CONCERNS = (
     _Concern(
         _SPARSE,
-        re.compile(
+        pattern(
             r"(?i)\b[nd]sa_backend|forward_(?:mha|mla|dsa|nsa)\b|\w*_k_cache\w*|dim_quant|trtllm_batch_\w*mla|"
             r"\btopk_(?:indices|length)\w*|\bindexer\b|"
             r"flash_?mla|page_table_1\b|_forward_(?:trtllm|fa3|tilelang|flashmla)\w*"
@@ -40,12 +41,12 @@ _CONCERNS = (
     ),
     _Concern(
         ("moe_runner_backend", "speculative_moe_runner_backend"),
-        re.compile(r"(?i)moe|\bexperts?_|_experts?\b"),
+        pattern(r"(?i)moe|\bexperts?_|_experts?\b"),
         "triton or auto, which serve most kinds of experts, with adapters too",
     ),
     _Concern(
         ("fp8_gemm_runner_backend", "fp4_gemm_runner_backend", "bf16_gemm_backend"),
-        re.compile(r"(?i)gemm|scaled_mm|mm_fp[48]"),
+        pattern(r"(?i)gemm|scaled_mm|mm_fp[48]"),
         "another, or auto",
     ),
     _Concern(
@@ -53,35 +54,35 @@ _CONCERNS = (
             *("linear_attn_decode_backend", "linear_attn_prefill_backend", "linear_attn_verify_backend"),
             *("linear_attn_backend", "mamba_backend", "mamba_scheduler_strategy", "mamba_radix_cache_strategy"),
         ),
-        re.compile(r"(?i)mamba|gdn|\bkda\b|linear_attn|delta_rule|conv_states?|ssm_states?"),
+        pattern(r"(?i)mamba|gdn|\bkda\b|linear_attn|delta_rule|conv_states?|ssm_states?"),
         "triton for the kernels, and another strategy for the states",
     ),
     _Concern(
         ("mm_attention_backend",),
-        re.compile(r"(?i)attention/vision|\bvision\.py|vision_attn|\bvit\b"),
+        pattern(r"(?i)attention/vision|\bvision\.py|vision_attn|\bvit\b"),
         "triton_attn or sdpa",
     ),
     _Concern(
         ("speculative_draft_attention_backend",),
-        re.compile(r"(?i)draft|eagle|mtp|nextn"),
+        pattern(r"(?i)draft|eagle|mtp|nextn"),
         "the target's own, or none",
     ),
-    _Concern(("sampling_backend",), re.compile(r"(?i)\bsampler|top_[kp]_\w*(?:renorm|sampl)|min_p"), "pytorch"),
-    _Concern(("grammar_backend",), re.compile(r"(?i)grammar|xgrammar|llguidance|outlines"), "another"),
-    _Concern(("lora_backend",), re.compile(r"(?i)lora|sgmv|\bbgmv"), "triton"),
+    _Concern(("sampling_backend",), pattern(r"(?i)\bsampler|top_[kp]_\w*(?:renorm|sampl)|min_p"), "pytorch"),
+    _Concern(("grammar_backend",), pattern(r"(?i)grammar|xgrammar|llguidance|outlines"), "another"),
+    _Concern(("lora_backend",), pattern(r"(?i)lora|sgmv|\bbgmv"), "triton"),
     _Concern(
         ("disaggregation_transfer_backend",),
-        re.compile(r"(?i)mooncake|nixl|\bkv_?(?:sender|receiver|manager)"),
+        pattern(r"(?i)mooncake|nixl|\bkv_?(?:sender|receiver|manager)"),
         "another",
     ),
     _Concern(
         ("hicache_io_backend", "hicache_mem_layout"),
-        re.compile(r"(?i)hicache|_host\b|host_pool|kvcacheio|(?:write|load)_back|cudaMemcpyBatch"),
+        pattern(r"(?i)hicache|_host\b|host_pool|kvcacheio|(?:write|load)_back|cudaMemcpyBatch"),
         "another (direct, layer_first)",
     ),
     _Concern(
         ("hybrid_kvcache_ratio", "swa_full_tokens_ratio"),
-        re.compile(
+        pattern(
             r"(?i)\bswa_kv_pool\b|swa_memory_pool|full_to_swa|\bswa_\w*alloc|\bhybrid_\w*pool|"
             r"\bmemory_pool\.py:\d+ _?create_buffers$"
         ),
@@ -92,50 +93,50 @@ _CONCERNS = (
 _CHOSEN = (
     _Concern(
         ("cuda_graph_bs", "cuda_graph_backend_decode", "cuda_graph_backend_prefill", "enable_profile_cuda_graph"),
-        re.compile(r"(?i)cuda_?graph|\bcapture\w*|\breplay\w*"),
+        pattern(r"(?i)cuda_?graph|\bcapture\w*|\breplay\w*"),
         "the release then chooses sizes and kind of the graphs",
     ),
     _Concern(
         ("kv_cache_dtype",),
-        re.compile(r"(?i)\w*attn_backend\.py|\bforward_paged_attention|_forward_paged_attention|descale|float8|\bfp8_"),
+        pattern(r"(?i)\w*attn_backend\.py|\bforward_paged_attention|_forward_paged_attention|descale|float8|\bfp8_"),
         "auto, which every backend takes",
     ),
     _Concern(
         ("page_size",),
-        re.compile(r"(?i)\bpage_?size|page_table|block_tables?|alloc_(?:extend|decode)|\bpages?\b|paged_(?!attention)"),
+        pattern(r"(?i)\bpage_?size|page_table|block_tables?|alloc_(?:extend|decode)|\bpages?\b|paged_(?!attention)"),
         "1, or what the backend takes by itself",
     ),
     _Concern(
         ("hicache_write_policy", "hicache_storage_prefetch_policy"),
-        re.compile(r"(?i)(?:write|load)_back|write_through|\bprefetch\w*|hicache|hiradix|_host\b|backup"),
+        pattern(r"(?i)(?:write|load)_back|write_through|\bprefetch\w*|hicache|hiradix|_host\b|backup"),
         "write_through, best_effort",
     ),
     _Concern(
         ("quantization_param_path",),
-        re.compile(r"(?i)\b[kv]_scale\w*|kv_cache_scales?|quantization_param|kv_scal"),
+        pattern(r"(?i)\b[kv]_scale\w*|kv_cache_scales?|quantization_param|kv_scal"),
         "scales of 1 then, or --kv-cache-dtype auto",
     ),
-    _Concern(("schedule_policy",), re.compile(r"(?i)schedule_policy|calc_priority|\b_sort_by\w*"), "fcfs"),
-    _Concern(("load_format",), re.compile(r"(?i)model_loader|weight_iterator|\bload_model\b|load_weights"), "auto"),
+    _Concern(("schedule_policy",), pattern(r"(?i)schedule_policy|calc_priority|\b_sort_by\w*"), "fcfs"),
+    _Concern(("load_format",), pattern(r"(?i)model_loader|weight_iterator|\bload_model\b|load_weights"), "auto"),
     _Concern(
         ("speculative_attention_mode", "speculative_token_map", "speculative_draft_window_size"),
-        re.compile(r"(?i)draft|eagle|verify|speculat|hot_token"),
+        pattern(r"(?i)draft|eagle|verify|speculat|hot_token"),
         "the release's own",
     ),
     _Concern(
         ("tokenizer_mode", "tokenizer_backend", "skip_tokenizer_init"),
-        re.compile(r"(?i)(?<!de)tokenizer(?!_manager|_communicator)|\bencode\b|apply_chat_template"),
+        pattern(r"(?i)(?<!de)tokenizer(?!_manager|_communicator)|\bencode\b|apply_chat_template"),
         "auto",
     ),
-    _Concern(("disable_radix_cache",), re.compile(r"chunk_cache|ChunkCache"), "the tree is what most servers run with"),
+    _Concern(("disable_radix_cache",), pattern(r"chunk_cache|ChunkCache"), "the tree is what most servers run with"),
     _Concern(
         ("disaggregation_decode_enable_radix_cache", "disaggregation_decode_enable_offload_kvcache"),
-        re.compile(r"(?i)radix|match_prefix|prealloc|offload|lock_ref|cache_(?:un)?finished_req|disaggregation/decode"),
+        pattern(r"(?i)radix|match_prefix|prealloc|offload|lock_ref|cache_(?:un)?finished_req|disaggregation/decode"),
         "a decode server without it keeps no prefixes",
     ),
     _Concern(
         ("mm_process_config", "mm_enable_dp_encoder", "keep_mm_feature_on_device"),
-        re.compile(r"(?i)multimodal|\bmm_|\bvit\b|vision|image"),
+        pattern(r"(?i)multimodal|\bmm_|\bvit\b|vision|image"),
         "the model's own processing then",
     ),
 )

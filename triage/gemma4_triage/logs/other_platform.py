@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from gemma4_triage.logs.facts import LogFacts, Place, Remark
+from gemma4_triage.logs.late_pattern import pattern
 
 _NAMES = {
     "rocm": "AMD GPUs (ROCm)",
@@ -20,15 +20,15 @@ _BY_BACKEND = {"intel_xpu": "xpu", "intel_amx": "cpu", "ascend": "npu", "aiter":
 _NOTED = (
     (
         "of_rocm",
-        re.compile(r"\bMI(?:100|2[15]0X?|300[AX]?|3[0-9]{2}X)\b|\bgfx(?:9[04-5]|1[0-2]\d)|(?i:\brocm)|AMD Instinct"),
+        pattern(r"\bMI(?:100|2[15]0X?|300[AX]?|3[0-9]{2}X)\b|\bgfx(?:9[04-5]|1[0-2]\d)|(?i:\brocm)|AMD Instinct"),
     ),
-    ("of_xpu", re.compile(r"\bIntel Arc\b|\bArc (?:Pro )?[AB]\d\d|\+xpu\b|\bxpu\b|\bXPU\b")),
-    ("of_npu", re.compile(r"\bAscend\b|\bnpu\b|\bNPU\b|\btorch_npu\b")),
+    ("of_xpu", pattern(r"\bIntel Arc\b|\bArc (?:Pro )?[AB]\d\d|\+xpu\b|\bxpu\b|\bXPU\b")),
+    ("of_npu", pattern(r"\bAscend\b|\bnpu\b|\bNPU\b|\btorch_npu\b")),
 )
-_OF_RTX = re.compile(
+_OF_RTX = pattern(
     r"\bDGX Spark\b|\bGB10\b|\bRTX (?:50[5-9]0|PRO [2-6]\d00)|\b(?i:sm_?12[01])|\bcompute capability 12\.[01]"
 )
-_AT_WORK = re.compile(r"#.*\b(?:cicc|cudafe\+\+|nvcc)\b.*\.cu\b")
+_AT_WORK = pattern(r"#.*\b(?:cicc|cudafe\+\+|nvcc)\b.*\.cu\b")
 MARKS = (
     *(
         (mark, "of_rocm")
@@ -72,12 +72,12 @@ def machine(facts: LogFacts) -> str:
     return _NAMES.get(platform(facts), "")
 
 
-_TOOLKIT = re.compile(
+_TOOLKIT = pattern(
     r"CUDA_HOME|CMake\w*CUDA|CUDA_?Toolkit|Could not find (?:nvcc|CUDA)|(?i:nvcc\b.{0,40}(?:not found|No such))"
 )
-_LIBRARY = re.compile(r"\b(?P<name>lib(?:cu(?:da|dart|blas\w*|dnn\w*|sparse\w*|fft|rand|solver)|nvrtc|nvJitLink))\b")
+_LIBRARY = pattern(r"\b(?P<name>lib(?:cu(?:da|dart|blas\w*|dnn\w*|sparse\w*|fft|rand|solver)|nvrtc|nvJitLink))\b")
 _BY_ITS_WORDS = "is not loaded in the current process"
-_BUILD = re.compile(r"CMake")
+_BUILD = pattern(r"CMake")
 _OWN_IMAGE = (
     "SGLang's image or install guide of {0}, in a fresh environment: what pip brings by itself is built for CUDA (pip "
     "uninstall sgl-kernel sglang-kernel flashinfer-python first; sgl-kernel has a build of its own there, "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.pictures_on_the_gpu import PROCESS
-from gemma4_triage.logs.rule import pattern
 
 _OWN = pattern(r"this process has (\d+\.\d+) ([KMG])iB memory in use")
 _TOTAL = pattern(r"total capacity of (\d+\.\d+) GiB")

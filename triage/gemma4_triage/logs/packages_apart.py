@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.tracebacks import FOLDER_OF
 
 _PART = pattern(r"No module named '(\w+)\.([\w.]+)'|cannot import name '(\w+)' from '(\w+)(?:\.[\w.]+)?'")

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from gemma4_triage.logs.facts import Death
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.tracebacks import FOLDER_OF
 
 

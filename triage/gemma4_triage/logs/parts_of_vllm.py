@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from gemma4_triage.logs.facts import Death
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 # Of the frames' files and functions; the innermost frame that fits counts, of one frame the first entry.
 _PARTS: tuple[tuple[re.Pattern[str], str], ...] = (

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gemma4_triage.logs.facts import Place, Remark
+from gemma4_triage.logs.late_pattern import pattern
 
 _ANSWER = "(an answer that was pasted"
 _ZEROS, _SCORES, _TEXT = "token id 0 again and again", "all scores alike", "its text does not begin as JSON"
@@ -37,40 +38,38 @@ SHOWN = frozenset(
 """Names under which `keep` keeps what such lines show."""
 _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked at
 _LONGEST_NOTES = 1600  # characters
-_BANGS = re.compile(r"!{6}")
-_MARK = re.compile(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|parameter|function)\b")
-_CALL_AS_TEXT = re.compile(
+_BANGS = pattern(r"!{6}")
+_MARK = pattern(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|parameter|function)\b")
+_CALL_AS_TEXT = pattern(
     r"<\W{0,3}(?:DSML\W{1,3})?(?:tool_calls?\b|invoke name=|function=)|\[TOOL_CALLS\]|<\W?tool.calls?.begin"
 )
-_CALL_WITHOUT_MARK = re.compile(r"\s*call:\w{1,80}\{")
-_FORCED = re.compile(rb'"tool_choice":\s*(?:\{|\\?"(?:required|any)\\?")')
-_NO_JSON = re.compile(r'\s*(?![\s{\["\d-]|true|false|null)\S')
+_CALL_WITHOUT_MARK = pattern(r"\s*call:\w{1,80}\{")
+_FORCED = pattern(rb'"tool_choice":\s*(?:\{|\\?"(?:required|any)\\?")')
+_NO_JSON = pattern(r'\s*(?![\s{\["\d-]|true|false|null)\S')
 _FEWEST_ZEROS = 4  # in a row
-_STREAM = re.compile(r'"id":\s*"([^"]{1,100})"')
-_CALL = re.compile(r'"tool_calls":\s*\[\{(?=[^\]]*?"id":\s*"([^"]{1,100})")[^\]]*?"index":\s*(\d{1,4})')
-_MORE_OF_A_CALL = re.compile(r'"tool_calls":\s*\[\{')
-_STOPPED = re.compile(r'"finish_reason":\s*"stop"')
-_NO_THOUGHTS = re.compile(rb'(?i)thinking\\?["\']?\s*[:=]\s*false')
-_TRIED = re.compile(
+_STREAM = pattern(r'"id":\s*"([^"]{1,100})"')
+_CALL = pattern(r'"tool_calls":\s*\[\{(?=[^\]]*?"id":\s*"([^"]{1,100})")[^\]]*?"index":\s*(\d{1,4})')
+_MORE_OF_A_CALL = pattern(r'"tool_calls":\s*\[\{')
+_STOPPED = pattern(r'"finish_reason":\s*"stop"')
+_NO_THOUGHTS = pattern(rb'(?i)thinking\\?["\']?\s*[:=]\s*false')
+_TRIED = pattern(
     rb"#+ .{0,120}\b(?:same|identical) (?:[\w-]+ ){0,2}(?:command|request|conversation|body|call|folder|files?|"
     rb"checkpoint|image|"
     rb"overrides|flags|arg(?:ument)?s|server|start|launch|setup|node|machine|GPU|box|prompt(?= with))s?\b"
 )
-_NO_STREAM = re.compile(
-    rb"(?:stream\W{1,3}[Ff]alse\b|non-?stream(?:ing)?\b).{0,40}\bsame (?:request|prompt|body|call)\b"
-)
-_RERUN = re.compile(
+_NO_STREAM = pattern(rb"(?:stream\W{1,3}[Ff]alse\b|non-?stream(?:ing)?\b).{0,40}\bsame (?:request|prompt|body|call)\b")
+_RERUN = pattern(
     rb"#+ (?:(?:re)?(?:start|launch|r[ua]n|serv|tri)\w*|(?:second|next|then|now|again)\b).{0,40}"
     rb"\b(?:with|without) --[a-z]|"
     rb"#+ (?:(?:with|without) )?--[a-z][\w-]+(?:[ =][\w./:-]+)?(?:,? .{0,60})?(?<!\\)\s*$"
 )
 GARBLED = r'"([^"\s])\1{7}'
 """One character again and again, as a note quotes an answer."""
-_ALIKE = re.compile(rb'(?i)"([^"\s])\1{7}|\bsame (?:garbage|garbled|nonsense|output|result|answer)|\bno difference\b')
-_OF_A_KERNEL = re.compile(rb"--[a-z\d-]+-backend\b")
+_ALIKE = pattern(rb'(?i)"([^"\s])\1{7}|\bsame (?:garbage|garbled|nonsense|output|result|answer)|\bno difference\b')
+_OF_A_KERNEL = pattern(rb"--[a-z\d-]+-backend\b")
 _UP = ("ready", "http_ready", "vllm_serves", "answer_pasted")
-_CLIENT = re.compile(rb"#+ .{0,40}\bclient\b.{0,80}:\s*$")
-_BUILD = re.compile(rb"(#+ *(?:build|commit|nightly|image|release|version))\b.{0,60}\d")
+_CLIENT = pattern(rb"#+ .{0,40}\bclient\b.{0,80}:\s*$")
+_BUILD = pattern(rb"(#+ *(?:build|commit|nightly|image|release|version))\b.{0,60}\d")
 
 
 def is_an_answer(found: Mapping[str, Any]) -> bool:
@@ -130,10 +129,10 @@ def _has_zeros(ids: object) -> bool:
     return any(ids[at : at + _FEWEST_ZEROS] == zeros for at in range(min(len(ids), _LONGEST)))
 
 
-_STATE_TYPE = re.compile(r"ssm dtype: (\S+)")
-_TYPES = re.compile(rb'"type\\?":\s*\\?"(\w+)')
+_STATE_TYPE = pattern(r"ssm dtype: (\S+)")
+_TYPES = pattern(rb'"type\\?":\s*\\?"(\w+)')
 _JSON_TYPES = frozenset(("object", "array", "string", "number", "integer", "boolean", "null"))
-_SCHEMA = re.compile(rb'"(?:json_)?schema\\?":\s*(?=\{)')
+_SCHEMA = pattern(rb'"(?:json_)?schema\\?":\s*(?=\{)')
 
 
 def _schema_in(line: bytes) -> bytes:
@@ -147,8 +146,8 @@ def _schema_in(line: bytes) -> bytes:
     return b"" if begin is None else line[begin : begin + _LONGEST]
 
 
-_ARGUMENTS = re.compile(r'"arguments":\s*"((?:[^"\\]|\\.)*)"')
-_BEGINS_OBJECT = re.compile(r'\s*\{"\w{1,80}":')
+_ARGUMENTS = pattern(r'"arguments":\s*"((?:[^"\\]|\\.)*)"')
+_BEGINS_OBJECT = pattern(r'\s*\{"\w{1,80}":')
 _FEWEST_ALIKE = 4  # characters
 
 
@@ -232,14 +231,14 @@ def _keep_chunk(kept: dict[str, Remark], said: Remark, text: str) -> None:
         kept.setdefault("stop_behind_calls", said)
 
 
-_BEGINS = re.compile(r'"role":\s*"assistant"')
-_GIVEN = re.compile(r'"arguments":\s*"[^"]')
-_ENDS_IN_CALLS = re.compile(r'"finish_reason":\s*"tool_calls"')
+_BEGINS = pattern(r'"role":\s*"assistant"')
+_GIVEN = pattern(r'"arguments":\s*"[^"]')
+_ENDS_IN_CALLS = pattern(r'"finish_reason":\s*"tool_calls"')
 _NEXT = 2  # lines: one that is empty stands between chunks
 
 
-_THOUGHT = re.compile(r'"reasoning_content":\s*"[^"]')
-_CONTENT = re.compile(r'"(?:content|arguments|name)":\s*"[^"]')
+_THOUGHT = pattern(r'"reasoning_content":\s*"[^"]')
+_CONTENT = pattern(r'"(?:content|arguments|name)":\s*"[^"]')
 
 
 def _keep_thoughts(kept: dict[str, Remark], said: Remark, text: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import LogFacts, Remark
-from gemma4_triage.logs.rule import last_work, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import last_work
 
 STANDS = frozenset({"health", "watchdog", "stopped-answering", "timeout"})
 CONTINUE = (

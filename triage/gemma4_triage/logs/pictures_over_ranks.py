@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 MARKS = ((b"Running pipeline stages: [", "of_pictures"), (b"[DenoisingStage]", "of_pictures"))
 """What only a server of diffusion pipelines writes, beside the lines of remarks.py."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _LINE = pattern(
     r"ERROR: (?:No matching distribution|Could not find a version|Cannot install|ResolutionImpossible)|"

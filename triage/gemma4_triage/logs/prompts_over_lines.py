@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-_REQUEST = re.compile(rb"\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionRequest|CompletionRequest)\(")
-_STAMPED = re.compile(rb".{0,200}?\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d")
+from gemma4_triage.logs.late_pattern import pattern
+
+_REQUEST = pattern(rb"\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionRequest|CompletionRequest)\(")
+_STAMPED = pattern(rb".{0,200}?\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d")
 # With what an envelope has behind the message: the end of a string in JSON, of bytes in Python, a colour, a frame.
-_CLOSED = re.compile(
+_CLOSED = pattern(
     rb"(?:['\"\]}]|=[\w.-]+)\)+(?:\s*|(?:\\[nr])*\"[^()]{0,300}|\\n',?|(?:\x1b\[[\d;]*m)+|\s+(?:\||\xe2\x94\x82))\s*$"
 )
 _ENDS = (b"')", b'")', b"])", b"})")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _LONGEST = 220
 LACKING = pattern(

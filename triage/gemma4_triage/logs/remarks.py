@@ -16,6 +16,7 @@ from gemma4_triage.logs import (
     values_asked,
 )
 from gemma4_triage.logs.facts import Place, Remark, Stack
+from gemma4_triage.logs.late_pattern import pattern
 
 COMMANDED = "commanded"
 COMMANDS = (
@@ -314,7 +315,7 @@ OF_A_START = frozenset(
     | {"bench_prefill"}
 )
 """What a server alone writes, most of it as it starts: a log that has nothing else is a server's all the same."""
-ORPHANS = re.compile(rb"output for (?:self\.)?rid=(\S+)")
+ORPHANS = pattern(rb"output for (?:self\.)?rid=(\S+)")
 """What names a request whose outputs nobody waits for."""
 FIRST_TOO = (
     "before_weights",
@@ -335,9 +336,9 @@ MOST_STACKS = 16
 _LONGEST_TEXT = 400
 _LONGEST_STACK = 200  # lines
 _FRAMES = 12
-_PROCESS = re.compile(rb"sglang::scheduler((?:_[A-Z]+\d+)*)")
-_PYSPY_FRAME = re.compile(rb"\s+([\w.<>:~ *()]{1,120}?) \(([^()]{1,200})\)\s*(?:#.*)?$")
-_THREAD = re.compile(rb"\s*Thread ")
+_PROCESS = pattern(rb"sglang::scheduler((?:_[A-Z]+\d+)*)")
+_PYSPY_FRAME = pattern(rb"\s+([\w.<>:~ *()]{1,120}?) \(([^()]{1,200})\)\s*(?:#.*)?$")
+_THREAD = pattern(rb"\s*Thread ")
 
 
 def number_in(text: str, name: str) -> float | None:
@@ -353,11 +354,11 @@ def remark(line: bytes, rank: str, place: Place) -> Remark:
 
 STANDING = "standing engine "
 """Before an engine's name, and " 1" to " 3": vLLM's first, second and last line in a row by which it stands."""
-_STANDS = re.compile(
+_STANDS = pattern(
     r"Avg prompt throughput: 0\.0 .{0,40}generation throughput: 0\.0 .{0,20}Running: 0 reqs,.{0,30}?"
     r"(?:Waiting|Pending): [1-9]\d* reqs"
 )
-_ENGINE = re.compile(r"Engine (\d{1,4}): ")
+_ENGINE = pattern(r"Engine (\d{1,4}): ")
 _MOST_ENGINES = 64
 
 

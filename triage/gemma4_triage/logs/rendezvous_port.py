@@ -6,7 +6,8 @@ from typing import Any
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import on_rank, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import on_rank
 
 _PORT = pattern(r"\bport: (\d{1,5})\b")
 _CHOSEN = "was taken between choosing and using it"

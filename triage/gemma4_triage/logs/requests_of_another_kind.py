@@ -6,7 +6,8 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, of_settings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import at, exception_text, of_settings
 
 NO_CHATS = (
     "this server has --is-embedding, and a chat or a completion was asked of it: /v1/embeddings, /classify or "

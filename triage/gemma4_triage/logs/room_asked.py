@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _COUNTS = pattern(
     r"context length (?:of|is) (\d+) tokens.{0,120}?(\d+) (?:tokens from|in) the (?:input )?messages(?: and|,) (\d+) "

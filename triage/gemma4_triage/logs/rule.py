@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place, RankFacts
+from gemma4_triage.logs.late_pattern import pattern
 
 COLLECT = "gemma4-triage collect URL"
 """What shows where a server that hangs stands; its address is put in where something says it."""
@@ -17,55 +17,6 @@ PLAN_POOLS = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20Gi
 """What plans the pools; config, sizes and load are put in where something says them."""
 _LONGEST_EXCEPTION = 300
 _INNERMOST = 3  # frames
-
-
-_ESCAPED_OR_SET = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-_GROUP = re.compile(r"\([^()]*\)(?:(?:[?*+]|\{[^}]*\})[?+]?)?")
-_OPTIONAL = re.compile(r".(?:[?*]|\{[^}]*\})[?+]?", re.DOTALL)
-_NOT_PLAIN = re.compile(r"[\n.^$+]+")
-
-
-def needed_words(text: str) -> tuple[str, ...]:
-    """Return words, in lower case, of which one stands in whatever an expression finds; empty if it may do without.
-
-    It takes a tenth of the time that compiling takes, and most expressions find nothing in a log.
-    """
-    text = _ESCAPED_OR_SET.sub("\n", text)
-    while (without := _GROUP.sub("\n", text)) != text:
-        text = without
-    plain = [max(_NOT_PLAIN.split(one), key=len).lower() for one in _OPTIONAL.sub("\n", text).split("|")]
-    return tuple(plain) if all(plain) else ()
-
-
-class _LatePattern:
-    """A pattern that is compiled when it is first asked for something that its text does not answer."""
-
-    def __init__(self, pattern: str, flags: int) -> None:
-        self.pattern, self._flags = pattern, flags
-        self._needed: tuple[str, ...] | None = None
-
-    def search(self, text: str) -> re.Match[str] | None:
-        """Return where the text first has it, as a compiled one does."""
-        if self._needed is None:
-            self._needed = needed_words(self.pattern)
-        if self._needed and not any(word in text.lower() for word in self._needed):
-            return None
-        # In the instance it stands ahead of this method.
-        self.search = re.compile(self.pattern, self._flags).search  # type: ignore[method-assign]
-        return self.search(text)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(re.compile(self.pattern, self._flags), name)
-        setattr(self, name, found)
-        return found
-
-
-def pattern(text: str, flags: int = 0) -> re.Pattern[str]:
-    """Return a regular expression of a rule, compiled at its first use.
-
-    There are hundreds, a log needs some of them, and compiling them all would take a tenth of a short command's time.
-    """
-    return cast("re.Pattern[str]", _LatePattern(text, flags))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.rules.refused_by_check import CALL
 
 OF_CODE = frozenset({"AttributeError", "TypeError", "ImportError", "ModuleNotFoundError", "NameError", "KeyError"})

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from gemma4_triage.logs.facts import Death, LogFacts, Place, Remark
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 NAME = "noted_silence"
 SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid", "metrics_empty", "calls_noted"})
 SHOWN |= {"one_token", "two_builds", "wrong_when_long"}
 """Names under which `keep` keeps what notes say of answers."""
-_SAYS = re.compile(
+_SAYS = pattern(
     rb"(?i)\bhangs?\b(?! up\b)|\bhung\b(?! up\b)|\bhanging\b|\bstuck\b|\bfr(?:ozen|eezes)\b|\bdead-?locks?\b|"
     rb"\b(?:no|none of the) (?:\w+ ){0,2}(?:requests?|answers?|clients?|calls?)\b[^,;]{0,30}\b"
     rb"(?:answered|served|comes?|returns?)\b|"
@@ -36,21 +35,21 @@ _SAYS = re.compile(
     rb"\b(?:without|gets?|got) (?:no |any |an? )(?:answer|reply|response)(?:s|\b)(?! code)"
 )
 # One has to wait for the end of another, though both could run.
-_TURN = re.compile(
+_TURN = pattern(
     rb"(?i)\b(?:first token|begins|starts|runs|is admitted|answered|prefilled|scheduled|waits)\b.{0,30}\b"
     rb"(?:only (?:when|after|once)|not before|until) (?:an?|one|the|some|all)\b(?: \w+){0,5}? "
     rb"(?:ended|finished|done|ends|finishes|end|finish|completes?)\b"
 )
-_DENIES = re.compile(
+_DENIES = pattern(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "
     rb"(?:hangs?\b|hung\b|hanging\b|stuck\b|frozen\b|freezes?\b|dead-?lock)|"
     rb"\bwith(?:out)? --\S+.{0,40}\b(?:fine|works?|ok|well|answers|good|starts?)\b|\bhangs? on\b|\bone client\b|"
     # Of answers, which then come; and of another try than this log's.
     rb"\banswers? (?:of|are|is)\b|\b(?:rubbish|garbage|nonsense|gibberish)\b|^#+ *(?:with|without|same|if)\b"
 )
-_CLAUSES = re.compile(rb";\s+|\.\s+(?=[A-Z])|,? but ")
+_CLAUSES = pattern(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 """Between them a note may turn from this server to another try."""
-_TURNS = re.compile(
+_TURNS = pattern(
     rb",? (?:and )?then |, (?=(?:dies|died|crash|goes down|one|an?|any|longer|later|every|each|all|both|the server|"
     rb"server|and )\b)"
 )
@@ -60,7 +59,7 @@ DIES = "noted_death"
 """Name under which a note is kept by which the server dies where no line shows it."""
 SAID_BY_A_NOTE = "a note says: "
 """Where the message of such an end begins."""
-_ENDED = re.compile(
+_ENDED = pattern(
     rb"(?i)\b(?:dies|died|crash(?:es|ed)|segfaults|segfaulted|core dumps?|aborts)\b(?! (?:on|if) (?:the )?other)|"
     rb"\bgoes down\b|\b(?:kills|ends|takes down) the (?:\w+ )?(?:server|scheduler|process|engine|worker)\b|"
     rb"\b(?:kills|crashes) it\b|"
@@ -87,7 +86,7 @@ _ENDED = re.compile(
     rb"^#+ *(?:(?:then|and|at last|ends in|it ends in):? )?(?:an? )?(?:(?:CUDA|torch) )?(?:error:? )?(?:an? )?"
     rb"(?:illegal memory access|device-side assert|segfault|segmentation fault)\b(?! (?:is gone|no longer|never))"
 )
-_NOT_ENDED = re.compile(
+_NOT_ENDED = pattern(
     rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|no longer|any ?more|instead of|before|until|used to) "
     rb"(?:\w+ ){0,2}(?:dies|died|crash|segfault|core dump|abort)|"
     # Of somebody else, or of another try than this log's.
@@ -102,33 +101,33 @@ _NOT_ENDED = re.compile(
 TRANSFERS = "noted_transfers"
 """Name under which a note is kept by which KV no longer gets from a prefill to a decode server."""
 _FAILS = rb"(?:fail(?:s|ed|ing|ures?)?|break(?:s|ing)?|broke|tim(?:es?|ed) out|(?:gets?|is|are) lost|unstable)"
-_MOVED = re.compile(rb"(?i)\btransfers?\b.{0,50}\b" + _FAILS + rb"\b|\bfail(?:s|ed|ures?|ing)?\b.{0,20}\btransfers?\b")
-_NOT_MOVED = re.compile(
+_MOVED = pattern(rb"(?i)\btransfers?\b.{0,50}\b" + _FAILS + rb"\b|\bfail(?:s|ed|ures?|ing)?\b.{0,20}\btransfers?\b")
+_NOT_MOVED = pattern(
     rb"(?i)\b(?:no|not|n't|never|without|nothing) (?:\w+ ){0,2}(?:transfers?|" + _FAILS + rb")\b|"
     rb"^#+ *(?:with|without|same|if)\b"
 )
 
 _FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:size )?(?:of )?1)\b|\b\d clients?\b)"
 _MANY = rb"(?:\b(?:concurren\w+|parallel|together|under load|many|several)\b|\b\d{2,5}\b(?![.%]))"
-_WRONG = re.compile(rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsense|differs?|mixed up|accuracy|gsm8k|mmlu)\b")
-_AMONG = re.compile(rb"(?i)" + _FEW + rb".{0,80}" + _MANY + rb"|" + _MANY + rb".{0,80}" + _FEW)
-_LENGTHS = re.compile(
+_WRONG = pattern(rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsense|differs?|mixed up|accuracy|gsm8k|mmlu)\b")
+_AMONG = pattern(rb"(?i)" + _FEW + rb".{0,80}" + _MANY + rb"|" + _MANY + rb".{0,80}" + _FEW)
+_LENGTHS = pattern(
     rb"(?i)\b(?:short|a few) (?:\w+ )?(?:prompts?|answers?|requests?|ones|inputs?)\b.{0,40}"
     rb"\b(?:fine|good|right|ok|correct|well|answered)\b|"
     rb"\b(?:beyond|past|above|over|pass(?:es)?|longer than|more than|exceeds?|from) (?:about |some |the |roughly )?"
     rb"\d[\d,.]*k? ?tokens?\b|\bas soon as (?:\w+ ){0,3}(?:long|longer)\b|\bonly (?:with |on )?long (?:prompts|"
     rb"answers|inputs)\b"
 )
-_SPOILT = re.compile(
+_SPOILT = pattern(
     rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsens\w*|meaningless|degenerate|rubbish|incoherent|repeats itself)\b"
 )
-_EMPTY = re.compile(rb"(?i)\bempty\b|\bno (?:samples|metrics)\b")
-_OWN_RID = re.compile(rb"""["']?\brid["']? ?[:=] ?["'][^"']""")
-_CALLS = re.compile(rb"(?i)\btool_?calls?\b|\bfunction calls?\b")
-_THOUGHTS = re.compile(rb"(?i)reasoning|\bthink|\bthought")
-_ONE_TOKEN = re.compile(rb"(?i)\boutput_ids?\W{1,4}(\d{2,7})(?:, \1){2}")
-_TWO_BUILDS = re.compile(rb"(?i)\b(image|build|release) A: .{3,160}\b\1 B: ")
-_SAMPLED = re.compile(
+_EMPTY = pattern(rb"(?i)\bempty\b|\bno (?:samples|metrics)\b")
+_OWN_RID = pattern(rb"""["']?\brid["']? ?[:=] ?["'][^"']""")
+_CALLS = pattern(rb"(?i)\btool_?calls?\b|\bfunction calls?\b")
+_THOUGHTS = pattern(rb"(?i)reasoning|\bthink|\bthought")
+_ONE_TOKEN = pattern(rb"(?i)\boutput_ids?\W{1,4}(\d{2,7})(?:, \1){2}")
+_TWO_BUILDS = pattern(rb"(?i)\b(image|build|release) A: .{3,160}\b\1 B: ")
+_SAMPLED = pattern(
     rb"(?i)temperature[ =:]+(?:of )?(?:0\.[5-9]|1|1\.\d)\b.{0,160}temperature[ =:]+(?:of )?0(?:\.[0-4])?(?![.\d])"
     rb".{0,40}\b(?:fine|right|ok|correct|good|well)\b"
 )
@@ -175,8 +174,8 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
         kept[TRANSFERS] = said
 
 
-_SCORE = re.compile(rb"(?<![\d.])0\.\d{2,3}(?![\d.])")
-_FIRST_FEW = re.compile(_FEW)
+_SCORE = pattern(rb"(?<![\d.])0\.\d{2,3}(?![\d.])")
+_FIRST_FEW = pattern(_FEW)
 
 
 def _is_worse_alone(line: bytes) -> bool:
@@ -250,7 +249,7 @@ def waits_its_turn(note: Remark) -> bool:
     return _TURN.search(note.text.encode()) is not None
 
 
-_GOES_ON = re.compile(
+_GOES_ON = pattern(
     r"(?i)\bnew(?:er)? requests? (?:are|is|get) (?:still )?(?:answered|served)|\bnum_queue_reqs\W{0,3}0\b|"
     r"\bqueue (?:is|stays) empty|\bnothing (?:is )?queued"
 )

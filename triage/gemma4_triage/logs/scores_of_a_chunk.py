@@ -7,7 +7,7 @@ It grows with chunk times context, so a share of memory that one prompt fits in 
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _SCORES = pattern(
     r"(?i)\w*indexer\w*\.py:|.* \w*(?:index_topk|topk_index|indexer|mqa_logits|candidates|attn_scores|"

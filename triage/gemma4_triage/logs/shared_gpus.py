@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import pattern
 
 _LEAST_SHARE = 0.6  # of the GPU, what SGLang gives weights and pools at the least by itself
 _BESIDE_WEIGHTS = 0.15  # of the GPU, what a pool would have had beside them

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gemma4_triage.logs.late_pattern import pattern
+
 _KILLED = ("已杀死", "被殺死", "強制終了", "Getötet", "Убито", "Processus arrêté", "Ucciso", "Morto")
 _CRASHED = (
     *("段错误", "段錯誤", "程式記憶體區段錯誤", "总线错误", "Speicherzugriffsfehler", "Segmentierungsfehler"),
@@ -40,8 +42,8 @@ KILLED = _line(_KILLED, "")
 CRASHED = _line(_CRASHED, rf"(?: ?{_DUMPS})?") + b"|" + _line(_DUMPED, rf" ?{_DUMPS}")
 TRIGGERS = tuple(word.encode().lower() for word in (*_KILLED, *_CRASHED, *_DUMPED))
 """Bytes of which one is in every such line, as `bytes.lower` leaves them."""
-_KILLED_TEXT = re.compile(KILLED.decode())
-_BUS = re.compile(r"(?:^|\d +)\s*(?:总线错误|Erreur du bus|Ошибка шины|バスエラー)")
+_KILLED_TEXT = pattern(KILLED.decode())
+_BUS = pattern(r"(?:^|\d +)\s*(?:总线错误|Erreur du bus|Ошибка шины|バスエラー)")
 
 
 def is_killed(text: str) -> bool:

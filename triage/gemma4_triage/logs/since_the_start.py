@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import pattern
 
 _ASKED = pattern(r"Tried to allocate ([\d.]+) ([MG])iB")
 _FREE = pattern(r"([\d.]+) ([MG])iB (?:is|are) free")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _STARTS = pattern(
     r"(?:scheduler|tp_worker|\w*model_runner\w*|engine|core|tokenizer_manager|\w*worker|server_args|loader|"

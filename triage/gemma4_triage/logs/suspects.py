@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.load_in_numbers import numbers_of_load
 from gemma4_triage.logs.notes_in_prose import difference, kinds_noted
 from gemma4_triage.logs.split_sides import made_alike
@@ -88,7 +89,7 @@ class Suspect:
         return f"{self.change}: {self.why}{threads}"
 
 
-_GEMMA_3 = re.compile(r"gemma[-_ ]?3(?![n\d.])")
+_GEMMA_3 = pattern(r"gemma[-_ ]?3(?![n\d.])")
 """In a path or an architecture, whatever stands behind it; gemma-3n is another model."""
 
 
@@ -264,7 +265,7 @@ PARTS: tuple[Part, ...] = (
         ("SGLang 19247",),
         on=lambda start: start.on("enable_dp_attention"),
         instead="without --enable-dp-attention",
-        files=re.compile(r"(?:dp_attention|data_parallel_controller)\.py"),
+        files=pattern(r"(?:dp_attention|data_parallel_controller)\.py"),
     ),
     Part(
         "attention-backend",
@@ -276,7 +277,7 @@ PARTS: tuple[Part, ...] = (
             start.value("attention_backend") in _APART - _OF_A_PLATFORM and not start.of("gemma-4", "gemma4")
         ),
         instead="with another --attention-backend than {attention_backend} (triton, fa3)",
-        files=re.compile(r"(?:\w*attention\w*|flash\w*|\w+_mha\w*|triton_backend|aiter_backend|\w*attn\w*)\.py"),
+        files=pattern(r"(?:\w*attention\w*|flash\w*|\w+_mha\w*|triton_backend|aiter_backend|\w*attn\w*)\.py"),
         broad=True,
     ),
     Part(
@@ -286,9 +287,7 @@ PARTS: tuple[Part, ...] = (
         ("SGLang 16289",),
         on=lambda start: start.value("quantization") not in ("", "fp8"),
         instead="with the same model that is not quantised, or the publisher's own quantisation",
-        files=re.compile(
-            r"(?:\w*fp[48]\w*|awq\w*|gptq\w*|modelopt\w*|compressed_tensors\w*|marlin\w*|\w*quant\w*)\.py"
-        ),
+        files=pattern(r"(?:\w*fp[48]\w*|awq\w*|gptq\w*|modelopt\w*|compressed_tensors\w*|marlin\w*|\w*quant\w*)\.py"),
         broad=True,
     ),
     Part(
@@ -298,7 +297,7 @@ PARTS: tuple[Part, ...] = (
         "to another prompt, in prefixes that had been evicted",
         ("SGLang 22811", "SGLang 30321", "SGLang 39830"),
         on=lambda start: start.on("enable_hierarchical_cache"),
-        files=re.compile(
+        files=pattern(
             r"(?:hiradix|hicache|cache_controller|memory_pool_host|hybrid_cache)\w*\.py|"
             r"[\w.]+:\d+ \w*(?:hicache|load_back|write_backup|host_leaf|evict_host|to_host)\w*$"
         ),
@@ -306,7 +305,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "lora",
         "the LoRA adapters (--enable-lora, --lora-paths), or with another --lora-backend (triton)",
-        files=re.compile(r"\w*(?:lora|punica)\w*\.py"),
+        files=pattern(r"\w*(?:lora|punica)\w*\.py"),
     ),
     Part(
         "drafts",
@@ -315,7 +314,7 @@ PARTS: tuple[Part, ...] = (
         ("SGLang 24051",),
         on=lambda start: bool(start.value("speculative_algorithm")),
         instead="without --speculative-algorithm {speculative_algorithm}",
-        files=re.compile(r"(?:eagle|mtp|spec|draft|ngram)\w*\.py"),
+        files=pattern(r"(?:eagle|mtp|spec|draft|ngram)\w*\.py"),
         broad=True,
     ),
     Part(
@@ -335,21 +334,21 @@ PARTS: tuple[Part, ...] = (
         ("SGLang 17839", "SGLang 13469"),
         on=lambda start: start.on("enable_piecewise_cuda_graph") or start.on("enforce_piecewise_cuda_graph"),
     ),
-    Part("cuda-graphs", "CUDA graphs (--disable-cuda-graph)", files=re.compile(r"(?:cuda_graph|piecewise)\w*\.py")),
+    Part("cuda-graphs", "CUDA graphs (--disable-cuda-graph)", files=pattern(r"(?:cuda_graph|piecewise)\w*\.py")),
     Part(
         "grammar",
         "structured output (the request's schema or grammar)",
-        files=re.compile(r"(?:grammar|xgrammar|outlines|llguidance)\w*\.py"),
+        files=pattern(r"(?:grammar|xgrammar|outlines|llguidance)\w*\.py"),
     ),
     Part(
         "split-server",
         "the split of prefill and decode, or with the same --tp on both sides",
-        files=re.compile(r"(?:disaggregation|mooncake(?!_store)\w*|nixl(?!_?hi)\w*|conn)\.py|.* \w*disagg\w*$"),
+        files=pattern(r"(?:disaggregation|mooncake(?!_store)\w*|nixl(?!_?hi)\w*|conn)\.py|.* \w*disagg\w*$"),
     ),
     Part(
         "moe",
         "the MoE kernels in use (another --moe-runner-backend or --moe-a2a-backend)",
-        files=re.compile(
+        files=pattern(
             r"(?!topk\.py:\d+ \w*transform)"
             r"(?:topk|fused_moe\w*|moe\w*|\w+_moe|deepep|token_dispatcher\w*|mooncake_ep\w*)\.py"
         ),
@@ -357,22 +356,22 @@ PARTS: tuple[Part, ...] = (
     Part(
         "prefix-cache",
         "the prefix cache (--disable-radix-cache)",
-        files=re.compile(r"(?:\w*radix\w*|memory_pool|\w*allocator\w*)\.py"),
+        files=pattern(r"(?:\w*radix\w*|memory_pool|\w*allocator\w*)\.py"),
     ),
     Part(
         "own-all-reduce",
         "SGLang's own all-reduce (--disable-custom-all-reduce)",
-        files=re.compile(r"(?:parallel_state|communication_op|pynccl\w*|custom_all_reduce\w*|communicator)\.py"),
+        files=pattern(r"(?:parallel_state|communication_op|pynccl\w*|custom_all_reduce\w*|communicator)\.py"),
     ),
     Part(
         "parsers",
         "parsers of answers (--tool-call-parser, --reasoning-parser)",
-        files=re.compile(r"(?:function_call\w*|\w*_detector|reasoning_parser|\w*tool_?call\w*)\.py"),
+        files=pattern(r"(?:function_call\w*|\w*_detector|reasoning_parser|\w*tool_?call\w*)\.py"),
     ),
     Part(
         "images",
         "images in the requests",
-        files=re.compile(
+        files=pattern(
             r"(?:mm_utils|multimodal|(?!scheduler_output|logits_|logprob_|batch_result)\w*processor|vision)\w*\.py"
         ),
     ),
@@ -469,7 +468,7 @@ _DIFFERS = (
     "a note here says that all is well with it: what this option brings is then at fault in this release, and neither "
     "weights, prompt nor sampling. Leave it so, and take a later release"
 )
-_EXPERIMENTAL = re.compile(r"^SGLANG_(?:\w*EXPERIMENTAL|OPT_)\w*$")
+_EXPERIMENTAL = pattern(r"^SGLANG_(?:\w*EXPERIMENTAL|OPT_)\w*$")
 _NAMED_MOST = 4
 _OF_EXPERIMENTS = (
     "these switch on paths of code that the release itself does not take, and few have tried under load: kernels that "

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.options_near import by_file, named_by
 
 
@@ -87,7 +88,7 @@ _COMMON = frozenset(
     | {"metrics", "trace", "custom", "mixed", "request", "time", "stats", "logging", "report", "p2p", "check"}
 )
 # These change nothing that a step computes.
-_HARMLESS = re.compile(
+_HARMLESS = pattern(
     r"enable_(?:multimodal|metrics\w*|cache_report|request_time_stats\w*|trace|log\w*|mfu_metrics|http2)"
 )
 _ON = frozenset({("moe_dense_tp_size", "1")})
@@ -108,7 +109,7 @@ def features(facts: LogFacts) -> tuple[Feature, ...]:
         words, without = _FEATURES.get(setting, ("|".join(_telling(setting)), ""))
         flag = f"--{setting.replace('_', '-')}"
         found.append(
-            Feature(setting, re.compile(f"(?i){words}") if words else None, without or f"without {flag}"),
+            Feature(setting, pattern(f"(?i){words}") if words else None, without or f"without {flag}"),
         )
     return tuple(found)
 
@@ -138,7 +139,7 @@ NO_OVERLAP = (
 )
 
 
-_OF_A_DRAFT = re.compile(
+_OF_A_DRAFT = pattern(
     r".* (?:maybe_init_)?\w*draft_worker\w*$|"
     r"(?!\w*target)\w*(?:eagle|draft|mtp|nextn|dflash|dspark|standalone)\w*\.py:"
 )
@@ -176,7 +177,7 @@ def as_the_draft_was_captured(facts: LogFacts, death: Death) -> tuple[str, ...]:
     )
 
 
-_RUNS = re.compile(r"\S+\.py:\S* (?:forward|replay|\w*capture\w*)$")
+_RUNS = pattern(r"\S+\.py:\S* (?:forward|replay|\w*capture\w*)$")
 _SOON = 40  # lines
 
 
@@ -191,7 +192,7 @@ def aborted_before(facts: LogFacts, death: Death) -> str:
     )
 
 
-_IN_WARMUP = re.compile(
+_IN_WARMUP = pattern(
     r"(?i)\b(?:dies|died|ends|ended|crash\w*|fail\w*|exits?|killed)\b.{0,30}?\b(?:in|during|at|by|of) (?:\w+ ){0,2}"
     r"warm-?up"
 )
@@ -218,7 +219,7 @@ def in_its_warmup(facts: LogFacts, death: Death) -> tuple[str, ...]:
     )
 
 
-_OF_A_PATH = re.compile(
+_OF_A_PATH = pattern(
     r"(?:VLLM|SGLANG|SGL)_(?!\w*(?:LOG|DEBUG|TRACE|METRIC|TIMEOUT|USAGE|CACHE|PORT|HOST|DIR|PATH|DOWNLOAD|MODELSCOPE|"
     r"ALLOW|USE_V1|CHECK|TEST|IS_|SPEC_V2|DEEPGEMM))\w+"
 )
@@ -230,7 +231,7 @@ def variables(facts: LogFacts) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in given if _OF_A_PATH.fullmatch(name) and value in ("1", "true"))
 
 
-_OF_A_TRIAL = re.compile(r"(?:SGLANG|SGL|VLLM)_(?:\w*_)?(?:HACK|EXPERIMENTAL)_\w+")
+_OF_A_TRIAL = pattern(r"(?:SGLANG|SGL|VLLM)_(?:\w*_)?(?:HACK|EXPERIMENTAL)_\w+")
 
 
 def on_trial(facts: LogFacts) -> tuple[str, ...]:

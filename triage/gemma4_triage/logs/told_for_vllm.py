@@ -8,9 +8,10 @@ from functools import cache
 
 from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 
 _SERVES = ("vllm", "vllm_drafts", "vllm_serves", "vllm_start", "vllm_waits", "vllm_captures")
-_FRAME = re.compile(r"gpu_model_runner\.py:|multiproc_executor\.py:|core\.py:\d+ (?:step_fn|_process_engine_step)$")
+_FRAME = pattern(r"gpu_model_runner\.py:|multiproc_executor\.py:|core\.py:\d+ (?:step_fn|_process_engine_step)$")
 
 
 def of_vllm(facts: LogFacts) -> bool:
@@ -64,20 +65,20 @@ _INSTEAD = (
     (r"\b(release|image|build|code) of SGLang\b", r"\1 of vLLM"),
     (r"\bSGLang's (?=pyproject|own|image|code)", "vLLM's "),
 )
-_ONLY_SGLANG = re.compile(
+_ONLY_SGLANG = pattern(
     r"SGLANG_\w|--(?:speculative-(?!config)|dsa-|nsa-|mamba-backend|linear-attn-backend|enable-dp-attention|schedule-|"
     r"hicache-|enable-hierarchical|disaggregation-|moe-a2a|deepep-mode|fp[48]-gemm|cuda-graph-backend|allow-auto|"
     r"enable-two-batch|disable-cuda-graph-padding|enable-nan-detection|swa-full|enable-mixed-chunk|grammar-backend|"
     r"sleep-on-idle|enable-deterministic|log-requests-level)|/generate\b|collect URL twice"
 )
-_OF_BOTH = re.compile(r"vLLM:|\bof vLLM (?:--|VLLM_)")
+_OF_BOTH = pattern(r"vLLM:|\bof vLLM (?:--|VLLM_)")
 _SGLANG_COMMAND = ("gemma4-triage serve", "gemma4-triage pools", "gemma4-triage repro")
 
 
 @cache
 def _words() -> tuple[tuple[re.Pattern[str], str], ...]:
     """Return expressions and what stands in their place, compiled where a log of vLLM asks for them."""
-    return tuple((re.compile(said), instead) for said, instead in _INSTEAD)
+    return tuple((pattern(said), instead) for said, instead in _INSTEAD)
 
 
 def for_its_engine(found: Iterable[Finding], facts: LogFacts) -> tuple[Finding, ...]:

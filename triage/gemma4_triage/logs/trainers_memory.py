@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _TRAINER = pattern(
     r"(?:param_and_grad_buffer|distrib_optimizer|distributed_data_parallel|fully_sharded\w*|_fully_shard\w*|"

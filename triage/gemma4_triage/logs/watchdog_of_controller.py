@@ -6,7 +6,7 @@ from datetime import datetime
 
 from gemma4_triage.finding import Confidence
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import pattern
+from gemma4_triage.logs.late_pattern import pattern
 
 _OF_CONTROLLER = pattern(r"(?i)DataParallelController watchdog|data_parallel_controller.{0,40}watchdog")
 _IN_CONTROLLER = pattern(r"(?:\S*/)?data_parallel_controller\.py")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark
-from gemma4_triage.logs.rule import at, of_failure, of_settings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import at, of_failure, of_settings
 
 _COMPARES = pattern(r"assert .*(?:size\(\)|shape).*==.*(?:size\(\)|shape)")
 _QUANTISED_COPY = pattern(r"(?i)fp8|fp4|int8|int4|awq|gptq|w8a8|w4a|marlin|\b[48]bit")

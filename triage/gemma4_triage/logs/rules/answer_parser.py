@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, over, pattern, says
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, over, says
 from gemma4_triage.logs.started import Started
 
 _WORDS = pattern(

@@ -10,8 +10,9 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.options_near import named_by
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
 
 _REFUSED = pattern(r"Gemma4 only supports trtllm_mha, triton|Bidirectional attention for image tokens requires")
 _HEADS = pattern(

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.remarks import STANDING
-from gemma4_triage.logs.rule import Rule, at, pattern
+from gemma4_triage.logs.rule import Rule, at
 
 _USED = pattern(r"Waiting: (\d+) reqs,.{0,60}?KV cache usage: (\d+(?:\.\d+)?)%")
 _FULL = 90.0  # percent

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, of_death, of_failure, pattern, remarked
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import at, of_death, of_failure, remarked
 from gemma4_triage.logs.shells_of_others import is_of_the_bus
 
 _WORDS = pattern(r"Bus error|\bSIGBUS\b|exit ?code[ =:]*(?:-7|135)\b")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import native_crashes
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over
 from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.switched_on import features
 

@@ -6,7 +6,8 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern, says
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
 from gemma4_triage.logs.rules import shared_memory
 
 _WORDS = pattern(

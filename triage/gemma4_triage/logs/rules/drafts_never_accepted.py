@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.notes_in_prose import kinds_noted
-from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, pattern
+from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over
 
 _NONE, _HARDLY = 1.02, 1.1  # tokens per request and verify step; the target's own token is one of them
 _LINES, _FEW = 5, 2

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Eager, LogFacts, RankFacts
-from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, pattern, remarked
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over, remarked
 from gemma4_triage.logs.switched_on import features
 
 _LINES, _SHARE, _FEW = 3, 0.2, 2  # of the decode lines; a few above the limit are a peak of load

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
 
 _WORDS = pattern(r"UnpicklingError|invalid load key|pickle data was truncated|Ran out of input|unpickling stack")
 _OF_A_SOCKET = pattern(r".* (?:recv\w*|handle_loop|event_loop\w*|_chain|_deserialize)$|_?future\.py|socket\.py")

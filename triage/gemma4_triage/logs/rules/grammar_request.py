@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings, pattern, remarked, words_of
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings, remarked, words_of
 
 _FRAME = pattern(
     r"\w*(?:grammar|xgrammar|outlines|llguidance)\w*\.py:|.* (?:compile_(?:json_schema|grammar|regex|structural_tag)|"

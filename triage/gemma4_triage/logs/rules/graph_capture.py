@@ -7,7 +7,8 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import adapters_of_experts
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, pattern, remarked, says
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, remarked, says
 from gemma4_triage.logs.rules import (
     attention_kernel,
     collective_timeout,

@@ -10,20 +10,11 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.alarm_words import FATAL
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import groups_without_attention
 from gemma4_triage.logs.parts_of_sglang import part_of_file
 from gemma4_triage.logs.remarks import DUMPED
-from gemma4_triage.logs.rule import (
-    COLLECT,
-    at,
-    last_work,
-    of_death,
-    on_rank,
-    pattern,
-    remarked,
-    says,
-    usage_text,
-)
+from gemma4_triage.logs.rule import COLLECT, at, last_work, of_death, on_rank, remarked, says, usage_text
 from gemma4_triage.logs.switched_on import features
 from gemma4_triage.logs.watchdog_of_controller import only_the_controller
 

@@ -12,10 +12,11 @@ import re
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import adapters_of_experts, graphs_of_vllm
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import hands_out_of_a_full_pool
 from gemma4_triage.logs.options_near import named_by
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, pattern, usage_text
+from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import CHOSEN, NO_OVERLAP, switched_on, variables

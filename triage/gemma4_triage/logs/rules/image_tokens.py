@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, over, pattern, remarked, says
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_death, of_failure, over, remarked, says
 
 _COUNTS = (
     pattern(r"Got (?P<text>\d+) tokens in the text but (?P<made>\d+)"),

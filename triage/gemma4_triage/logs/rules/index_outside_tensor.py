@@ -8,7 +8,16 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.handled import handling
-from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank, pattern, remarked
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import (
+    at,
+    exception_text,
+    of_death,
+    of_failure,
+    of_settings,
+    on_rank,
+    remarked,
+)
 from gemma4_triage.logs.rules import draft_bookkeeping
 from gemma4_triage.logs.started import Started
 from gemma4_triage.logs.suspects import of_files

@@ -8,7 +8,8 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import flashinfer_workspace, host_pinning
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_wordings, pattern, remarked, says
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_wordings, remarked, says
 from gemma4_triage.logs.rules import graph_capture, library_kernel
 from gemma4_triage.logs.switched_on import features, switched_on
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import host_pools
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.rule import (
     COLLECT,
     at,
@@ -17,7 +18,6 @@ from gemma4_triage.logs.rule import (
     of_death,
     of_failure,
     of_settings,
-    pattern,
 )
 from gemma4_triage.logs.shells_of_others import is_killed
 

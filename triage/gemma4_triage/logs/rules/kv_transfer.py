@@ -13,6 +13,7 @@ from datetime import datetime
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.kept_by_none import kept_by_none
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.no_rdma import without_rdma
 from gemma4_triage.logs.not_registered import not_registered
 from gemma4_triage.logs.rule import (
@@ -25,7 +26,6 @@ from gemma4_triage.logs.rule import (
     of_settings,
     on_rank,
     over,
-    pattern,
     remarked,
 )
 from gemma4_triage.logs.split_sides import made_alike, of_unlike_attention

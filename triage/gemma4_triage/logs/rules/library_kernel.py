@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import is_of_a_kind_first, of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import is_of_a_kind_first, of_death, of_failure, of_settings
 
 _PACKAGES = frozenset(
     {

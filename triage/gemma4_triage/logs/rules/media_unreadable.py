@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, exception_text, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, at, exception_text
 
 _FRAME = pattern(
     r".* (?:load_audio|load_image|load_video|_load_single_item)$|(?:_audio_decoder|_video_decoder|ImageFile|Image)\.py:"

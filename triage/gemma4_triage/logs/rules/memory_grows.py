@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Remark
-from gemma4_triage.logs.rule import Rule, at, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, at
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
 _SIZE = pattern(r"(?<![\w.])(\d+(?:\.\d+)?) ?([KMGT])(?:i?B|i)\b")

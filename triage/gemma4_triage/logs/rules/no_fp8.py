@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, remarked
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, of_failure, of_settings, remarked
 
 _HAS_NONE = pattern(r"fp8e4\w* (?:data type )?(?:is )?not supported")
 

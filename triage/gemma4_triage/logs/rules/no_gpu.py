@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.other_platform import machine, platform
-from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, remarked, says
+from gemma4_triage.logs.rule import Rule, of_failure, of_settings, remarked, says
 
 _NONE = pattern(
     r"No (?:CUDA|HIP) GPUs are available|0 active drivers|could not select device driver|"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, over, pattern, remarked, says
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_death, of_failure, over, remarked, says
 from gemma4_triage.logs.rules import library_kernel
 
 WORDS = pattern(

@@ -6,9 +6,18 @@ import math
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import whole_pages
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, of_settings, over, pattern, remarked
+from gemma4_triage.logs.rule import (
+    PLAN_POOLS,
+    cause_in,
+    of_death,
+    of_memory,
+    of_settings,
+    over,
+    remarked,
+)
 
 _CAUSES = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",

@@ -6,8 +6,17 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Place
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import weights_left_out
-from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank, pattern, remarked
+from gemma4_triage.logs.rule import (
+    at,
+    last_sign_of_life,
+    of_death,
+    of_failure,
+    of_settings,
+    on_rank,
+    remarked,
+)
 from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.started import Started
 

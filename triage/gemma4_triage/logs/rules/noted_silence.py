@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import host_pools, said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.narrow_window_pool import narrow
-from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, pattern, remarked
+from gemma4_triage.logs.rule import COLLECT, Rule, at, last_work, on_rank, remarked
 from gemma4_triage.logs.rules import hang, transfers_stand
 from gemma4_triage.logs.rules.queue_stands import below_the_limit
 from gemma4_triage.logs.rules.start_stopped import unfinished

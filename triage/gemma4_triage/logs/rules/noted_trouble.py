@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.notes_in_prose import NOTED, beside, kinds_noted
-from gemma4_triage.logs.rule import Rule, at, pattern
+from gemma4_triage.logs.rule import Rule, at
 from gemma4_triage.logs.suspects import suspects
 
 SEES = {

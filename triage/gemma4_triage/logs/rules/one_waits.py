@@ -7,7 +7,8 @@ from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts
-from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, pattern, remarked
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, remarked
 from gemma4_triage.logs.rules.queue_stands import limit_of
 
 _LINES, _SECONDS = 3, 30.0

@@ -8,8 +8,9 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.kept_by_none import is_split, kept_by_none
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.notes_in_prose import kinds_noted
-from gemma4_triage.logs.rule import Rule, at, pattern, remarked
+from gemma4_triage.logs.rule import Rule, at, remarked
 
 _ADVICE = (
     "restart, and take another release of SGLang, of those of August 2026 (0.5.18, 0.5.19) a later one (SGLang "

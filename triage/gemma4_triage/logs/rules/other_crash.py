@@ -11,6 +11,7 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.failed_requests import of_a_benchmark, of_a_cut_call, of_a_request
 from gemma4_triage.logs.handled import as_it_retracted, handling
 from gemma4_triage.logs.known_arguments import is_an_argument
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.parts_of_sglang import Part, is_shortened, part_of, part_of_file, part_spoken_of
 from gemma4_triage.logs.parts_of_vllm import look_in_vllm, served
 from gemma4_triage.logs.pictures_over_ranks import of_pictures
@@ -21,7 +22,6 @@ from gemma4_triage.logs.rule import (
     exception_text,
     of_kind,
     on_rank,
-    pattern,
     probe_could_see,
     usage_text,
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import reserved_pages
 from gemma4_triage.logs.others_on_the_gpu import beside, of_another
 from gemma4_triage.logs.pictures_on_the_gpu import PROCESS, kept_on_the_gpu, prepares_pictures
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, pattern, remarked
+from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, remarked
 from gemma4_triage.logs.rules import graph_capture
 from gemma4_triage.logs.scores_of_a_chunk import of_scores
 from gemma4_triage.logs.shared_gpus import of_a_shared_gpu

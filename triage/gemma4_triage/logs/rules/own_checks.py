@@ -8,7 +8,8 @@ managers/scheduler_components/invariant_checker.py of 0.5.23. Whether the server
 from __future__ import annotations
 
 from gemma4_triage.finding import Confidence
-from gemma4_triage.logs.rule import Wording, of_wordings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Wording, of_wordings
 
 _CANARY = pattern(r"kv_canary violation: |KV cache canary violation detected")
 _INVARIANT = pattern(r"invariant-check (?:FAILED )?\[")

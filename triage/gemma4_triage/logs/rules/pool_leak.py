@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LeakLine, LogFacts
-from gemma4_triage.logs.rule import Rule, at, of_failure, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, at, of_failure
 
 _SHOWN = 4
 

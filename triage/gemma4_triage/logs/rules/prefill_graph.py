@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import exception_text, of_death, of_failure, of_settings, pattern, remarked
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import exception_text, of_death, of_failure, of_settings, remarked
 from gemma4_triage.logs.started import Started
 
 _RUNNER = pattern(r"(?:\w*piecewise\w*|prefill_cuda_graph_runner|\w*breakable_cuda_graph\w*)\.py:")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import served_by_a_generic_class
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
 from gemma4_triage.logs.rules import library_kernel, wheels_do_not_fit
 from gemma4_triage.logs.rules.draft_model import quantised_on_load
 

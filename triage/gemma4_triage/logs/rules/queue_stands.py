@@ -8,8 +8,9 @@ from datetime import datetime
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.remarks import STANDING, number_in
-from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over, pattern, remarked
+from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over, remarked
 from gemma4_triage.logs.switched_on import MEET, features
 
 LONG_S = 60.0

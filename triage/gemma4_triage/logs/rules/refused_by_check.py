@@ -18,6 +18,7 @@ from gemma4_triage.logs.ended_threads import look, went_on
 from gemma4_triage.logs.facts import Death, LogFacts, Place
 from gemma4_triage.logs.handled import handling
 from gemma4_triage.logs.known_arguments import is_an_argument
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.options_near import named_by, overridden
 from gemma4_triage.logs.parts_of_sglang import (
     ARGUMENTS,
@@ -39,7 +40,6 @@ from gemma4_triage.logs.rule import (
     of_failure,
     of_settings,
     on_rank,
-    pattern,
     written,
 )
 from gemma4_triage.logs.rules.index_outside_tensor import WHICH_ONE, asserts_on_the_device

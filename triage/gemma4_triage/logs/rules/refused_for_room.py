@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Remark
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import Rule, at, of_settings, over, pattern, remarked
+from gemma4_triage.logs.rule import Rule, at, of_settings, over, remarked
 
 _HELD_AGAINST = pattern(r"\b(\d{2,12}) ?(?:>=?|exceeds) ?(\d{2,12})\b")
 _TOO_LONG = pattern(r"Input length \((\d{2,12}) tokens\) exceeds the maximum allowed length \((\d{2,12}) tokens\)")

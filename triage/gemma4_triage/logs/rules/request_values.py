@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, of_failure, of_settings, pattern, remarked
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, of_failure, of_settings, remarked
 
 _NONE = pattern(r"NoneType")
 _TOKENIZER = pattern(r"\btokenizer\.\w+|\btokenizer\b.{0,20}\bNone")

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts
-from gemma4_triage.logs.rule import Rule, at, pattern, remarked
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Rule, at, remarked
 
 _CIRCUIT = pattern(r"[Cc]ircuit ?[Bb]reaker")
 _STARTING = "to become healthy"

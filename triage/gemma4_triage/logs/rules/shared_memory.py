@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, pattern, says
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_death, of_failure, says
 
 _WORDS = pattern(
     r"(?i)insufficient shared memory|out of shared memory|shared memory \(shm\)|/dev/shm.{0,80}(?:No space|"

@@ -6,9 +6,10 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import health_checks_in_the_batch
 from gemma4_triage.logs.parts_of_sglang import is_shortened
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import Feature, features
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from gemma4_runtime.releases import order
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, of_death, of_settings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import at, of_death, of_settings
 
 _TWO = pattern(r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 _ONE = pattern(r"output with shape \[(\d+)\] doesn't match the broadcast shape \[(\d+)\]")

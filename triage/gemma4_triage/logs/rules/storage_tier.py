@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, pattern, remarked, says
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, remarked, says
 
 _WORDS = pattern(
     r"Prefetch operation \S+ failed to retrieve|Expected DiskDescriptor|"

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Wording, at, exception_text, of_wordings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import Wording, at, exception_text, of_wordings
 
 _WORDINGS = (
     Wording(

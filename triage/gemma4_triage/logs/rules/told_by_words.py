@@ -12,9 +12,10 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.features_gone import by_its_server
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.other_platform import machine
 from gemma4_triage.logs.rendezvous_port import by_its_start
-from gemma4_triage.logs.rule import of_wordings, pattern
+from gemma4_triage.logs.rule import of_wordings
 
 _OF_FAILURES = of_wordings(
     "told-by-words",

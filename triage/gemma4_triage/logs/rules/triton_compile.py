@@ -6,7 +6,8 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
 from gemma4_triage.logs.suspects import of_files
 from gemma4_triage.logs.switched_on import NAMED, features
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
 
 _WORDS = pattern(r"(?i)(?:must be|is not|not|should be) (?:evenly )?divisible (?:by|with)|is not a multiple of")
 _OF_A_SPLIT = pattern(

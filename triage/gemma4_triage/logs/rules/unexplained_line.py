@@ -9,6 +9,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import host_pinning, native_crashes, split_warmup
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.handled import commanded
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.limits_of_the_host import ended_by_the_host, slots_lost
 from gemma4_triage.logs.looked_at_first import clients_that_left
 from gemma4_triage.logs.parts_of_sglang import part_spoken_of
@@ -17,7 +18,7 @@ from gemma4_triage.logs.pauses import CONTINUE, STANDS, hidden_refusal, paused_b
 from gemma4_triage.logs.pip_found_nothing import of_pip
 from gemma4_triage.logs.refused_too import LACKING
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank, pattern
+from gemma4_triage.logs.rule import at, exception_text, kind_by_words, last_sign_of_life, on_rank
 from gemma4_triage.logs.rules import hang
 from gemma4_triage.logs.rules.refused_by_check import NOT_YET
 from gemma4_triage.logs.suspects import of_files

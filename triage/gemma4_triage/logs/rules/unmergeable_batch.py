@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, of_death, pattern
+from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.rule import at, of_death
 
 _MESSAGE = pattern(r"'\w+VerifyInput' object has no attribute '(?:merge_batch|filter_batch)'")
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.layer_kept_whole import before_a_torn_end
-from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, pattern, remarked
+from gemma4_triage.logs.rule import at, of_death, of_failure, of_settings, remarked
 from gemma4_triage.logs.rules import quantised_kernel
 from gemma4_triage.logs.weights_sent import is_of_another_size, of_another_size
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Remark
+from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.other_platform import without_cuda
 from gemma4_triage.logs.packages_apart import of_a_new_name, of_two
-from gemma4_triage.logs.rule import at, of_wordings, pattern, remarked, written
+from gemma4_triage.logs.rule import at, of_wordings, remarked, written
 from gemma4_triage.logs.rules.no_kernel_image import JIT_ARCHITECTURE
 from gemma4_triage.logs.tracebacks import TORN
 
