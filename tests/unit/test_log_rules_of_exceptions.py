@@ -180,6 +180,12 @@ class TestRequests:
         )
         assert "change adapters only while nothing runs" in told(only([decode(1), begun, failed, answer]))
         assert "change adapters" not in told(only([decode(1), begun, ended, failed, answer]))
+        note = "# the unload never returns, and other requests hang\n"
+        stands = only([decode(1), begun, note])
+        assert (stands.rule, stands.confidence, stands.upstream[:1]) == ("noted-silence", "likely", ("SGLang 36894",))
+        assert "adapter" not in only([decode(1), begun, ended, note]).cause
+        watchdog = f"{stamp(9)} Watchdog timeout (self.watchdog_timeout=300)\n"
+        assert "unload a LoRA adapter" in only([decode(1), begun, watchdog]).cause
 
 
 def test_a_native_crash_before_any_batch_asks_whether_the_gpu_is_served():
@@ -221,6 +227,7 @@ class TestPrograms:
         [
             ("AssertionError: daemonic processes are not allowed to have children", "start-refused", "no daemon"),
             ("RuntimeError: this event loop is already running.", "start-refused", "async_generate"),
+            ("AttributeError: module 'torch' has no attribute 'float8_e8m0fnu'", "wheels-do-not-fit", "2.7"),
             ("OSError: while attempting to bind on address ('::', 80): permission denied", "start-refused", "1024"),
             ("ValueError: signal only works in main thread of the main interpreter", "start-refused", "main thread"),
             ("PermissionError: [Errno 13] Permission denied: '/root/.cache/hub'", "start-refused", "/root/.cache/hub"),
@@ -240,6 +247,11 @@ class TestPrograms:
     def test_what_keeps_an_engine_from_starting(self, last, rule, word):
         finding = only([ended(last)])
         assert (finding.rule, word in told(finding)) == (rule, True)
+
+    def test_a_uvloop_that_makes_no_loop(self):
+        last = "RuntimeError: There is no current event loop in thread 'MainThread'."
+        assert "uvloop==0.21.0" in told(only([ended(last, SITE.format("uvloop/__init__.py", "get_event_loop"))]))
+        assert "uvloop" not in told(only([ended(last, SITE.format("asyncio/events.py", "get_event_loop"))]))
 
     def test_a_script_without_a_main_guard_says_so_below_its_exception(self):
         last = "RuntimeError: \n        An attempt has been made to start a new process before the\n        current one"

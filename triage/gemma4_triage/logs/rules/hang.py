@@ -9,6 +9,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.alarm_words import FATAL
+from gemma4_triage.logs.begun_work import BegunWork, begun_before
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import groups_without_attention
@@ -86,10 +87,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             next_commands=(COLLECT,) if confidence is Confidence.POSSIBLE else (),
             upstream=("SGLang 20766",),
         )
-    if not places and (busy := _compiles(facts, death)) is not None:
-        cause = "A scheduler compiled kernels as its watchdog fired: it did not hang, and would have gone on."
-        confidence, advice = Confidence.LIKELY, (_ADVICE["a compilation"], _BEFOREHAND)
-        missing = [at(facts, busy.place, busy.text, "what it had begun, and no end of it is here")]
+    if not places and (work := _begun(facts, death)) is not None:
+        cause, confidence, advice = work.cause, Confidence.LIKELY, (work.look,)
+        if work.compiles:
+            cause = "A scheduler compiled kernels as its watchdog fired: it did not hang, and would have gone on."
+            advice = (_ADVICE["a compilation"], _BEFOREHAND)
+        missing = [at(facts, work.line.place, work.line.text, "what it had begun, and no end of it is here")]
     elif not places and not facts.served and facts.settings.get("enable_torch_compile") == "True":
         cause = "A scheduler compiled the model (--enable-torch-compile) as its watchdog fired, before it served."
         confidence = Confidence.LIKELY
@@ -251,14 +254,11 @@ _NO_PYSPY = (
 )
 
 
-def _compiles(facts: LogFacts, death: Death) -> Remark | None:
-    """Return what a scheduler had begun to compile before the watchdog fired and not ended; None if it had not."""
-    busy, done = facts.remarks.get("busy"), facts.remarks.get("busy_no_more")
-    if busy is None or "EPLB" in busy.text or busy.place.line > death.place.line:
-        return None
+def _begun(facts: LogFacts, death: Death) -> BegunWork | None:
+    """Return what a scheduler had begun before the watchdog fired, if no batch came behind it."""
+    begun = begun_before(facts, death.place.line)
     worked = max((int(rank.series["line"][-1]) for rank in facts.ranks if len(rank.series["line"])), default=0)
-    ended = done is not None and done.place.line > busy.place.line
-    return None if ended or worked > busy.place.line else busy
+    return None if begun is None or worked > begun.line.place.line else begun
 
 
 def _verdict(
@@ -384,12 +384,8 @@ def switches(facts: LogFacts) -> tuple[str, ...]:
         )
     if asked.get("enable_dp_attention") == "True":
         found.append("once without --enable-dp-attention: ranks that idle have to take part in every collective")
-    busy = facts.remarks.get("busy")
-    if busy is not None and "EPLB" in busy.text:
-        found.append(
-            f"once without --enable-eplb: line {busy.place.line} begins to move experts between ranks, which all of "
-            "them have to take part in, and the last of its kind here has no end"
-        )
+    if (work := begun_before(facts, facts.lines)) is not None and not work.compiles:
+        found.append(f"{work.look} (line {work.line.place.line} begins it, and the last of its kind here has no end)")
     if any("deep_ep" in frame for stack in facts.stacks for frame in stack.frames):
         found.append("once with --moe-a2a-backend none: they stand in DeepEP, whose release has to fit this SGLang's")
     if asked.get("speculative_algorithm", "None") != "None":

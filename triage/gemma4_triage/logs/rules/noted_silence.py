@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import host_pools, said_in_notes
+from gemma4_triage.logs.begun_work import begun_before
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.narrow_window_pool import narrow
@@ -75,6 +76,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     stands = _start(facts, note)
     warms_up = stands is None and _in_its_warmup(facts)
     last, small = _last_line(facts), narrow(facts)
+    work = begun_before(facts, note.place.line) if stands is None else None
+    adapters = work if work is not None and work.upstream else None
     phase = f" The log ends before the server was ready, in {stands[0]}: {stands[1][:120]}" if stands else ""
     yield Finding(
         rule=RULE.id,
@@ -83,19 +86,31 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             f"tokens) is smaller than a chunk of a prefill ({small.chunk}): a prompt that asks it for more is never "
             "admitted, and those behind it wait with it."
             if small is not None and not phase
+            else f"{adapters.cause} A note says that requests stand."
+            if adapters is not None
             else "Unknown cause: a note beside the log says that the server, or requests to it, stand, and the log "
             f"itself has no failure.{phase or (_WARM_UP if warms_up else _told(last))}"
         ),
-        confidence=Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if adapters is not None else Confidence.POSSIBLE,
         evidence=(
             at(facts, note.place, note.text, "the note"),
+            *((at(facts, work.line.place, work.line.text, "what it began, and no end of it is here"),) if work else ()),
             *((at(facts, last[1].place, last[1].text, "the last batch line"),) if last else ()),
             *remarked(facts, "fused_sums", "a fused sum over GPUs, in use"),
             *remarked(facts, "nccl_p2p", "how NCCL goes from GPU to GPU"),
         ),
         ruled_out_if=("the log was cut off before what failed: its last lines of every rank and node say more",),
-        advice=tuple(dict.fromkeys((*((f"as it stands there: {stands[2]}",) if stands else ()), *_look(facts, note)))),
+        advice=tuple(
+            dict.fromkeys(
+                (
+                    *((f"as it stands there: {stands[2]}",) if stands else ()),
+                    *((work.look,) if work else ()),
+                    *_look(facts, note),
+                )
+            )
+        ),
         next_commands=() if of_vllm(facts) else (COLLECT,),
+        upstream=work.upstream if work else (),
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs import host_pinning, native_crashes, split_warmup
-from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
+from gemma4_triage.logs.begun_work import begun_before
+from gemma4_triage.logs.facts import Alarm, Death, LogFacts
 from gemma4_triage.logs.handled import commanded
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.limits_of_the_host import ended_by_the_host, slots_lost
@@ -223,7 +224,7 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     where = f", in {own}" if own else where
     others = [alarm for alarm in left if alarm is not lead][:_SHOWN]
     life = last_sign_of_life(facts, lead.place)
-    busy = _busy(facts, lead)
+    busy = begun_before(facts, lead.place.line) if lead.kind in _OF_A_STANDING_SERVER else None
     what, look = kind.what, kind.look
     if lead.kind == "answered-500" and (found := _REFUSED.search(lead.text)):
         what = f"{what}: {found[1].strip()[:_QUOTED]}"
@@ -288,9 +289,9 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     if lead.kind == "health" and facts.settings.get("enable_hierarchical_cache") == "True":
         look = (*look, _COPIES)
     if busy is not None:
-        what = f"{what}, and the last that it began and did not end is: {_without_stamp(busy.text)}"
-        look = (next((one for word, one in _BUSY if word in busy.text), _COMPILES), *look)
-        life += [at(facts, busy.place, busy.text, "what it began, and no end of it is here")]
+        what = f"{what}, and the last that it began and did not end is: {_without_stamp(busy.line.text)}"
+        look = (busy.look, *look)
+        life += [at(facts, busy.line.place, busy.line.text, "what it began, and no end of it is here")]
     if lead.kind == "answered-500":
         look = (*clients_that_left(facts, lead.place.line), *look)
         look = (*((part,) if of_vllm(facts) and (part := _raised_in_vllm(facts)) else ()), *look)
@@ -465,27 +466,7 @@ _AMX = (
     "once with --attention-backend torch_native, and SGLANG_CPU_OMP_THREADS_BIND of fewer cores: the CPU's matrix "
     "units (AMX) have crashed as several threads set them up at once; then a later release and torch"
 )
-_BALANCES = (
-    "once without --enable-eplb: experts are moved between GPUs, and a rank that does not take part holds up all"
-)
-_ADAPTERS = (
-    "an adapter is loaded and unloaded between requests: it waits for those that use it, and all others for it; "
-    "restart the server, change adapters only while nothing runs, then a later release"
-)
-_COMPILES = "compile beforehand, and keep the cache (~/.cache) on a volume: no request then waits for a compiler"
-
-
-_BUSY = (("EPLB", _BALANCES), ("ora adapter", _ADAPTERS))
-
-
-def _busy(facts: LogFacts, lead: Alarm) -> Remark | None:
-    """Return what a server that stands had begun and not ended."""
-    busy = facts.remarks.get("busy")
-    done = facts.remarks.get("experts_moved" if busy is not None and "EPLB" in busy.text else "busy_no_more")
-    if busy is None or lead.kind not in ("health", "watchdog", "stopped-answering", "timeout"):
-        return None
-    ended = done is not None and done.place.line > busy.place.line
-    return None if ended or busy.place.line > lead.place.line else busy
+_OF_A_STANDING_SERVER = frozenset({"health", "watchdog", "stopped-answering", "timeout"})
 
 
 def _without_stamp(text: str) -> str:
