@@ -9,7 +9,6 @@ and what is compiled of it another.
 import ast
 import gzip
 import json
-import lzma
 import shutil
 import tomllib
 from pathlib import Path
@@ -30,11 +29,11 @@ class PackRecords(build_py):
         if folder.is_dir() and not self.editable_mode:
             files = sorted(folder.rglob("*.toml"))
             said = {str(file.relative_to(folder)): tomllib.loads(file.read_text(encoding="utf-8")) for file in files}
-            packed = lzma.compress(json.dumps(said, ensure_ascii=False).encode())
-            folder.with_suffix(".json.xz").write_bytes(packed)
+            packed = gzip.compress(json.dumps(said, ensure_ascii=False).encode(), mtime=0)
+            folder.with_suffix(".json.gz").write_bytes(packed)
             shutil.rmtree(folder)
             incidents = package / "known_issues" / "incidents.json"
-            incidents.with_suffix(".json.xz").write_bytes(lzma.compress(incidents.read_bytes(), preset=9))
+            incidents.with_suffix(".json.gz").write_bytes(gzip.compress(incidents.read_bytes(), mtime=0))
             incidents.unlink()
             table.with_suffix(".json.gz").write_bytes(gzip.compress(table.read_bytes(), mtime=0))
             table.unlink()

@@ -307,36 +307,35 @@ def is_reordered(dump: Dump) -> bool:
     return scalars.get("why") == "moved" and swapped and isinstance(had, int) and had == scalars.get("expected")
 
 
-def slots_given_again(dump: Dump) -> str | None:
-    """Return as a clause that tokens which had slots got others; None where the page that stands there is not new."""
+def slots_given_again(dump: Dump) -> tuple[str, bool] | None:
+    """Return as a clause that tokens which had slots got others; None where the page that stands there is not new.
+
+    With it, whether that page is the request's own; another's may have come into the row.
+    """
     scalars = dump.manifest.scalars
     event, why, slot = (scalars.get(name) for name in ("page_event", "why", "request_slot"))
     if is_within_its_page(dump):
         return None
     if why == "owner" and event == "handed_out" and scalars.get("page_was_own") is False:
-        return (
-            "that page was handed out and is nobody's yet: these tokens got slots once more, or another request's "
-            "slots went into this row"
-        )
+        said = "that page was handed out and is nobody's yet: these tokens got slots once more, or another request's "
+        return f"{said}slots went into this row", False
     had, expected = scalars.get("row_had"), scalars.get("expected")
     of_cache = why == PREFIX and isinstance(had, int) and had == expected and scalars.get("node_page_event") == "given"
     # A page that the row has elsewhere too is no new one, and of one entry alone it is not told.
     of_cache &= scalars.get("defect") is None and (dump.manifest.offence_count > 1 or dump.manifest.page_size == 1)
     if of_cache and event in ("owned", "handed_out") and scalars.get("page_owner") == slot:
-        return (
-            "the page is a new one of its own: these tokens, which the prefix cache has, got slots once more, as where "
-            "a prefix is taken to be shorter than it is"
-        )
+        said = "the page is a new one of its own: these tokens, which the prefix cache has, got slots once more, as "
+        return f"{said}where a prefix is taken to be shorter than it is", True
     in_use, owner = ("owned", "handed_out"), scalars.get("page_owner")
     # A page that the row has elsewhere, or another's, is not new: its defect says so.
     is_new = why == "changed" and scalars.get("as_before") is False and scalars.get("defect") is None
     kept = scalars.get("had_page_event") in in_use and scalars.get("had_page_owner") == slot
     if is_new and kept and event in in_use and owner in (None, slot):
-        either = "" if owner == slot else ", or another request's slots went into this row"
-        return (
+        said = (
             "that page is a new one, and nobody gave back the one that these tokens had: they got slots once more, as "
-            f"where the count of those that it has (kv_allocated_len) is too small{either}"
+            "where the count of those that it has (kv_allocated_len) is too small"
         )
+        return (said, True) if owner == slot else (f"{said}, or another request's slots went into this row", False)
     return None
 
 

@@ -12,7 +12,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.request_accounts import may_have_been_evicted
 from gemma4_triage.diagnose.tree_kinds import KINDS, MISLEADS, counts_of
-from gemma4_triage.finding import Evidence
+from gemma4_triage.finding import Confidence, Evidence
 
 _FEWEST = 2
 """New slots of a run, before where it stands tells how it came there."""
@@ -26,14 +26,14 @@ class Told:
         cause: The sentence.
         defect: In which way it is wrong.
         evidence: What says so.
-        sure: Whether nothing else can be wrong.
+        confidence: Certain where nothing else can be wrong.
         structure: What is wrong; None where that is not known.
     """
 
     cause: str
     defect: Defect | None
     evidence: tuple[Evidence, ...]
-    sure: bool
+    confidence: Confidence
     structure: Structure | None = Structure.REQUEST_ROW
 
 
@@ -67,7 +67,7 @@ def _broken_path(dump: Dump) -> Told | None:
         f"slot {scalars.get('request_slot')}, which has {differs if of_count else 'other slots than its row'}."
     )
     shown = (said(dump, "scalars.tree_broken", "what is wrong with how many nodes"),)
-    return Told(cause, defect, shown, False, structure)
+    return Told(cause, defect, shown, Confidence.LIKELY, structure)
 
 
 def _turned_path(dump: Dump) -> Told | None:
@@ -87,7 +87,7 @@ def _turned_path(dump: Dump) -> Told | None:
         "the root down (collect_full_device_indices, path_device_indices), or its nodes have changed places."
     )
     shown = (said(dump, "offence_count", "how many of its places have another slot"),)
-    return Told(cause, Defect.SWAPPED, shown, False, Structure.TREE_NODE)
+    return Told(cause, Defect.SWAPPED, shown, Confidence.LIKELY, Structure.TREE_NODE)
 
 
 def _rows_of_others(dump: Dump) -> Told | None:
@@ -113,7 +113,11 @@ def _rows_of_others(dump: Dump) -> Told | None:
         said(dump, "scalars.rows_read", "those that have, at each one's new tokens, what it is to write"),
     )
     return Told(
-        cause, Defect.SWAPPED if sorted(read) == sorted(own) else Defect.FOREIGN, shown, True, Structure.WRITE_LOCATIONS
+        cause,
+        Defect.SWAPPED if sorted(read) == sorted(own) else Defect.FOREIGN,
+        shown,
+        Confidence.CERTAIN,
+        Structure.WRITE_LOCATIONS,
     )
 
 
@@ -129,7 +133,7 @@ def _released_another(dump: Dump) -> Told | None:
         "another request than it takes off."
     )
     shown = (said(dump, "scalars.left_with_row", "the row of the request that left the batch unfinished"),)
-    return Told(cause, Defect.FOREIGN, shown, False, Structure.FREE_CALL)
+    return Told(cause, Defect.FOREIGN, shown, Confidence.LIKELY, Structure.FREE_CALL)
 
 
 def _not_counted(dump: Dump) -> Told | None:
@@ -148,7 +152,7 @@ def _not_counted(dump: Dump) -> Told | None:
             f"has {stands}. Look at what puts two batches together or takes requests out (merge_batch, filter_batch), "
             f"and at what hands lengths on ({relay}): each list has to keep one order."
         )
-        return Told(cause, Defect.SWAPPED, shown, True, Structure.BATCH_LENGTHS)
+        return Told(cause, Defect.SWAPPED, shown, Confidence.CERTAIN, Structure.BATCH_LENGTHS)
     by = [bad.value - had for bad, had in zip(listed, launched, strict=True)]
     right = [bad.lower - had for bad, had in zip(listed, launched, strict=True)]
     if set(by) <= {0, 1} and len(set(by)) == 1 and min(right) > by[0]:
@@ -167,10 +171,10 @@ def _not_counted(dump: Dump) -> Told | None:
         )
         # What an earlier user of a row had is not known: most have nothing at all where it is that and no other cause.
         sure = 2 * sum(not bad.value for bad in listed) > len(listed)
-        return Told(cause, None, shown, sure, Structure.BATCH_LENGTHS)
+        return Told(cause, None, shown, Confidence.CERTAIN if sure else Confidence.LIKELY, Structure.BATCH_LENGTHS)
     else:
         return None
-    return Told(cause, defect, shown, True, Structure.BATCH_LENGTHS)
+    return Told(cause, defect, shown, Confidence.CERTAIN, Structure.BATCH_LENGTHS)
 
 
 def _evicted_behind(dump: Dump) -> Told | None:
@@ -186,7 +190,7 @@ def _evicted_behind(dump: Dump) -> Told | None:
         f"leaves it{true}. The window was given back at another time than it is in a decode, as where its result is "
         "looked at as a prefill's (forward_mode, process_batch_result), or the count alone has changed."
     )
-    return Told(cause, None, (), False, None)
+    return Told(cause, None, (), Confidence.LIKELY, None)
 
 
 def _are_left_over(listed: Sequence[Offence], page: int) -> bool:
@@ -220,7 +224,7 @@ def _evicted_nodes(dump: Dump) -> Told | None:
         said(dump, "scalars.page_free_step", "when that was"),
         said(dump, "scalars.nodes_are_gone", "whether the cache has the request's nodes no more"),
     )
-    return Told(cause, Defect.EARLY, shown, False, Structure.TREE_LOCK)
+    return Told(cause, Defect.EARLY, shown, Confidence.LIKELY, Structure.TREE_LOCK)
 
 
 def _counts_of_others(dump: Dump) -> Told | None:
@@ -246,7 +250,7 @@ def _counts_of_others(dump: Dump) -> Told | None:
         said(dump, "scalars.taken_until", "up to where each request of the batch was given slots"),
         said(dump, "scalars.counted", "what each counts: the same lengths in another order, or what it had before"),
     )
-    return Told(cause, Defect.SWAPPED, shown, True, Structure.REQUEST_COUNTERS)
+    return Told(cause, Defect.SWAPPED, shown, Confidence.CERTAIN, Structure.REQUEST_COUNTERS)
 
 
 def _numbers(listed: object) -> list[int]:
@@ -260,10 +264,11 @@ def _numbers(listed: object) -> list[int]:
 def _misplaced_slots(dump: Dump) -> Told | None:
     """Return where the new slots of a wrong row's request stand, or whose stand in their place; None if it is not seen.
 
-    It is sure where more than the owners of pages says that the row is wrong, and not the list of new slots.
+    It is certain where more than the owners of pages says that the row is wrong, and not the list of new slots.
     """
     scalars = dump.manifest.scalars
-    slot, sure = scalars.get("request_slot"), scalars.get("why") != "owner"
+    slot = scalars.get("request_slot")
+    confidence = Confidence.LIKELY if scalars.get("why") == "owner" else Confidence.CERTAIN
     names = ("new_slots_at", "new_slots_belong", "new_slots_of", "new_slots_apart", "new_slots")
     at, belong, of, apart, count = (scalars.get(name) for name in names)
     if not isinstance(count, int) or count < _FEWEST:
@@ -280,7 +285,7 @@ def _misplaced_slots(dump: Dump) -> Told | None:
             said(dump, "scalars.new_slots_at", "the token from which on the row has this forward's new slots"),
             said(dump, "scalars.new_slots_belong", "the token from which on it should"),
         )
-        return Told(cause, Defect.OFF_BY_ONE if abs(at - belong) == 1 else None, shown, sure)
+        return Told(cause, Defect.OFF_BY_ONE if abs(at - belong) == 1 else None, shown, confidence)
     # What changed since it was looked at, or was exchanged, was not written so as the slots came.
     if not isinstance(apart, int) or scalars.get("why") == "changed" or scalars.get("defect") == Defect.SWAPPED:
         return None
@@ -293,4 +298,4 @@ def _misplaced_slots(dump: Dump) -> Told | None:
         said(dump, "scalars.new_slots_of", "the request whose new slots stand there, by the forward's list"),
         said(dump, "scalars.new_slots_apart", "so far from its own in that list"),
     )
-    return Told(cause, Defect.FOREIGN if of != slot else None, shown, sure)
+    return Told(cause, Defect.FOREIGN if of != slot else None, shown, confidence)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import lzma
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -47,8 +47,8 @@ def records_folder() -> Traversable:
 @cache
 def _packed() -> dict[str, Any] | None:
     """Return what each file says, by its path, from the one that setup.py packs; None in a checkout."""
-    packed = files("gemma4_triage.known_issues") / "records.json.xz"
-    return json.loads(lzma.decompress(packed.read_bytes())) if packed.is_file() else None
+    packed = files("gemma4_triage.known_issues") / "records.json.gz"
+    return json.loads(gzip.decompress(packed.read_bytes())) if packed.is_file() else None
 
 
 @cache
@@ -65,8 +65,8 @@ def known_issues() -> tuple[KnownIssue, ...]:
 def incidents() -> tuple[Incident, ...]:
     """Return every public incident that tests/tools/index_incidents.py has listed."""
     file = files("gemma4_triage.known_issues") / "incidents.json"
-    packed = files("gemma4_triage.known_issues") / "incidents.json.xz"
-    said = json.loads(lzma.decompress(packed.read_bytes()) if packed.is_file() else file.read_bytes())
+    packed = files("gemma4_triage.known_issues") / "incidents.json.gz"
+    said = json.loads(gzip.decompress(packed.read_bytes()) if packed.is_file() else file.read_bytes())
     return tuple(
         Incident(one["thread"], one["cause"], one["next"], tuple(one["signs"]), tuple(one["arguments"])) for one in said
     )

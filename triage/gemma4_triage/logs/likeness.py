@@ -250,6 +250,10 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
     by_others = _worded_by_others(facts)
     found = []
     for incident in incidents():
+        both = signs.intersection(incident.signs)
+        shared = {sign: weights[sign] for sign in both}
+        if sum(shared.values()) < _LEAST_WEIGHT or sum(one >= _RARE for one in shared.values()) < _LEAST_RARE:
+            continue
         if facts.starts and any(_SWITCH.fullmatch(one) and one not in arguments for one in incident.arguments):
             # What that server had switched on this one has not, by its own start line.
             continue
@@ -257,10 +261,6 @@ def alike(facts: LogFacts, most: int = 2) -> list[Likeness]:
             # Its cause needs an option that the command here does not have.
             continue
         if _of_another_platform(facts, signs, incident.cause) or of_drafts_alone(facts, signs, incident.cause):
-            continue
-        both = signs.intersection(incident.signs)
-        shared = {sign: weights[sign] for sign in both}
-        if sum(shared.values()) < _LEAST_WEIGHT or sum(one >= _RARE for one in shared.values()) < _LEAST_RARE:
             continue
         asked = arguments.intersection(incident.arguments)
         own = any(one >= _RARE for sign, one in shared.items() if sign not in by_others)
