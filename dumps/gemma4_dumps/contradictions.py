@@ -30,6 +30,7 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "token_differs": ("input tokens", "accepted drafts", "answer's tokens"),
     "not_finite": ("logits", "hidden states"),
     "not_stored": ("keys and values",),
+    "keys_changed": ("keys and values",),
     "request_misplaced": ("waiting queue",),
     "mode_left": ("forward mode",),
     "stop_missed": ("finish state",),

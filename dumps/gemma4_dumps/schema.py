@@ -58,6 +58,7 @@ VERDICTS: Mapping[str, str] = {
     "stop_missed": "a request goes on behind a token at which its answer ends; no index is at fault",
     "not_finite": "logits of a request, or the hidden state that its draft begins with, are NaN",
     "not_stored": "a forward has stored no keys, or no values, in a slot that it was to write",
+    "keys_changed": "keys or values that a forward stored are others now, and no forward was to write there since",
     "token_differs": "a forward reads another token than its request has, or a draft was taken without the target",
     "accept_length_fell": "drafts are accepted far less than before; no index is at fault",
     "no_draft_accepted": "hardly one of a server's first drafts was accepted; no index is at fault",

@@ -210,3 +210,24 @@ def with_buffers(server, monkeypatch, filled):
     made = SimpleNamespace(**pools, layers_mapping={1: (0, False), 2: (1, False), 0: (0, True)})
     monkeypatch.setattr(server.world.allocator, "get_kvcache", lambda: made)
     return made
+
+
+def used(cache):
+    """Return the buffers that `decoded` stores in: pool, k or v, and the buffer."""
+    pools = ("full", cache.full_kv_pool), ("swa", cache.swa_kv_pool)
+    return [(pool, what, getattr(of, f"{what}_buffer")[0]) for pool, of in pools for what in "kv"]
+
+
+def decoded(server, cache, leaves_out=lambda pool, what, row: False):
+    """Run a decode of all requests that stores all but what it leaves out, up to where it is sampled."""
+    made = []
+    server.forward(made.append)
+    slots = made[0].out_cache_loc.long()
+    mapping = server.world.allocator.full_to_swa_index_mapping
+    for pool, what, buffer in used(cache):
+        for row, slot in enumerate(mapping[slots] if pool == "swa" else slots):
+            if not leaves_out(pool, what, row):
+                buffer[slot] = torch.randn(1, 4)
+    output = SimpleNamespace(next_token_logits=torch.zeros(3, 12))
+    request_rows.before_sample(SimpleNamespace(is_draft_worker=False), output, *made)
+    return slots

@@ -456,3 +456,15 @@ def test_a_draft_that_goes_by_what_was_made_for_an_earlier_one(server, as_then, 
     assert (said.verdict, said.scalars["defect"], said.scalars["made_in_step"]) == ("length_differs", "stale", 4)
     (finding,) = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))
     assert "made for an earlier one, in step 4" in finding.cause
+
+
+def test_a_request_may_have_the_id_of_one_that_has_ended(server):
+    """A client that retries gives it again, and it may get the very row of the first."""
+    server.forward()
+    first = server.world.requests[1]
+    slot = held(first).req_pool_idx
+    server.world.finish(first)
+    again = server.world.start([(token * 7) % 89 for token in PROMPT])
+    assert held(again).req_pool_idx == slot
+    again.rid = first.rid
+    server.forward()

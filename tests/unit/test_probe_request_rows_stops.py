@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from gemma4_runtime.probes import request_rows
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, stay_of
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.finding import Confidence
 from request_rows_server import Server, named, trapped_by
@@ -78,5 +78,5 @@ class TestStops:
             case "of a search":
                 request.beam_group = object()
             case "looked at":
-                seen_of(server.scheduler).looked_at[request.rid] = len(request.output_ids)
+                seen_of(server.scheduler).looked_at[stay_of(request)] = len(request.output_ids)
         self.check(server)

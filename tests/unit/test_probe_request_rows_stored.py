@@ -10,7 +10,7 @@ from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.finding import Confidence
-from request_rows_server import Server, named, trapped_by, with_buffers
+from request_rows_server import Server, decoded, named, trapped_by, used, with_buffers
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -26,26 +26,6 @@ def server(attach, monkeypatch):
 @pytest.fixture
 def cache(server, monkeypatch):
     return with_buffers(server, monkeypatch, torch.randn)
-
-
-def used(cache):
-    pools = ("full", cache.full_kv_pool), ("swa", cache.swa_kv_pool)
-    return [(pool, what, getattr(of, f"{what}_buffer")[0]) for pool, of in pools for what in "kv"]
-
-
-def decoded(server, cache, leaves_out=lambda pool, what, row: False):
-    """Run a decode of all requests that stores all but what it leaves out, up to where it is sampled."""
-    made = []
-    server.forward(made.append)
-    slots = made[0].out_cache_loc.long()
-    mapping = server.world.allocator.full_to_swa_index_mapping
-    for pool, what, buffer in used(cache):
-        for row, slot in enumerate(mapping[slots] if pool == "swa" else slots):
-            if not leaves_out(pool, what, row):
-                buffer[slot] = torch.randn(1, 4)
-    output = SimpleNamespace(next_token_logits=torch.zeros(3, 12))
-    request_rows.before_sample(SimpleNamespace(is_draft_worker=False), output, *made)
-    return slots
 
 
 def test_what_is_stored_is_left_alone_and_so_is_what_nobody_stores(server, cache):

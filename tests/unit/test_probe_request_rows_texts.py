@@ -11,7 +11,7 @@ import pool_world
 from gemma4_dumps.structures import Structure
 from gemma4_runtime.checks.tree_links import Broken
 from gemma4_runtime.release import envs
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, stay_of
 from gemma4_runtime.release.tree_links import Beside, broken_of
 from gemma4_runtime.rows import texts as checks
 from gemma4_runtime.slot_texts import NEVER, UNKNOWN, texts_for, texts_of
@@ -38,7 +38,7 @@ def store(server, request, tokens):
     texts = texts_for(server.world.allocator)
     slots = server.world.rows.req_to_token[held(request).req_pool_idx, : len(tokens)].numpy()
     texts.tokens[slots], texts.places[slots] = tokens, np.arange(len(tokens))
-    texts.stays[slots] = texts.begin_stay(held(request).req_pool_idx, (request.rid, request.retraction_count))
+    texts.stays[slots] = texts.begin_stay(held(request).req_pool_idx, stay_of(request))
 
 
 class TestWhatIsNoted:
@@ -289,7 +289,7 @@ class TestInserts:
         def drafted(request, tree, tokens):
             texts, spare = texts_for(server.world.allocator), server.free_slot()
             texts.places[spare] = len(self.TEXT) - 1
-            texts.stays[spare] = texts.begin_stay(held(request).req_pool_idx, (request.rid, request.retraction_count))
+            texts.stays[spare] = texts.begin_stay(held(request).req_pool_idx, stay_of(request))
             return prefilled(request, tree, tokens)
 
         monkeypatch.setattr(pool_world.scheduler, "prefilled", drafted)

@@ -11,7 +11,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.allocator_history import History
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.probes import request_rows
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, stay_of
 from gemma4_runtime.rows import tokens
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_triage.finding import Confidence
@@ -136,7 +136,7 @@ class TestWhichIsWrong:
         server.forward()
         requests = server.world.requests[:2]
         latest(server, 5, 6)
-        stays = [(one.rid, one.retraction_count) for one in requests]
+        stays = [stay_of(one) for one in requests]
         given = (torch.tensor([5, 6]), torch.tensor([1, 1]), torch.tensor([[0], [1]]))
         seen_of(server.scheduler).sampled = (stays, given)
         made = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY, input_ids=torch.tensor([read]))

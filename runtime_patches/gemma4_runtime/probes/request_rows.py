@@ -26,7 +26,7 @@
 |                                     | a decode or a verification begins with against the request's latest; a prefix  |
 |                                     | from the cache against the text that was stored in its slots; that what has    |
 |                                     | left its sliding window long ago is given back, which is an event and stops    |
-|                                     | nothing                                                                        |
+|                                     | nothing; that the keys and values which it reads are those that were stored    |
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
 | draft are set                       | which the draft's pages are looked up next; once more, that these were looked  |
 |                                     | up for this very draft                                                         |
@@ -76,6 +76,7 @@ from gemma4_runtime.rows.drafts import check_draft_lengths, check_draft_plan
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
 from gemma4_runtime.rows.finite import check_handed, check_hidden, check_logits, note_spans
 from gemma4_runtime.rows.inserts import can_be_held, check_insert
+from gemma4_runtime.rows.kept import check_kept, forget_written
 from gemma4_runtime.rows.members import check_members, check_once
 from gemma4_runtime.rows.modes import check_mode, note_mode
 from gemma4_runtime.rows.places import (
@@ -217,6 +218,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     scheduler, requests = _running.scheduler, batch.reqs
     # Of a forward that is not looked at to its end nobody knows what it stores, nor where its tokens stand.
     forget_texts(scheduler, made)
+    forget_written(scheduler, made)
     _running.spans = {}
     if not requests or len(requests) != len(made.req_pool_indices):
         return
@@ -258,7 +260,9 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     if mode.is_decode():
         # What goes on now is not what a verification gave.
         _running.sampled = None
-    mark_new_slots(scheduler, requests, made, spans_of(made))
+    spans = spans_of(made)
+    if not check_kept(scheduler, requests, made, spans):
+        mark_new_slots(scheduler, requests, made, spans)
 
 
 def before_trtllm_metadata(backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:

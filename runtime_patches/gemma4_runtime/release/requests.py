@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 from gemma4_runtime.releases import at_least, read_as
@@ -22,6 +23,24 @@ def held(request: Any) -> Any:
         request: A `Req`.
     """
     return getattr(request, "kv", request) if _IN_A_RECORD else request
+
+
+_NUMBERS = count(1)
+
+
+def stay_of(request: Any) -> tuple[int, int]:
+    """Returns what tells one stay of a request in the pools from all others.
+
+    A client may give a request the id of one that has ended, so the object itself is numbered as it is first seen; a
+    retraction begins a new stay.
+
+    Args:
+        request: A `Req`.
+    """
+    known = getattr(request, "gemma4_triage_number", None)
+    if known is None:
+        known = request.gemma4_triage_number = next(_NUMBERS)
+    return known, request.retraction_count
 
 
 def request_slots(requests: Iterable[Any]) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 
 from gemma4_dumps.structures import Defect
 from gemma4_runtime.checks.request_rows import WrongEntry
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, stay_of
 from gemma4_runtime.rows.report import NEXT, TOKEN, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_runtime.rows.tokens import NOBODYS
@@ -39,7 +39,7 @@ def note_sampled(scheduler: Any, batch: Any, result: Any) -> None:
     if not isinstance(given, torch.Tensor) or given.ndim != 1 or len(given) != len(batch.reqs or ()):
         return
     seen.answers = {
-        request.rid: ((request.rid, request.retraction_count), len(request.output_ids), token)
+        stay_of(request): (len(request.output_ids), token)
         for request, token in zip(batch.reqs, given.tolist(), strict=True)
     }
 
@@ -55,24 +55,24 @@ def check_answers(scheduler: Any, requests: Sequence[Any]) -> None:
         requests: Those that run between two steps.
     """
     seen = seen_of(scheduler)
-    known = [seen.answers.get(request.rid) for request in requests]
+    known = [seen.answers.get(stay_of(request)) for request in requests]
     seen.answers, seen.answered = {}, {}
     wrong: list[WrongEntry] = []
     kinds: list[Defect | None] = []
     slots = [held(request).req_pool_idx for request in requests]
     for row, (request, noted) in enumerate(zip(requests, known, strict=True)):
-        if noted is None or noted[0] != (request.rid, request.retraction_count) or request.finished():
+        if noted is None or request.finished():
             continue
-        if len(request.output_ids) != noted[1] + 1:
+        if len(request.output_ids) != noted[0] + 1:
             continue
-        if request.output_ids[-1] == noted[2]:
-            seen.answered[noted[0]] = len(request.output_ids)
+        if request.output_ids[-1] == noted[1]:
+            seen.answered[stay_of(request)] = len(request.output_ids)
             continue
         if any(getattr(request, name, None) is not None for name in ("grammar", "beam_group")):
             continue
         found = request.output_ids[-1]
         others = [
-            slots[other] for other, one in enumerate(known) if other != row and one is not None and one[2] == found
+            slots[other] for other, one in enumerate(known) if other != row and one is not None and one[1] == found
         ]
         wrong.append(WrongEntry("answered", row, 0, (others[0] if others else None) or NOBODYS, slots[row]))
         kinds.append(Defect.FOREIGN if others else None)

@@ -23,6 +23,7 @@ from gemma4_runtime.release.requests import (
     committed_freed,
     held,
     prefilled_until,
+    stay_of,
     swa_evicted,
 )
 from gemma4_runtime.release.tree_links import broken_nodes
@@ -432,8 +433,8 @@ def _changed_receipt(scheduler: Any, requests: Sequence[Any]) -> tuple[Any, str 
         stamps = getattr(getattr(lock, "receipt", None), "component_lock_uuids", None)
         if lock is None or stamps is None or lock.swa_released:
             continue
-        before = known.get(request.rid)
-        seen.receipts[request.rid] = (lock, lock.node, dict(stamps), _left_out(lock))
+        before = known.get(stay_of(request))
+        seen.receipts[stay_of(request)] = (lock, lock.node, dict(stamps), _left_out(lock))
         if found is not None or before is None or before[0] is not lock or before[1] != lock.node:
             continue
         parts = sorted(before[3] ^ _left_out(lock))

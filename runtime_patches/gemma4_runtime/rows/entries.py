@@ -17,7 +17,7 @@ from gemma4_runtime.defects import defect_of
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.prefix_caches import path_slots, paths_of
-from gemma4_runtime.release.requests import committed_freed, held
+from gemma4_runtime.release.requests import committed_freed, held, stay_of
 from gemma4_runtime.release.tree_links import broken_nodes
 from gemma4_runtime.rows.counts import PROTECTED
 from gemma4_runtime.rows.new_slots import new_slots_of
@@ -54,7 +54,7 @@ def check_row_entries(
         entries, slot = table[number, :count].copy(), held(request).req_pool_idx
         # A retracted request may get the same slot again, with the same nodes and other pages.
         node = request.last_node if isinstance(request.last_node, int) else id(request.last_node)
-        stay, nodes = (request.rid, request.retraction_count), (node, held(request).cache_protected_len)
+        stay, nodes = stay_of(request), (node, held(request).cache_protected_len)
         known = seen.rows.get(slot)
         earlier = known[2] if known is not None and known[0] == stay else None
         before = earlier if known is not None and known[1] == nodes else None

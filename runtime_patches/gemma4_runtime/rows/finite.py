@@ -14,7 +14,7 @@ import torch
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.prefix_caches import retain_window
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, stay_of
 from gemma4_runtime.rows.places import spans_of
 from gemma4_runtime.rows.report import DRAFT_POSITIONS, FINITE, SAMPLER, report_wrong
 from gemma4_runtime.rows.seen import seen_of
@@ -61,7 +61,7 @@ def check_logits(scheduler: Any, requests: Sequence[Any], logits: torch.Tensor |
     if not rows:
         for slot, request in zip(slots, requests, strict=True):
             if isinstance(slot, int) and slot in seen.spans:
-                seen.finite[slot] = ((request.rid, request.retraction_count), seen.spans[slot][1])
+                seen.finite[slot] = (stay_of(request), seen.spans[slot][1])
         return True
     wrong = [WrongEntry("logits", row, 0, 1, 0) for row in rows]
     slot, request = slots[rows[0]], requests[rows[0]]
@@ -118,7 +118,7 @@ def check_hidden(scheduler: Any, requests: Sequence[Any], forward_batch: Any) ->
 def finite_until(scheduler: Any, request: Any) -> int | None:
     """Return up to which token of a request the target's last forward with numbers went; None if none is known."""
     known = seen_of(scheduler).finite.get(held(request).req_pool_idx)
-    return known[1] if known is not None and known[0] == (request.rid, request.retraction_count) else None
+    return known[1] if known is not None and known[0] == stay_of(request) else None
 
 
 def _rows_with_nan(values: torch.Tensor, requests: int) -> list[int]:

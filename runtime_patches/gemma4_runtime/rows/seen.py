@@ -9,7 +9,7 @@ import numpy as np
 
 from gemma4_dumps.structures import Structure
 from gemma4_runtime.by_identity import ByIdentity
-from gemma4_runtime.release.requests import held, swa_evicted
+from gemma4_runtime.release.requests import held, stay_of, swa_evicted
 
 
 class Seen:
@@ -43,11 +43,11 @@ class Seen:
         finite: By request slot: its stay there, and up to which of its tokens a forward went whose logits were numbers.
         sampling: The requests of which the target's logits were numbers, until the sampler is handed these.
         answered: By its stay, how many tokens an answer had as its last one was what had been sampled.
-        receipts: By request id: the lock that it carries, on which node, where the lock's window ends, by the stamp
+        receipts: By its stay: the lock that it carries, on which node, where the lock's window ends, by the stamp
             that its release looks for, and which parts its release passes over.
         namespaces: By `id`, of those that run: the request, and its namespace in the prefix cache as it was first seen.
-        answers: By request id, of the forward before: its stay, how long its answer was, and what was sampled for it.
-        looked_at: By request id, how many tokens of its answer were asked whether they end it.
+        answers: By its stay, of the forward before: how long its answer was, and what was sampled for it.
+        looked_at: By its stay, how many tokens of its answer were asked whether they end it.
         chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
         stores: Pool, layer and part (keys or values) in which a forward of the target was seen to store something.
         unused: By such a part, how many forwards stored nothing in it, of those where none was seen to.
@@ -82,10 +82,10 @@ class Seen:
         self.finite: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.sampling: Sequence[Any] = ()
         self.answered: dict[tuple[Any, ...], int] = {}
-        self.receipts: dict[str, tuple[Any, Any, Any, frozenset[str]]] = {}
+        self.receipts: dict[tuple[int, int], tuple[Any, Any, Any, frozenset[str]]] = {}
         self.namespaces: dict[int, tuple[Any, Any]] = {}
-        self.answers: dict[str, tuple[tuple[Any, ...], int, int]] = {}
-        self.looked_at: dict[str, int] = {}
+        self.answers: dict[tuple[int, int], tuple[int, int]] = {}
+        self.looked_at: dict[tuple[int, int], int] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None
         self.stores: set[tuple[str, int, str]] = set()
         self.unused: dict[tuple[str, int, str], int] = {}
@@ -104,7 +104,7 @@ def seen_of(scheduler: Any) -> Seen:
 
 def evicted_before(seen: Seen, request: Any) -> int | None:
     """Return how many tokens of a request had left the window when it was last looked at, and note that for now."""
-    slot, stay, evicted = held(request).req_pool_idx, (request.rid, request.retraction_count), swa_evicted(request)
+    slot, stay, evicted = held(request).req_pool_idx, stay_of(request), swa_evicted(request)
     known = seen.evicted.get(slot)
     if evicted is not None:
         seen.evicted[slot] = (stay, evicted)
@@ -116,7 +116,7 @@ def floor_before(seen: Seen, request: Any) -> int | None:
 
     None where that was in its prefill, which may set it, and where there is no such token, as before 0.5.23.
     """
-    slot, stay = held(request).req_pool_idx, (request.rid, request.retraction_count)
+    slot, stay = held(request).req_pool_idx, stay_of(request)
     known = seen.floors.pop(slot, None)
     floor = getattr(held(request), "swa_evict_floor", None)
     if floor is not None and request.output_ids:
@@ -141,12 +141,12 @@ def note_counts(
         lengths: Of the forward, one for each request.
     """
     for request, length in zip(requests, lengths, strict=False):
-        seen.launched[held(request).req_pool_idx] = ((request.rid, request.retraction_count), length)
+        seen.launched[held(request).req_pool_idx] = (stay_of(request), length)
     lagging = seen.prefilled if overlapped else set()
     seen.prefilled = {held(request).req_pool_idx for request in requests} if of_prefill else set()
     for request in requests:
         record = held(request)
-        stay = (request.rid, request.retraction_count)
+        stay = stay_of(request)
         evicted = None if of_prefill or record.req_pool_idx in lagging else swa_evicted(request)
         counted = (record.kv_committed_len, record.kv_allocated_len, evicted)
         seen.counts[record.req_pool_idx] = (stay, *counted)
@@ -155,16 +155,16 @@ def note_counts(
 def launched_at(seen: Seen, request: Any) -> int | None:
     """Return with which length a request's latest forward was launched, if that was in this stay."""
     known = seen.launched.get(held(request).req_pool_idx)
-    return known[1] if known is not None and known[0] == (request.rid, request.retraction_count) else None
+    return known[1] if known is not None and known[0] == stay_of(request) else None
 
 
 def slot_before(seen: Seen, request: Any) -> int | None:
     """Return in which request slot a request was when its row was last looked at; None if that is not known."""
-    stay = (request.rid, request.retraction_count)
+    stay = stay_of(request)
     return next((slot for slot, known in seen.rows.items() if known[0] == stay), None)
 
 
 def counts_before(seen: Seen, request: Any) -> tuple[int, int, int | None] | None:
     """Return what a request counted before its latest forward, if that was in this stay; once for each forward."""
     known = seen.counts.pop(held(request).req_pool_idx, None)
-    return known[1:] if known is not None and known[0] == (request.rid, request.retraction_count) else None
+    return known[1:] if known is not None and known[0] == stay_of(request) else None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemma4_runtime.checks.request_rows import WrongEntry
-from gemma4_runtime.release.requests import ending_tokens, held
+from gemma4_runtime.release.requests import ending_tokens, held, stay_of
 from gemma4_runtime.rows.report import NEXT, STOP, report_wrong
 from gemma4_runtime.rows.seen import seen_of
 
@@ -27,9 +27,9 @@ def check_stops(scheduler: Any, requests: Sequence[Any]) -> None:
         requests: Those that run between two steps.
     """
     seen = seen_of(scheduler)
-    known, seen.looked_at = seen.looked_at, {one.rid: len(one.output_ids) for one in requests}
+    known, seen.looked_at = seen.looked_at, {stay_of(one): len(one.output_ids) for one in requests}
     for request in requests:
-        answer, start = request.output_ids, known.get(request.rid, 0)
+        answer, start = request.output_ids, known.get(stay_of(request), 0)
         ends = getattr(request, "beam_group", None) is not None or request.finished() or request.to_finish
         if ends or len(answer) <= start or not (ending := ending_tokens(request)):
             continue

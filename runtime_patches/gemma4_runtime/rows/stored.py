@@ -19,6 +19,7 @@ import torch
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.finite import Part, parts_of, translated
+from gemma4_runtime.rows.kept import note_written
 from gemma4_runtime.rows.report import NOT_STORED, report_wrong
 from gemma4_runtime.rows.seen import seen_of
 
@@ -110,9 +111,11 @@ def check_marked(scheduler: Any, requests: Sequence[Any], site: str, made: Any =
                 seen.unused[name] = seen.unused.get(name, 0) + 1
     seen.before = {}
     if not left:
+        note_written(scheduler, marked.forward, marked.own)
         return False
     still = torch.stack([rows for _, rows in left])
     if not bool(still.any()):
+        note_written(scheduler, marked.forward, marked.own)
         return False
     number, row = still.nonzero()[0].tolist()
     part, tokens = left[number][0], still.any(dim=0)

@@ -17,7 +17,7 @@ from gemma4_runtime.leak.auditor import live_requests
 from gemma4_runtime.leak.ledger import BY
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.prefix_caches import key_of_path, path_slots, unreadable_cache
-from gemma4_runtime.release.requests import held, write_slots
+from gemma4_runtime.release.requests import held, stay_of, write_slots
 from gemma4_runtime.rows.places import spans_of
 from gemma4_runtime.rows.report import COUNTER, INIT, INSERT, NEXT, TEXT, report_wrong
 from gemma4_runtime.rows.seen import launched_at, seen_of
@@ -48,7 +48,7 @@ def note_texts(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         return
     tokens = made.input_ids.flatten().cpu().numpy().astype(np.int64)
     others = np.repeat(_have_others(requests, made), sizes)
-    stays = [texts.begin_stay(held(one).req_pool_idx, (one.rid, one.retraction_count)) for one in requests]
+    stays = [texts.begin_stay(held(one).req_pool_idx, stay_of(one)) for one in requests]
     places = [np.arange(start, start + size) for (start, _), size in zip(spans, sizes, strict=True)]
     # One beyond the vocabulary is another token in the answer.
     end = getattr(getattr(scheduler, "model_config", None), "vocab_size", None)

@@ -14,7 +14,7 @@ import torch
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.accepted_drafts import agreed_in_chain, listed_tokens
 from gemma4_runtime.checks.request_rows import WrongEntry
-from gemma4_runtime.release.requests import held, prefilled_until
+from gemma4_runtime.release.requests import held, prefilled_until, stay_of
 from gemma4_runtime.rows.counts import known_tokens, runs
 from gemma4_runtime.rows.places import spans_of
 from gemma4_runtime.rows.report import INIT, LENGTH, NEXT, SAMPLE, TOKEN, or_swapped, report_wrong
@@ -91,7 +91,7 @@ def _by_sample(scheduler: Any, request: Any, read: int) -> dict[str, Any]:
     `answer_at`: where in its result all tokens stand that the answer ends in, and `answer_begins` where they should.
     """
     stays, given = seen_of(scheduler).sampled or ([], ())
-    stay = (request.rid, request.retraction_count)
+    stay = stay_of(request)
     if stay not in stays:
         return {}
     predicted, lengths, taken = (one.cpu() for one in given)
@@ -114,7 +114,7 @@ def _as_unfiltered(scheduler: Any, requests: Sequence[Any], found: Sequence[int]
     Nothing where none has left, or the tokens of those that go on are as well what is read.
     """
     stays, given = seen_of(scheduler).sampled or ([], ())
-    now = [(one.rid, one.retraction_count) for one in requests]
+    now = [stay_of(one) for one in requests]
     if not len(now) < len(stays) or not set(now) <= set(stays):
         return {}
     predicted, lengths, taken = (one.cpu() for one in given)
@@ -128,7 +128,7 @@ def note_chunk(scheduler: Any, requests: Sequence[Any]) -> None:
     """Note, before a prefill, how long the answer of a request is whose prompt it reads in part."""
     request, seen = getattr(scheduler, "chunked_req", None), seen_of(scheduler)
     if request is not None and any(one is request for one in requests):
-        stay = (request.rid, request.retraction_count)
+        stay = stay_of(request)
         if seen.chunk is None or seen.chunk[:2] != (request, stay):
             seen.chunk = (request, stay, len(request.output_ids))
 
@@ -191,7 +191,7 @@ def check_prompt_tokens(scheduler: Any, requests: Sequence[Any], made: Any) -> N
     read = found[begins[row] : begins[row + 1]]
     had |= _as_read(requests[row], spans[row], read, place, scheduler.page_size)
     had["prompt"] = len(requests[row].origin_input_ids)
-    answered = seen_of(scheduler).answered.get((requests[row].rid, requests[row].retraction_count))
+    answered = seen_of(scheduler).answered.get(stay_of(requests[row]))
     if answered is not None and place == had["prompt"] + answered - 1:
         # Between the steps it was what the forward before had sampled.
         had["by_sample"] = "answer"
@@ -264,7 +264,7 @@ def check_chunk(scheduler: Any) -> None:
         for number, one in enumerate(batch.reqs)
     )
     between = request is getattr(scheduler, "chunked_req", None) or waits
-    if not between or request.finished() or stay != (request.rid, request.retraction_count):
+    if not between or request.finished() or stay != stay_of(request):
         seen.chunk = None
         return
     grown = len(request.output_ids)
@@ -326,7 +326,7 @@ def check_accepted(scheduler: Any, verified: Any, batch: Any, logits: Any, resul
         logits: [tokens, vocabulary] of the target, with whatever was added to them.
         result: What 0.5.23's `eagle_sample` returned: tokens, accept lengths and which tokens were taken.
     """
-    seen_of(scheduler).sampled = ([(one.rid, one.retraction_count) for one in batch.reqs], result)
+    seen_of(scheduler).sampled = ([stay_of(one) for one in batch.reqs], result)
     _, lengths, taken = result
     found, listed = lengths.tolist(), listed_tokens(taken.cpu().numpy()).tolist()
     # Ranks may have other logits on ROCm, where the first one's choice is what counts.
