@@ -34,6 +34,7 @@ _OF_VERDICT: Mapping[str, tuple[str, ...]] = {
     "request_misplaced": ("waiting queue",),
     "mode_left": ("forward mode",),
     "stop_missed": ("finish state",),
+    "sampling_differs": ("sampling parameters",),
 }
 """What `request-rows` says is wrong where it comes to one of these."""
 _OF_PLACES = ("row_entry", "write_misplaced", "table_entry")

@@ -56,6 +56,7 @@ VERDICTS: Mapping[str, str] = {
     "request_misplaced": "a request runs and waits at once, or one that ran is in no batch and does not wait",
     "mode_left": "a batch is of another kind behind its forward than it was run as; no index is at fault",
     "stop_missed": "a request goes on behind a token at which its answer ends; no index is at fault",
+    "sampling_differs": "a request is to be sampled with parameters that it did not ask for; no index is at fault",
     "not_finite": "logits of a request, or the hidden state that its draft begins with, are NaN",
     "not_stored": "a forward has stored no keys, or no values, in a slot that it was to write",
     "keys_changed": "keys or values that a forward stored are others now, and no forward was to write there since",

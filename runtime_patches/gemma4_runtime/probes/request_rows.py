@@ -26,7 +26,8 @@
 |                                     | a decode or a verification begins with against the request's latest; a prefix  |
 |                                     | from the cache against the text that was stored in its slots; that what has    |
 |                                     | left its sliding window long ago is given back, which is an event and stops    |
-|                                     | nothing; that the keys and values which it reads are those that were stored    |
+|                                     | nothing; that the keys and values which it reads are those that were stored;   |
+|                                     | the sampling parameters of each row against what its request asked for         |
 | after the positions of a frozen     | each against the last token of its request that has KV; rows and lengths, by   |
 | draft are set                       | which the draft's pages are looked up next; once more, that these were looked  |
 |                                     | up for this very draft                                                         |
@@ -105,6 +106,7 @@ from gemma4_runtime.rows.report import (
     report_wrong,
 )
 from gemma4_runtime.rows.row_numbers import check_retracted, check_row_indices, check_row_numbers, is_free
+from gemma4_runtime.rows.sampling import check_sampling
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of
 from gemma4_runtime.rows.stops import check_stops
 from gemma4_runtime.rows.stored import check_marked, mark_new_slots
@@ -257,6 +259,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     check_locks(scheduler, requests, INIT, made)
     check_input_tokens(scheduler, requests, made)
     check_prompt_tokens(scheduler, requests, made)
+    check_sampling(scheduler, requests, made)
     if mode.is_decode():
         # What goes on now is not what a verification gave.
         _running.sampled = None

@@ -48,6 +48,7 @@ class Seen:
         namespaces: By `id`, of those that run: the request, and its namespace in the prefix cache as it was first seen.
         answers: By its stay, of the forward before: how long its answer was, and what was sampled for it.
         looked_at: By its stay, how many tokens of its answer were asked whether they end it.
+        asked: By its stay, of the forward before: the sampling parameters that a request had as it was first seen.
         chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
         stores: Pool, layer and part (keys or values) in which a forward of the target was seen to store something.
         unused: By such a part, how many forwards stored nothing in it, of those where none was seen to.
@@ -86,6 +87,7 @@ class Seen:
         self.namespaces: dict[int, tuple[Any, Any]] = {}
         self.answers: dict[tuple[int, int], tuple[int, int]] = {}
         self.looked_at: dict[tuple[int, int], int] = {}
+        self.asked: dict[tuple[int, int], dict[str, float]] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None
         self.stores: set[tuple[str, int, str]] = set()
         self.unused: dict[tuple[str, int, str], int] = {}

@@ -1,0 +1,141 @@
+"""What `request-rows` asks of a batch's sampling parameters: each row's are what the row's request asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gemma4_dumps.structures import Defect
+from gemma4_runtime.checks.request_rows import WrongEntry
+from gemma4_runtime.release.requests import held, stay_of
+from gemma4_runtime.rows.report import INIT, SAMPLING, or_swapped, report_wrong
+from gemma4_runtime.rows.seen import seen_of
+
+_PARAMETERS = "sampling parameters"
+_ROWS = {"temperatures": "temperature", "top_ps": "top_p", "top_ks": "top_k", "min_ps": "min_p"}
+"""What a batch has of each request, [requests], and where the request has it."""
+_EVERY_TOKEN = 1 << 30
+"""The top_k of a request that takes no part in choosing the highest."""
+NOBODYS = -1
+
+
+class _Flag(NamedTuple):
+    """Holds what a batch says of all of its requests, and the value with which a request contradicts it."""
+
+    name: str
+    value: bool
+    parameter: str
+    contradicts: Callable[[float], bool]
+
+
+_FLAGS = (
+    _Flag("is_all_greedy", True, "top_k", lambda value: value > 1),
+    _Flag("need_top_p_sampling", False, "top_p", lambda value: value != 1),
+    _Flag("need_top_k_sampling", False, "top_k", lambda value: value != _EVERY_TOKEN),
+    _Flag("need_min_p_sampling", False, "min_p", lambda value: value > 0),
+)
+
+
+def check_sampling(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
+    """Find requests that are about to be sampled with parameters that they did not ask for; say if there are any.
+
+    What a request asked for is what it had as it was first seen: whether that or the batch has changed, a dump says.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those of the batch.
+        made: The forward's batch.
+    """
+    given, seen = getattr(made, "sampling_info", None), seen_of(scheduler)
+    asked = [one for request in requests if (one := _asked(request)) is not None]
+    known, seen.asked = seen.asked, {}
+    if given is None or len(asked) < len(requests):
+        return False
+    first = [known.get(stay_of(request), now) for request, now in zip(requests, asked, strict=True)]
+    seen.asked = {stay_of(request): one for request, one in zip(requests, first, strict=True)}
+    rows = _rows_of(given, len(requests))
+    if rows is None:
+        return False
+    slots = [held(request).req_pool_idx for request in requests]
+    for name, values in rows.items():
+        wanted = [np.float32(one[name]) for one in first]
+        bad = [row for row, (has, should) in enumerate(zip(values, wanted, strict=True)) if has != should]
+        if bad:
+            _report(scheduler, slots, made, name, bad, values, wanted, asked)
+            return True
+    lost = next((flag for flag in _FLAGS if _is_lost(flag, given, first)), None)
+    if lost is None:
+        return False
+    row = next(row for row, one in enumerate(first) if lost.contradicts(one[lost.parameter]))
+    had = {"as_before": None, "parameter": lost.name, "given": lost.value, "asked": str(first[row][lost.parameter])}
+    summary = f"{lost.name} of a batch is {lost.value}, and the request in slot {slots[row]} asked for "
+    summary += f"{lost.parameter} {first[row][lost.parameter]}"
+    wrong = [WrongEntry("flag", row, 0, int(lost.value), int(not lost.value))]
+    report_wrong(scheduler, wrong, SAMPLING, INIT, _PARAMETERS, [None], made, slots, had=had, summary=summary)
+    return True
+
+
+def _report(
+    scheduler: Any,
+    slots: Sequence[int | None],
+    made: Any,
+    name: str,
+    bad: Sequence[int],
+    values: Sequence[np.float32],
+    wanted: Sequence[np.float32],
+    asked: Sequence[Mapping[str, float]],
+) -> None:
+    """Report rows of one parameter that are not what was asked for. An entry names whose value stands in its place."""
+    wrong: list[WrongEntry] = []
+    kinds: list[Defect | None] = []
+    for row in bad:
+        others = [
+            slot for slot, should in zip(slots, wanted, strict=True) if should == values[row] and slot is not None
+        ]
+        wrong.append(WrongEntry("sampling", row, 0, others[0] if others else NOBODYS, slots[row]))
+        kinds.append(Defect.FOREIGN if others else None)
+    if sorted(values) == sorted(wanted):
+        kinds = [Defect.SWAPPED for _ in wrong]
+    row = bad[0]
+    had = {
+        "as_before": None,
+        "parameter": name,
+        "given": str(values[row]),
+        "asked": str(wanted[row]),
+        "rows_wrong": len(bad),
+        "requests": len(slots),
+        "request_says": str(np.float32(asked[row][name])),
+    }
+    summary = (
+        f"{name} of the request in slot {slots[row]} is {values[row]} in its batch, and it asked for {wanted[row]}"
+    )
+    kinds = or_swapped(wrong, kinds)
+    report_wrong(scheduler, wrong, SAMPLING, INIT, _PARAMETERS, kinds, made, slots, had=had, summary=summary)
+
+
+def _asked(request: Any) -> dict[str, float] | None:
+    """Return what a request asks for, by parameter; None where it does not say."""
+    asked = getattr(request, "sampling_params", None)
+    said = ((name, getattr(asked, name, None)) for name in _ROWS.values())
+    found = {name: float(value) for name, value in said if isinstance(value, (int, float))}
+    return found if len(found) == len(_ROWS) else None
+
+
+def _rows_of(given: Any, requests: int) -> dict[str, list[np.float32]] | None:
+    """Return a batch's values by parameter, one for each request; None where it has another number of them."""
+    columns = {name: getattr(given, column, None) for column, name in _ROWS.items()}
+    there = {name: column for name, column in columns.items() if isinstance(column, torch.Tensor)}
+    if len(there) < len(columns) or any(column.numel() != requests for column in there.values()):
+        return None
+    # One copy to the host for all of them; a top_k is a whole number that float32 has, or all of a vocabulary.
+    table = torch.stack([column.flatten().float() for column in there.values()]).cpu().numpy()
+    return {name: list(row) for name, row in zip(there, table, strict=True)}
+
+
+def _is_lost(flag: _Flag, given: Any, asked: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether a batch says of all what one of its requests did not ask for."""
+    said = getattr(given, flag.name, None)
+    return said is flag.value and any(flag.contradicts(one[flag.parameter]) for one in asked)
