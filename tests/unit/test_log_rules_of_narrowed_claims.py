@@ -267,6 +267,35 @@ class TestWordsOfSeveralCauses:
         assert (finding.rule, words in told(finding)) == (rule, True)
 
     @pytest.mark.parametrize(
+        ("last", "rule", "words"),
+        [
+            ("ValueError: fp8_e5m2 kv-cache is not supported with fp8 checkpoints.", "told-by-words", "vLLM 45040"),
+            ("ValueError: LoRA adapter path /a does not exist", "lora-refused", "not mounted"),
+            ("ValueError: LoRA adapter a is not loaded", "lora-refused", "/v1/models"),
+            ("RuntimeError: Unsupported hidden size 2816", "expert-transport", "DeepEP"),
+            ("RuntimeError: cuMemCreate: CU_MEM_HANDLE_TYPE_FABRIC", "expert-transport", "nvidia-imex"),
+            ("RuntimeError: Cannot find any model weights with `/models/m`", "weights-missing", "links into blobs"),
+            ("RuntimeError: HTTP server did not become live at http://[::1]:1/liveness", "told-by-words", "IPv6"),
+            ("RuntimeError: Triton Error [CUDA]: invalid argument", "told-by-words", "the triton that torch pins"),
+        ],
+    )
+    def test_what_else_the_words_may_be_of(self, last, rule, words):
+        finding = self.found(last)
+        assert (finding.rule, words in told(finding)) == (rule, True)
+
+    @pytest.mark.parametrize(
+        ("said", "confidence", "words"),
+        [
+            ("HTTP server did not become ready at http://[::1]:1/health", "likely", "127.0.0.1 or 0.0.0.0"),
+            ("Invalid port: ':1]'", "likely", "no_proxy"),
+            ("the third wheel came off", "possible", "real requests would mostly meet it too"),
+        ],
+    )
+    def test_a_first_request_that_failed_is_not_always_unheard(self, said, confidence, words):
+        finding = found_in([f"Server warmup failed; aborting startup: {said}\n"])[0]
+        assert (finding.confidence.value, words in told(finding)) == (confidence, True)
+
+    @pytest.mark.parametrize(
         ("last", "confidence"),
         [
             (ALL_REDUCE.format("an illegal memory access was encountered"), "possible"),
