@@ -277,11 +277,44 @@ class TestWordsOfSeveralCauses:
             ("RuntimeError: Cannot find any model weights with `/models/m`", "weights-missing", "links into blobs"),
             ("RuntimeError: HTTP server did not become live at http://[::1]:1/liveness", "told-by-words", "IPv6"),
             ("RuntimeError: Triton Error [CUDA]: invalid argument", "told-by-words", "the triton that torch pins"),
+            (
+                "AttributeError: 'CudaGraphConfig' object has no attribute 'a'",
+                "wheels-do-not-fit",
+                "of the server's own",
+            ),
+            (
+                "AttributeError: 'Qwen3Config' object has no attribute 'a'",
+                "wheels-do-not-fit",
+                "The model's Qwen3Config",
+            ),
+            (
+                "ValueError: Unrecognized configuration class <class 'a.b.AConfig'> to build an AutoTokenizer.",
+                "weights-missing",
+                "no AutoTokenizer for",
+            ),
+            ("DetectedError: The adapter has use_dora set", "told-by-words", "merge_and_unload"),
+            (
+                "RuntimeError: The detected CUDA version (12.4) mismatches the version that was used to compile\n"
+                "PyTorch (13.0). Please make sure to use the same CUDA versions.",
+                "wheels-do-not-fit",
+                "toolkit of CUDA 12.4",
+            ),
         ],
     )
     def test_what_else_the_words_may_be_of(self, last, rule, words):
         finding = self.found(last)
         assert (finding.rule, words in told(finding)) == (rule, True)
+
+    @pytest.mark.parametrize(
+        "last",
+        [
+            "TypeError: LoraConfig.__init__() got an unexpected keyword argument 'use_dora'",
+            "RuntimeError: it requires sm >= 90, but got 80",
+            "RuntimeError: it requires python >= 3.10, but found 3.9",
+        ],
+    )
+    def test_what_only_looks_like_such_words_is_not_told_so(self, last):
+        assert self.found(last).rule != "told-by-words"
 
     @pytest.mark.parametrize(
         ("said", "confidence", "words"),
