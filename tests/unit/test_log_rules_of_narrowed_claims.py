@@ -405,6 +405,64 @@ class TestWordsOfSeveralCauses:
         frames = ((file, function, "x = f(y)"), *READER)
         assert words in told(found_in([died(f"json.decoder.JSONDecodeError: {said}", *frames)])[0])
 
+    @pytest.mark.parametrize(
+        ("last", "frame", "words"),
+        [
+            ("HfHubHTTPError: Invalid credentials in Authorization header", "a.py step", "hf auth whoami"),
+            ("SafetensorError: File does not contain tensor a.b", "a.py step", "no tensor a.b"),
+            (
+                "EntryNotFoundError: Entry Not Found for url: https://h/a/b/resolve/main/c.json.",
+                "a.py step",
+                "file c.json",
+            ),
+            (
+                "Error: Failed to pull image: failed to register layer: no space left on device",
+                "a.py step",
+                "images lie",
+            ),
+            ("Error: toomanyrequests: You have reached your pull rate limit", "a.py step", "docker login"),
+            ("BlockingIOError: [Errno 11] write could not complete without blocking", "a.py step", "its pipe"),
+            ("DSLCudaRuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS", "a.py step", "CUDA_LAUNCH_BLOCKING=1"),
+            ("RuntimeError: MPS client failed to connect to the MPS control daemon", "a.py step", "another user"),
+            ("RuntimeError: Error 802: system not yet initialized", "a.py step", "conf-compute"),
+            ("RuntimeError: 0/9 nodes are available: 9 Insufficient nvidia.com/gpu", "a.py step", "kubectl get pvc"),
+            ("RuntimeError: No HIP GPUs are available", "a.py step", "Ray or Slurm"),
+            ("RuntimeError: CUDA-capable device(s) is/are busy or unavailable", "a.py step", "MIG"),
+            ("RuntimeError: Failed to initialize NVML: Unknown Error", "a.py step", "cgroups v2"),
+            ("RuntimeError: set_mempolicy: Operation not permitted", "a.py step", "SYS_NICE"),
+            ("ValueError: Can't find 'adapter_config.json' at 'a/b'", "a.py step", "not mounted here"),
+            ("TypeError: flash_attn_varlen_func() got an unexpected keyword argument 'ver'", "a.py step", "flash-attn"),
+            ("JSONDecodeError: Extra data: line 1 column 30 (char 29)", "a.py step", "a bracket too many"),
+            ("KeyError: 'timestamps'", "a.py _get_prompt_updates", "transformers that the server's release pins"),
+            (
+                "RuntimeError: The size of tensor a (32000) must match the size of tensor b (152064) at",
+                "logits_processor.py step",
+                "without drafts",
+            ),
+            (
+                "RuntimeError: CUDA error: an illegal memory access was encountered",
+                "a.py flush_cache",
+                "earlier kernel",
+            ),
+            ("TypeError: cannot pickle 'module' object", "a.py step", "whose object it is"),
+            ("OSError: [Errno 98] Address already in use", "a.py step", "--disaggregation-bootstrap-port"),
+            ("RuntimeError: the launch timed out and was terminated", "a.py step", "TdrDelay"),
+            ("AssertionError: assert self.chunked_req is None", "a.py step", "SGLang 2255"),
+            ("RuntimeError: Could not find CUDA lib directory.", "a.py step", "with such a GPU"),
+            ("RuntimeError: Mismatched number of arguments when calling: `f`", "a.py step", "tvm-ffi"),
+            ("AttributeError: Tried to instantiate class '_core_C.A', but", "a.py step", "import vllm._C"),
+            ("RuntimeError: deep_ep: cudaIpcOpenMemHandle failed", "a.py step", "--ipc=host"),
+            (
+                f"AttributeError: partially initialized module 'a' has no attribute 'b' {CIRCULAR} (/h/a.py)",
+                "b.py step",
+                "rename that file",
+            ),
+        ],
+    )
+    def test_what_was_added_to_a_cause_or_its_steps(self, last, frame, words):
+        file, _, function = frame.partition(" ")
+        assert words in told(self.found(last, (file, function)))
+
     def test_an_answer_that_is_no_json_is_of_the_first_request_where_that_was_asked(self):
         asked = ("models.py", "json")
         sure = self.found("requests.exceptions.JSONDecodeError: x", ("http_server.py", "_wait_and_warmup"), asked)
