@@ -56,6 +56,7 @@ class TestKindsOfFaults:
         ("TypeError: argument #7 of `f`: expected `DLTensor*` but got `None`", "layers/a.py", "x", "was never run"),
         ('HealthError: "GET /health HTTP/1.1" 503', "managers/a.py", "step", "py-spy"),
         ("RuntimeError: dictionary changed size during iteration", "managers/a.py", "step", "at once, a race"),
+        ("RuntimeError: Trying to create tensor with negative dimension -4", "mem/memory_pool.py", "x", "below zero"),
         ("ValueError: list.remove(x): x not in list", "managers/a.py", "step", "no longer fit each other"),
         (
             "RuntimeError: setStorage: sizes [4], storage of size 0",

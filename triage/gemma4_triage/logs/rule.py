@@ -17,6 +17,7 @@ PLAN_POOLS = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20Gi
 """What plans the pools; config, sizes and load are put in where something says them."""
 _LONGEST_EXCEPTION = 300
 _INNERMOST = 3  # frames
+_READS_JSON = re.compile(r"(?:__init__\.py:\S* loads?|decoder\.py:\S* (?:raw_)?decode)$")
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,20 @@ class Wording:
             return False
         if self.package is not None and self.package.fullmatch(death.package) is None:
             return False
-        return self.frames is None or any(map(self.frames.match, death.frames[-_INNERMOST:]))
+        return self.frames is None or any(map(self.frames.match, _innermost(death)))
 
     def clause(self, said: str) -> str:
         """Return the cause, with what the words name in this text."""
         found = self.words.search(said)
         return self.cause.format_map({name: text or "" for name, text in found.groupdict().items()} if found else {})
+
+
+def _innermost(death: Death) -> tuple[str, ...]:
+    """Return the innermost frames, and of what Python's own reader of JSON raised those of whoever called it, too."""
+    inner = death.frames[-_INNERMOST:]
+    if death.type_name != "JSONDecodeError":
+        return inner
+    return (*inner, *[frame for frame in death.frames if not _READS_JSON.match(frame)][-_INNERMOST:])
 
 
 @cache
