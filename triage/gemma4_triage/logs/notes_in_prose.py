@@ -19,14 +19,15 @@ _DENIED = pattern(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?$")
 _CLAUSES = pattern(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
 _GOOD = pattern(
     r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
-    r"as expected|holds|serves|never happens|(?:model|server|it) runs(?! (?:out|into)))\b"
+    r"as expected|holds|serves|never happens|never (?:saw|seen|see|had|met|got) (?:it|this|that)|(?:is|was) gone|"
+    r"does not happen|(?:model|server|it) runs(?! (?:out|into)))\b"
 )
 _NOT_GOOD = pattern(
     r"(?i)\b(?:not|still|also|too|fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|crash\w*|only|"
-    r"if|when|whenever|some|sometimes|slower?|never)\b(?! happens)|n't\b|"
+    r"if|when|whenever|some|sometimes|slower?|never)\b(?! (?:happens|happen|saw|seen|see|had|met|got)\b)|n't\b|"
     r"\b(?:raises|gives|shows|throws|has|meets) the same\b"
 )
-_SHARE = pattern(r"(?<![\d.])(0\.\d{2,3}|1\.0+)(?![\d.])")
+_SHARE = pattern(r"(?<![\d.])(0\.\d{2,4}|1\.0+)(?!\d|\.\d)")
 _APART = 0.03
 _FLAG = pattern(
     r"(?i)\b(with|without|no)\s+(?:the )?(?:(?:prefill|decode)(?:'s| side| server)? )?"
@@ -40,7 +41,16 @@ _SHORT_OR_VLLMS = pattern(
 _BEFORE = pattern(
     r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})"
 )
-_BACKEND = pattern(r"\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native)\s+backend\b")
+_BACKEND = pattern(
+    r"(?i)\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native|triton_attn|flash_attn)\s+"
+    r"(?:attention )?backend\b"
+)
+_PLAIN_KV = pattern(
+    r"(?i)\bwith (?:the |a |an )?(?:default|bf16|bfloat16|fp16|16-bit|plain|unquanti[sz]ed|auto|full-precision) "
+    r"KV(?:[- ]cache)?\b"
+)
+# An option that a note names without its dashes, and with a value.
+_BARE = pattern(r"(?i)\b(with)\s+([a-z]+(?:-[a-z0-9]+)+[ =]\w*\d\w*)\b")
 # What options are called in words, and what the start calls them.
 _SPOKEN = (
     (r"context[- ]parallel\w*", "context parallelism (--attn-cp-size 1)"),
@@ -159,8 +169,12 @@ def _change_in(clause: str) -> str:
         return next((f"without {flag}" for words, flag in _NAMED if words.match(found[1])), "")
     if flag := next((flag for words, flag in _WITHOUT if words.search(clause)), ""):
         return f"without {flag}"
+    if _PLAIN_KV.search(clause):
+        return "with --kv-cache-dtype auto"
+    if (bare := _BARE.search(clause)) and is_an_argument(re.split(r"[ =]", bare[2])[0].replace("-", "_")):
+        return f"with --{bare[2]}"
     found = _BACKEND.search(clause)
-    return f"with --attention-backend {found[1]}" if found else ""
+    return f"with --attention-backend {found[1].lower()}" if found else ""
 
 
 def kinds_noted(facts: LogFacts) -> tuple[Seen, ...]:
