@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gemma4_triage.finding import Finding
+from gemma4_triage.logs import trouble_in_other_words
 from gemma4_triage.logs.facts import LogFacts, Place, Remark, Stack
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.trouble_in_words import KINDS, Seen, of_kinds
 
 NOTED = "noted {}"
+LOOSELY = "noted loosely"
+"""Name under which the first complaint is kept that has none of the known wordings."""
 DIFFERENCE, WELL = "noted difference", "noted well"
 """Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
 _DENIED = pattern(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?$")
@@ -97,6 +100,9 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
         if (found := words.search(line[:400])) and not _DENIED.search(line[: found.start()]):
             kept.setdefault(NOTED.format(kind), said)
             break
+    else:
+        if LOOSELY not in kept and trouble_in_other_words.kind_of(line) is not None:
+            kept[LOOSELY] = said
     if "wrong_as_it_samples" in kept:
         kept.setdefault(NOTED.format("answers"), kept["wrong_as_it_samples"])
     if change := difference_in(said.text.lstrip("# "), worse.text if worse is not None else ""):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import said_in_notes, since_an_update
+from gemma4_triage.logs import said_in_notes, since_an_update, trouble_in_other_words
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.late_pattern import pattern
-from gemma4_triage.logs.notes_in_prose import NOTED, beside, kinds_noted
+from gemma4_triage.logs.notes_in_prose import LOOSELY, NOTED, beside, kinds_noted
 from gemma4_triage.logs.rule import Rule, at
 from gemma4_triage.logs.suspects import suspects
 
@@ -56,9 +56,13 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     # Of a server that stands another rule tells, where the log does not go on; of one client or a word alone none does.
     stands = said_in_notes.NAME in facts.remarks
     seen = next((kind for kind in kinds_noted(facts) if kind != "silence" or stands), "silence" if stands else None)
+    loosely = facts.remarks.get(LOOSELY)
+    if seen is None and loosely is not None:
+        seen = trouble_in_other_words.kind_of(loosely.text.encode())
     if seen is None:
         return
-    note = facts.remarks.get(NOTED.format(seen)) or facts.remarks[said_in_notes.NAME]
+    note = facts.remarks.get(NOTED.format(seen)) or facts.remarks.get(said_in_notes.NAME) or loosely
+    assert note is not None
     # A core that is busy while nothing is asked makes no answer slow.
     tries = [one for one in suspects(facts) if one.of == seen and (one.id != _IDLE or _OF_A_CORE.search(note.text))]
     if seen == "form":
