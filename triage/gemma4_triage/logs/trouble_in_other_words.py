@@ -5,6 +5,8 @@ A wording that is known says more; this only keeps a complaint from being taken 
 
 from __future__ import annotations
 
+import re
+
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.trouble_in_words import Seen
 
@@ -89,13 +91,16 @@ _KINDS: tuple[tuple[Seen, str], ...] = (
     ),
 )
 _LOOKED_AT = 400  # bytes
-_EACH = tuple((kind, pattern(f"(?i){words}".encode())) for kind, words in _KINDS)
+_EACH: tuple[tuple[Seen, re.Pattern[bytes]], ...] = tuple(
+    (kind, pattern(f"(?i){words}".encode())) for kind, words in _KINDS
+)
 _DENIED = pattern(
     rb"(?i)(?:\b(?:no|none|nothing|neither|without|never|no longer|any ?more|not (?:a|one))\b|n't\b).{0,40}$|"
     rb"^#+ *(?:with|without|same|if|until|before)\b"
 )
 _RIGHT = pattern(
-    rb"(?i)\b(?:gone|fixed|solved|as expected|as it should|on purpose|by design|fine again|is (?:fine|right|ok))\b"
+    rb"(?i)\b(?:gone|fixed|solved|as expected|as it should|on purpose|by design|fine again|at first and then|"
+    rb"then stays|stays flat|is (?:fine|right|ok))\b"
 )
 _CLAUSES = pattern(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 
