@@ -325,3 +325,32 @@ def test_a_type_of_kv_that_its_backend_refuses_is_left_out():
     log += frame("layers/attention/triton_backend.py", "forward_decode") + "AssertionError: fp8 not supported here\n"
     assert steps(log.format("fp8_e4m3"))[0].startswith("--kv-cache-dtype auto in place of fp8_e4m3")
     assert not steps(log.format("auto"))[0].startswith("--kv-cache-dtype auto")
+
+
+ASSERTED = (
+    "/pytorch/aten/src/ATen/native/cuda/IndexKernelUtils.cu:16: vectorized_gather_kernel: block: [214,0,0] Assertion "
+    '`ind >=0 && ind < ind_dim_size && "vectorized gather kernel index out of bounds"` failed.\n'
+)
+FELL = f"{HIT}torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+TREE = ", speculative_algorithm='EAGLE3', speculative_eagle_topk={}, speculative_num_steps=5"
+
+
+def test_drafts_that_are_a_tree_are_made_a_chain_where_an_index_fell_outside():
+    told = "\n".join(steps(START.format(TREE.format(8)) + PREFILL + ASSERTED + FELL))
+    assert "once with --speculative-eagle-topk 1 and --speculative-num-draft-tokens 6" in told
+    for other in (TREE.format(1), f"{TREE.format(8)}, disable_cuda_graph=True"):
+        assert "SGLang 27338" not in "\n".join(steps(START.format(other) + PREFILL + ASSERTED + FELL))
+
+
+@pytest.mark.parametrize("words", ["we never saw it", "it is gone", "it never happens"])
+def test_an_option_that_a_note_names_without_its_dashes_comes_first(words):
+    note = f"# now and then. With speculative-eagle-topk 1 {words}.\n"
+    told = steps(START.format(TREE.format(8)) + PREFILL + ASSERTED + FELL + note)
+    assert told[0].startswith("with --speculative-eagle-topk 1, with which all is well")
+
+
+@pytest.mark.parametrize("words", ["With top-of-the-line 1", "With speculative-eagle-topk 1 still"])
+def test_what_is_no_option_or_changes_nothing_does_not(words):
+    note = f"# now and then. {words} we never saw it.\n"
+    told = steps(START.format(TREE.format(8)) + PREFILL + ASSERTED + FELL + note)
+    assert "with which all is well" not in told[0]

@@ -112,3 +112,55 @@ def test_a_buffer_of_the_own_sums_is_not_shared(function, leads):
     frame = (f"distributed/device_communicators/custom_{'all_reduce' if leads else 'x'}.py", function, "call()")
     found = findings(read_log("x", [died("RuntimeError: CUDART error: invalid device context", frame).encode()]))[0]
     assert ("CUDA IPC" in found.cause) == leads
+
+
+UNHEALTHY = (
+    "2025-09-23 09:30:40  WARN sglang_router_rs::core::worker: Health check failed for http://10.42.3.17:8000: error "
+    "sending request\n"
+)
+LISTS = "2025-09-23 09:35:12  INFO http_request: GET /v1/models status=500\n"
+
+
+def test_a_routers_check_of_a_worker_is_no_servers_health():
+    found = first(UNHEALTHY)
+    assert (found.rule, found.confidence) == ("router", "possible")
+    assert "(http://10.42.3.17:8000)" in found.cause
+    assert found.advice[0].startswith("GET /workers")
+    assert "py-spy" not in "\n".join(found.advice)
+
+
+@pytest.mark.parametrize("beside", [LISTS, "# GET /v1/models through the router fails, chats work\n"])
+def test_what_a_router_only_hands_on_goes_to_its_first_worker(beside):
+    found = first(UNHEALTHY, beside)
+    assert found.confidence == "likely"
+    assert "POST /remove_worker?url=http://10.42.3.17:8000" in found.advice[0]
+
+
+def test_a_servers_own_health_check_stays_what_it_was():
+    assert first(f"{stamp(5)} Health check failed. Server couldn't get a response\n").rule != "router"
+
+
+WAITED = (
+    "[rank2]:[E711 18:41:22 ProcessGroupNCCL.cpp:688] [Rank 2] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=91220, OpType=ALLREDUCE, NumelIn=33554432) ran for 600012 milliseconds before timing out.\n"
+)
+OF_TENSORRT = ("moe_runner_backend='flashinfer_trtllm'", "attention_backend='trtllm_mha'")
+
+
+def waited(note: str, *given: str):
+    start = f"{stamp(0)} server_args=ServerArgs(model_path='m', tp_size=4, {', '.join(given)})\n"
+    served = f"{stamp(4, 'TP0')} Prefill batch, #new-seq: 8, #new-token: 8192, #cached-token: 0, token usage: 0.07, "
+    return first(start, f"{served}#running-req: 0, #queue-req: 51\n", WAITED, note)
+
+
+@pytest.mark.parametrize("note", ["# GB300, image of today\n", "# pip list: flashinfer-python 0.6.14\n"])
+@pytest.mark.parametrize("given", OF_TENSORRT)
+def test_kernels_of_tensorrt_may_be_what_a_rank_stands_in(note, given):
+    found = waited(note, given)
+    assert found.rule == "collective-timeout"
+    assert found.advice[0].startswith("another release of flashinfer")
+
+
+@pytest.mark.parametrize(("note", "given"), [("# GB300\n", "attention_backend='fa4'"), ("# H100\n", OF_TENSORRT[0])])
+def test_without_them_or_such_a_gpu_they_are_not_named(note, given):
+    assert "another release of flashinfer" not in "\n".join(waited(note, given).advice)

@@ -181,3 +181,45 @@ def test_a_pool_of_windows_that_alone_is_empty_is_made_larger_by_its_ratio():
 def test_batches_that_prefill_and_decode_are_left_out_first_where_a_decode_had_no_slot():
     assert "without --enable-mixed-chunk" in no_slot(0, enable_mixed_chunk=True)
     assert "mixed" not in no_slot(0, enable_mixed_chunk=False)
+
+
+RAN_OUT = (
+    f"{stamp(5)} Error in handling request: CUDA out of memory. Tried to allocate 194.00 MiB. GPU 0 has a total "
+    "capacity of 79.11 GiB of which 71.25 MiB is free.\n"
+)
+LIST = "# nvidia-smi now:\n# 0  N/A  181022  C  {}  {}MiB\n# 0  N/A  181250  C  sglang::scheduler  61310MiB\n"
+SIGHTED = started(model_path="Qwen/Qwen2.5-VL-7B-Instruct", mem_fraction_static=0.7)
+BLIND = started(model_path="Qwen/Qwen3-8B", mem_fraction_static=0.7)
+
+
+def ran_out(start: str, *notes: str):
+    return found_in([start, prefill(1), decode(2), RAN_OUT, *notes])[0]
+
+
+def test_a_process_that_prepares_pictures_and_holds_much_leads_where_memory_ran_out():
+    found = ran_out(SIGHTED, LIST.format("python3", 18754))
+    assert (
+        "process 181022 (python3), mostly the one of this server that prepares pictures, holds 18.3 GiB" in found.cause
+    )
+    assert found.advice[0].startswith("--disable-fast-image-processor")
+    assert "0.69 would have left" not in told(found)
+
+
+def test_of_text_alone_nobody_knows_whose_process_it_is():
+    found = ran_out(BLIND, LIST.format("python3", 18754))
+    assert "pictures" not in found.cause
+    assert found.advice[0].startswith("ps -o pid,ppid,args -p 181022")
+
+
+@pytest.mark.parametrize("row", [("python3", 900), ("sglang::scheduler", 18754)])
+def test_a_context_alone_or_a_rank_is_no_other_process(row):
+    assert "0.69 would have left" in told(ran_out(SIGHTED, LIST.format(*row)))
+
+
+def test_what_grows_by_a_note_is_met_by_no_smaller_share():
+    found = ran_out(SIGHTED, "# GPU memory grows with every request until it is full\n")
+    assert "by a note it grew while the server served" in found.cause
+    assert found.advice[0].startswith("once with --disable-fast-image-processor")
+    assert "0.69 would have left" not in told(found)
+    of_text = ran_out(BLIND, "# GPU memory grows with every request until it is full\n")
+    assert of_text.advice[0].startswith("gemma4-triage collect URL")

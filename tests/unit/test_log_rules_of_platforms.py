@@ -183,3 +183,34 @@ class TestNotedStanding:
         assert finding.rule == "noted-silence"
         assert "rm -r ~/.cache/flashinfer" in finding.advice[0]
         assert found_in([START.format(""), begun]) == ()
+
+
+OPERATOR = "RuntimeError: The Inner error is reported as above, and the current working operator name is {}.\n"
+ON_AN_NPU = (
+    "[2026-01-01 00:00:00] server_args=ServerArgs(model_path='m', device='npu', attention_backend='ascend', "
+    "chunked_prefill_size=8192{})\n"
+)
+DRAFTED = ", speculative_algorithm='EAGLE3'"
+PICTURES = "# only with pictures in the request\n"
+
+
+@pytest.mark.parametrize("name", ["GatherV2", "IndexPutV2", "EmbeddingDenseGrad", "aclnnIndexSelect", "ScatterUpdate"])
+def test_an_operator_of_an_npu_that_looks_up_is_no_kernel_of_attention(name):
+    found = leads(ON_AN_NPU.format(""), died(OPERATOR.format(name), "layers/vocab_parallel_embedding.py"))
+    assert "looks rows up by number" in found.cause
+    assert "--max-running-requests" not in "\n".join(found.advice)
+
+
+def test_of_another_operator_nobody_says_that_it_is_of_attention():
+    found = leads(ON_AN_NPU.format(""), died(OPERATOR.format("aclnnGroupedMatmulV4")))
+    assert "Which part of the model calls that, the words do not say" in found.cause
+    assert "--max-running-requests" not in "\n".join(found.advice)
+    of_attention = leads(ON_AN_NPU.format(""), died(OPERATOR.format("PagedAttentionOperation")))
+    assert "--max-running-requests" in "\n".join(of_attention.advice)
+
+
+def test_with_drafts_and_pictures_a_look_up_on_an_npu_is_of_ids_above_the_vocabulary():
+    fell = died(OPERATOR.format("GatherV2"), "layers/vocab_parallel_embedding.py")
+    assert "SGLang 27863" in leads(ON_AN_NPU.format(DRAFTED), PICTURES, fell).advice[0]
+    for lines in ((ON_AN_NPU.format(""), PICTURES, fell), (ON_AN_NPU.format(DRAFTED), fell)):
+        assert "SGLang 27863" not in "\n".join(leads(*lines).advice)

@@ -211,3 +211,55 @@ def test_a_form_that_drafts_do_not_serve_is_a_refusal():
     facts = read_log("log", [f"{stamp(1)} Error in request: {said}\n{decode(2)}".encode()])
     assert findings(facts) == ()
     assert "without --speculative-algorithm" in next(refused(facts)).look
+
+
+class TestAnEarlierBuildThatWasWell:
+    SLOW = "# decoding is three times slower\n"
+
+    @pytest.mark.parametrize(
+        "note",
+        [
+            "# An image from two weeks before is fast.\n",
+            "# the previous release works well\n",
+            "# images of early July never did it\n",
+            "# it is fine on the old build\n",
+            "# since the update of this week\n",
+        ],
+    )
+    def test_it_is_gone_back_to_before_any_option_is_tried(self, note):
+        (found,) = found_in([self.SLOW, note, started(model_path="m", speculative_algorithm="EAGLE"), *steady(3)])
+        assert found.rule == "noted-trouble"
+        assert found.advice[0].startswith("with the build ")
+        assert "git bisect" in found.advice[1]
+
+    @pytest.mark.parametrize(
+        "note",
+        ["# after the update of the driver too\n", "# after upgrading it is gone\n", "# image v0.5.9, old prompts\n"],
+    )
+    def test_another_note_of_a_build_is_none_of_that(self, note):
+        (found,) = found_in([self.SLOW, note, started(model_path="m", speculative_algorithm="EAGLE"), *steady(3)])
+        assert "with the build " not in "\n".join(found.advice)
+
+    def test_behind_an_end_it_stands_behind_its_own_first_advice(self):
+        end = death(5, "RuntimeError: something of ours broke", frame="models/m.py")
+        alone = found_in([started(model_path="m"), *steady(3), end])[0]
+        beside = found_in([started(model_path="m"), *steady(3), end, "# the previous release works well\n"])[0]
+        assert beside.advice[0] == alone.advice[0]
+        assert beside.advice[1].startswith("with the build that was well by a note")
+
+
+class TestVariablesBesideAStartLine:
+    WRONG = "# both adapters give gibberish\n"
+
+    @pytest.mark.parametrize(
+        "note", ["# environment: {}\n", "# env {}\n", "# server environment: {}\n", "export {}\n", "# {}\n"]
+    )
+    def test_they_are_this_servers(self, note):
+        given = note.format("SGLANG_EXPERIMENTAL_LORA_OPTI=1")
+        (found,) = found_in([self.WRONG, started(model_path="m"), given, *steady(3)])
+        assert found.advice[0].startswith("without SGLANG_EXPERIMENTAL_LORA_OPTI in its environment")
+
+    def test_those_of_another_try_are_not(self):
+        tried = "# same command with SGLANG_EXPERIMENTAL_LORA_OPTI=1 changes nothing\n"
+        (found,) = found_in([self.WRONG, started(model_path="m"), tried, *steady(3)])
+        assert "SGLANG_EXPERIMENTAL_LORA_OPTI" not in "\n".join(found.advice)

@@ -82,3 +82,23 @@ def test_scores_of_one_label_lead_to_the_endpoint_of_rerankers():
     assert only(log).advice[0].startswith("/v1/rerank")
     other = only([log[0], "2 validation errors for EmbeddingResponse\n"])
     assert "/v1/embeddings" in other.advice[0]
+
+
+POOL = f"{stamp(0)} max_total_num_tokens=59868, chunked_prefill_size=4096, context_len=163840\n"
+NO_ROOM = f"{stamp(5, 'TP5')} Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens).\n"
+UNSET = died(
+    "TypeError: '>' not supported between instances of 'NoneType' and 'int'",
+    ("managers/scheduler.py", "run_scheduler_process", "if self.sampling_params.max_new_tokens > 0:"),
+)
+
+
+def test_a_refusal_for_want_of_room_leads_over_what_the_release_died_of_it():
+    first, second = found_in([POOL, NO_ROOM, UNSET])[:2]
+    assert first.rule == "refused-for-room"
+    assert second.rule == "request-values"
+    assert "lacks (max_new_tokens)" in second.cause
+    assert "another entry than the HTTP server" not in told(second)
+
+
+def test_without_a_refusal_the_way_in_is_still_suspected():
+    assert "another entry than the HTTP server" in found_in([POOL, UNSET])[0].cause

@@ -113,3 +113,34 @@ def test_a_log_of_sglang_keeps_its_own_arguments():
     assert any("--disable-cuda-graph" in one for one in found_in(lines)[0].advice)
     # Somebody who tried both engines has a log of SGLang all the same.
     assert not of_vllm(facts_of("$ vllm serve m\n", *lines))
+
+
+PRINTED = "INFO 06-14 07:11:02 [utils.py:233] non-default args: {{'model': 'own/model', {}}}\n"
+GARBAGE = "# every answer is garbage\n"
+
+
+def test_arguments_that_vllm_prints_are_read_as_those_of_a_command():
+    facts = facts_of(
+        PRINTED.format("'tensor_parallel_size': 8, 'enable_expert_parallel': True, 'kv_cache_dtype': 'fp8'")
+    )
+    assert facts.arguments["tp_size"] == "8"
+    assert facts.arguments["kv_cache_dtype"] == "fp8"
+    assert of_vllm(facts)
+    nested = facts_of(
+        PRINTED.format("'attention_config': {'backend': 'ROCM_ATTN', 'flash_attn_version': 2}, 'seed': 1")
+    )
+    assert nested.arguments["attention_backend"] == "ROCM_ATTN"
+    assert nested.arguments["seed"] == "1"
+
+
+def test_a_kv_cache_that_is_right_by_a_note_comes_first():
+    printed = PRINTED.format("'kv_cache_dtype': 'fp8'")
+    note = "# GSM8K 0.0099 and heavily corrupted text; with the default KV cache 0.9666\n"
+    assert only([note, printed]).advice[0].startswith("with --kv-cache-dtype auto, with which all is well")
+    assert any(one.startswith("with --kv-cache-dtype auto") for one in only([GARBAGE, printed]).advice)
+
+
+def test_a_backend_by_its_words_alone_that_is_right_comes_first():
+    note = "# With the Triton attention backend the same model speaks normally.\n"
+    found = only([GARBAGE, note, PRINTED.format("'seed': 1")])
+    assert found.advice[0].startswith("with --attention-backend TRITON_ATTN, with which all is well")

@@ -48,7 +48,19 @@ def leads(name: str, lines, **settings) -> bool:
     return right is not None and right is next(one for one in shown if one.of == right.of)
 
 
+HOST = {"enable_hierarchical_cache": True, "speculative_algorithm": "EAGLE"}
+FALLEN = [decode(second, accept=length) for second, length in enumerate((3.1, 3.0, 1.2, 1.2))]
+WINDOWED = {"model_path": "google/gemma-4-31B-it", "speculative_algorithm": "DFLASH"}
+IDLE = "# nobody sends requests, yet top shows both processes at full load\n"
+HELD = {"reasoning_parser": "deepseek-v4", "tool_call_parser": "deepseekv4", "enable_strict_thinking": True}
 CASES = [
+    ("drafts-without-their-own-prefix", FALLEN, HOST, SERVED, HOST),
+    ("drafts-of-untranslated-windows", FALLEN, {**WINDOWED, "attention_backend": "flashinfer"},
+     FALLEN, {**WINDOWED, "attention_backend": "triton"}),
+    ("cores-while-nobody-asks", [IDLE, *SERVED], {"sleep_on_idle": False},
+     ["# the GPU idles and one process takes a whole core, clients get no answer\n", *SERVED],
+     {"sleep_on_idle": False}),
+    ("thoughts-held-by-other-marks", SERVED, HELD, SERVED, {**HELD, "enable_strict_thinking": False}),
     ("template-of-an-earlier-model", SERVED, {"model_path": "Qwen/Qwen2.5-VL-7B", "chat_template": "qwen2-vl"},
      SERVED, {"model_path": "Qwen/Qwen2-VL-7B", "chat_template": "qwen2-vl"}),
     ("sampled-by-default", SERVED,

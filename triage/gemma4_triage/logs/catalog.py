@@ -15,6 +15,7 @@ from gemma4_triage.logs import (
     noted_end,
     notes_in_prose,
     options_near,
+    since_an_update,
 )
 from gemma4_triage.logs.alarm_words import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -289,6 +290,7 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     leads = kv_transfer.RULE.id if not_registered.told_before(facts) else known_issue.ID
     chosen = [options_near.beside(facts, one) if one.rule in _OF_A_PART else one for one in endings]
     ended = images.beside(facts, list(ranked([*chosen, *floor], leads=leads)))
+    ended = since_an_update.beside(facts, ended)
     ended = given_already.told(facts, just_installed.before(facts, ended))
     # What only a note says is told where the log itself says nothing.
     loads = loads if ended or behind or loads else list(noted_trouble.RULE.find(facts))
@@ -300,7 +302,9 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
 
 
 def _repeats(finding: Finding) -> bool:
-    return finding.rule in SAYING_LITTLE and finding.confidence is Confidence.POSSIBLE
+    """Say whether a finding says less of an end than the refusal of the same request right above it."""
+    of_the_request = finding.rule == request_values.RULE.id
+    return (finding.rule in SAYING_LITTLE or of_the_request) and finding.confidence is Confidence.POSSIBLE
 
 
 def _split_off(rule: str, found: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:

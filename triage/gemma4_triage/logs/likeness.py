@@ -161,7 +161,8 @@ _WORDS_OF_PYTHON = frozenset(_PYTHONS.split())
 
 
 _BY_TOOLS = pattern(
-    r"device-side assert triggered|Memory access fault by GPU|HSA_STATUS_ERROR|HSAIL|GPU core ?dump|NVRM: Xid|"
+    r"device-side assert triggered|current working operator name is|"
+    r"Memory access fault by GPU|HSA_STATUS_ERROR|HSAIL|GPU core ?dump|NVRM: Xid|"
     r"MMU Fault|Fatal Python error|"
     r"Subprocess \w+ .*crashed|"
     r"(?i:ninja(?:: build stopped| exited| build failed))|subcommand failed|error: ld returned|"

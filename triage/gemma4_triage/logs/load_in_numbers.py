@@ -44,6 +44,10 @@ def numbers_of_load(facts: LogFacts) -> dict[str, str]:
         found["log_slowed"], found["log_slowed_from"] = slowed
     if (behind := max(map(_turns_behind, ranks), default=0)) >= _TURNS:
         found["log_turns_behind"] = behind
+    if (fell := _accept_fell(facts)) is not None:
+        found["log_accept_fell"], found["log_accept_best"] = fell
+    if (places := _places_of_a_stage(facts)) is not None:
+        found["log_places_of_a_stage"] = places
     at_work = [rank.rank for rank in ranks if rank.decode_lines or rank.prefill_lines]
     found["log_later_rank"] = int(len(at_work) == 1 and _LATER_RANK.search(at_work[0]) is not None)
     if lengths := [rank.accept_length for rank in ranks if rank.accept_length is not None]:
@@ -61,6 +65,26 @@ def _above_graphs(facts: LogFacts) -> tuple[int, int] | None:
         return None
     fewest = min(one.smallest for one in eager)
     return (fewest, largest) if fewest > largest else None
+
+
+_FELL = 0.6
+
+
+def _accept_fell(facts: LogFacts) -> tuple[float, float] | None:
+    """Return the last accept length, and the best one before, in hundredths, where it is far below that; else None."""
+    for rank in facts.schedulers:
+        lengths = [length for length in rank.series.get("accept_length", ()) if length]
+        if len(lengths) > 1 and lengths[-1] < _FELL * max(lengths[:-1]):
+            return 100 * lengths[-1], 100 * max(lengths[:-1])
+    return None
+
+
+def _places_of_a_stage(facts: LogFacts) -> int | None:
+    """Return how many requests each stage of a pipeline has room for; None of a server without stages, or a limit."""
+    stages, most = (facts.settings.get(name, "") for name in ("pp_size", "max_running_requests"))
+    if not (stages.isdecimal() and most.isdecimal()) or int(stages) <= 1:
+        return None
+    return int(most) // int(stages)
 
 
 _TURNS = 5  # in a row

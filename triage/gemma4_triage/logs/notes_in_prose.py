@@ -7,26 +7,30 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gemma4_triage.finding import Finding
+from gemma4_triage.logs import trouble_in_other_words
 from gemma4_triage.logs.facts import LogFacts, Place, Remark, Stack
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.trouble_in_words import KINDS, Seen, of_kinds
 
 NOTED = "noted {}"
+LOOSELY = "noted loosely"
+"""Name under which the first complaint is kept that has none of the known wordings."""
 DIFFERENCE, WELL = "noted difference", "noted well"
 """Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
 _DENIED = pattern(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?$")
 _CLAUSES = pattern(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
 _GOOD = pattern(
     r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
-    r"as expected|holds|serves|never happens|(?:model|server|it) runs(?! (?:out|into)))\b"
+    r"as expected|holds|serves|never happens|never (?:saw|seen|see|had|met|got) (?:it|this|that)|(?:is|was) gone|"
+    r"does not happen|(?:model|server|it) runs(?! (?:out|into)))\b"
 )
 _NOT_GOOD = pattern(
     r"(?i)\b(?:not|still|also|too|fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|crash\w*|only|"
-    r"if|when|whenever|some|sometimes|slower?|never)\b(?! happens)|n't\b|"
+    r"if|when|whenever|some|sometimes|slower?|never)\b(?! (?:happens|happen|saw|seen|see|had|met|got)\b)|n't\b|"
     r"\b(?:raises|gives|shows|throws|has|meets) the same\b"
 )
-_SHARE = pattern(r"(?<![\d.])(0\.\d{2,3}|1\.0+)(?![\d.])")
+_SHARE = pattern(r"(?<![\d.])(0\.\d{2,4}|1\.0+)(?!\d|\.\d)")
 _APART = 0.03
 _FLAG = pattern(
     r"(?i)\b(with|without|no)\s+(?:the )?(?:(?:prefill|decode)(?:'s| side| server)? )?"
@@ -40,7 +44,16 @@ _SHORT_OR_VLLMS = pattern(
 _BEFORE = pattern(
     r"(?i)\bbefore (?:we |I |it was )?(?:set|added|gave|enabled|turned on|switched on)\s+(?:the )?(.{3,40})"
 )
-_BACKEND = pattern(r"\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native)\s+backend\b")
+_BACKEND = pattern(
+    r"(?i)\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native|triton_attn|flash_attn)\s+"
+    r"(?:attention )?backend\b"
+)
+_PLAIN_KV = pattern(
+    r"(?i)\bwith (?:the |a |an )?(?:default|bf16|bfloat16|fp16|16-bit|plain|unquanti[sz]ed|auto|full-precision) "
+    r"KV(?:[- ]cache)?\b"
+)
+# An option that a note names without its dashes, and with a value.
+_BARE = pattern(r"(?i)\b(with)\s+([a-z]+(?:-[a-z0-9]+)+[ =]\w*\d\w*)\b")
 # What options are called in words, and what the start calls them.
 _SPOKEN = (
     (r"context[- ]parallel\w*", "context parallelism (--attn-cp-size 1)"),
@@ -87,6 +100,9 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
         if (found := words.search(line[:400])) and not _DENIED.search(line[: found.start()]):
             kept.setdefault(NOTED.format(kind), said)
             break
+    else:
+        if LOOSELY not in kept and trouble_in_other_words.kind_of(line) is not None:
+            kept[LOOSELY] = said
     if "wrong_as_it_samples" in kept:
         kept.setdefault(NOTED.format("answers"), kept["wrong_as_it_samples"])
     if change := difference_in(said.text.lstrip("# "), worse.text if worse is not None else ""):
@@ -159,8 +175,12 @@ def _change_in(clause: str) -> str:
         return next((f"without {flag}" for words, flag in _NAMED if words.match(found[1])), "")
     if flag := next((flag for words, flag in _WITHOUT if words.search(clause)), ""):
         return f"without {flag}"
+    if _PLAIN_KV.search(clause):
+        return "with --kv-cache-dtype auto"
+    if (bare := _BARE.search(clause)) and is_an_argument(re.split(r"[ =]", bare[2])[0].replace("-", "_")):
+        return f"with --{bare[2]}"
     found = _BACKEND.search(clause)
-    return f"with --attention-backend {found[1]}" if found else ""
+    return f"with --attention-backend {found[1].lower()}" if found else ""
 
 
 def kinds_noted(facts: LogFacts) -> tuple[Seen, ...]:

@@ -7,7 +7,14 @@ from gemma4_triage.logs.late_pattern import pattern
 
 PROCESS = pattern(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _OF_MODELS = pattern(r"(?i)-vl\b|vision|ocr|omni|llava|pixtral|internvl|minicpm-?[vo]|kimi-vl|gemma-?[34]")
+_SPOKEN = pattern(r"(?i)\b(?:images?|pictures?|photos?|videos?)\b(?! (?:of|from) (?:docker|the nightly))")
 _FEWEST_BESIDE = 3  # processes beside the largest on one GPU
+
+
+def takes_pictures(facts: LogFacts) -> bool:
+    """Say whether a server takes pictures: by its model's name, and by what notes say of its requests."""
+    notes = facts.remarks["notes"].text if "notes" in facts.remarks else ""
+    return bool(_OF_MODELS.search(facts.settings.get("model_path", "")) or _SPOKEN.search(notes))
 
 
 def prepares_pictures(facts: LogFacts, death: Death) -> tuple[str, ...]:

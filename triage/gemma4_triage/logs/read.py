@@ -486,7 +486,11 @@ class LogReading:
                 self._arguments = {**variables, **typed} if kind == "command" else {**typed, **self._arguments}
                 self._settings = events.asked_for(self._arguments)
                 self._noted = self._noted or (kind == "note" and len(self._settings) > 1)
-            if kind == "command" and b"vllm" in line:
+            elif self._starts and kind == "note" and (given := start_line.environment(line)):
+                # The environment stands in no start line.
+                self._arguments = {**self._arguments, **given}
+                self._settings = {**self._settings, **given}
+            if kind == "command" and (b"vllm" in line or start_line.OF_VLLM in line):
                 self._remarks["vllm"] = remarks.remark(line, stamp.rank, place)
             return False
         elif kind == "named_file":

@@ -4,49 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gemma4_triage.logs import silence_in_words
 from gemma4_triage.logs.facts import Death, LogFacts, Place, Remark
 from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.silence_in_words import says_so
 
 NAME = "noted_silence"
 SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid", "metrics_empty", "calls_noted"})
-SHOWN |= {"one_token", "two_builds", "wrong_when_long"}
+SHOWN |= {"one_token", "two_builds", "wrong_when_long", "goes_on", "busy_while_idle"}
 """Names under which `keep` keeps what notes say of answers."""
-_SAYS = pattern(
-    rb"(?i)\bhangs?\b(?! up\b)|\bhung\b(?! up\b)|\bhanging\b|\bstuck\b|\bfr(?:ozen|eezes)\b|\bdead-?locks?\b|"
-    rb"\b(?:no|none of the) (?:\w+ ){0,2}(?:requests?|answers?|clients?|calls?)\b[^,;]{0,30}\b"
-    rb"(?:answered|served|comes?|returns?)\b|"
-    rb"\bnothing (?:is |was |gets |has been )?(?:ever )?(?:answered|returned|logged|printed|comes back)\b|"
-    rb"\bnever (?:gets?|got|have|had|receives?) (?:an|any|its|their|the) (?:answer|reply|response)s?\b|"
-    rb"\bnever (?:answers?|answered|returns?|returned|responds?|responded|comes? back|finish(?:es|ed)|opens)\b|"
-    rb"\b(?:no longer|stop(?:s|ped)?|does not|doesn't|do not|don't) (?:answer|respond)(?:s|ing)?\b|"
-    rb"/(?:health|generate|v1)\S* (?:times? out|timed out|does not answer)|\b(?:un|not )responsive\b|"
-    rb"\bno (?:\w+ )?lines? (?:at all|after|follow)|\bno (?:progress|batch line)\b|"
-    rb"\bnothing (?:more|comes|follows|happens)\b|\bthen nothing\s*(?:[:,;.]|$)|"
-    rb"\b(?:server|request\w*|it|ranks?) stands\b|\banswered any more\b|\bfor ever\b|"
-    rb"\b(?:stays|sits|waits|remains) (?:here|there|like this)\b|"
-    rb"\b(?:here|there) for (?:\d+|many|some) (?:minutes|hours)\b|"
-    rb"\bnever (?:becomes|gets|is|was) ready\b|\bnever (?:starts|completes|gets past)\b|"
-    rb"\bdoes not (?:go on|continue|proceed)\b|\bstands? still\b|\bnever (?:gets|comes) to\b|\bnever leaves\b|"
-    rb"\bdoes not become (?:healthy|ready)\b|\breadiness probe (?:never|fails)\b|"
-    rb"\b(?:loading|capturing|capture|compiling|progress(?: bar)?) stays at\b|"
-    rb"\brequests? (?:\w+ )?(?:waits?|queues?) behind (?:it|that|this)\b|"
-    rb"\b(?:client|request|curl)s? (?:\w+ )?waits? from here\b|\bwaits? until (?:its|their) .{0,16}timeout\b|"
-    rb"\b(?:benchmark|request|call|curl|warm-?up|capture)\b.{0,50}\bnever ends?\b|"
-    rb"\b(?:without|gets?|got) (?:no |any |an? )(?:answer|reply|response)(?:s|\b)(?! code)"
-)
-# One has to wait for the end of another, though both could run.
-_TURN = pattern(
-    rb"(?i)\b(?:first token|begins|starts|runs|is admitted|answered|prefilled|scheduled|waits)\b.{0,30}\b"
-    rb"(?:only (?:when|after|once)|not before|until) (?:an?|one|the|some|all)\b(?: \w+){0,5}? "
-    rb"(?:ended|finished|done|ends|finishes|end|finish|completes?)\b"
-)
-_DENIES = pattern(
-    rb"(?i)\b(?:no|not|n't|nothing|never|without(?: a)?|instead of(?: a)?|no longer|any ?more) "
-    rb"(?:hangs?\b|hung\b|hanging\b|stuck\b|frozen\b|freezes?\b|dead-?lock)|"
-    rb"\bwith(?:out)? --\S+.{0,40}\b(?:fine|works?|ok|well|answers|good|starts?)\b|\bhangs? on\b|\bone client\b|"
-    # Of answers, which then come; and of another try than this log's.
-    rb"\banswers? (?:of|are|is)\b|\b(?:rubbish|garbage|nonsense|gibberish)\b|^#+ *(?:with|without|same|if)\b"
-)
 _CLAUSES = pattern(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 """Between them a note may turn from this server to another try."""
 _TURNS = pattern(
@@ -161,9 +127,11 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
         kept.setdefault("calls_noted", said)
     if _SAMPLED.search(line):
         kept.setdefault("wrong_as_it_samples", said)
-    if any(
-        (_SAYS.search(clause) or _TURN.search(clause)) and not _DENIES.search(clause) for clause in _CLAUSES.split(line)
-    ):
+    if silence_in_words.goes_on(line):
+        kept.setdefault("goes_on", said)
+    if silence_in_words.turns_while_idle(line):
+        kept.setdefault("busy_while_idle", said)
+    if any(map(says_so, _CLAUSES.split(line))):
         # The last one, behind which the least work can stand.
         kept[NAME] = said
     # Before an end a server may have been well.
@@ -246,18 +214,12 @@ _NAMED = (
 
 def waits_its_turn(note: Remark) -> bool:
     """Say whether a note has a request wait for the end of another, and no server that stands."""
-    return _TURN.search(note.text.encode()) is not None
-
-
-_GOES_ON = pattern(
-    r"(?i)\bnew(?:er)? requests? (?:are|is|get) (?:still )?(?:answered|served)|\bnum_queue_reqs\W{0,3}0\b|"
-    r"\bqueue (?:is|stays) empty|\bnothing (?:is )?queued"
-)
+    return silence_in_words.waits_its_turn(note.text.encode())
 
 
 def goes_on(facts: LogFacts) -> bool:
     """Say whether a note has the server take in requests, or none wait, while earlier ones were never answered."""
-    return any(_GOES_ON.search(facts.remarks[name].text) for name in (NAME, "notes") if name in facts.remarks)
+    return "goes_on" in facts.remarks
 
 
 def named_in_notes(facts: LogFacts, stacks: bool = False) -> Iterator[str]:

@@ -6,6 +6,8 @@ import re
 
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.late_pattern import pattern
+from gemma4_triage.logs.notes_in_prose import NOTED
+from gemma4_triage.logs.pictures_on_the_gpu import takes_pictures
 from gemma4_triage.logs.remarks import number_in
 
 _ASKED = pattern(r"Tried to allocate ([\d.]+) ([MG])iB")
@@ -36,6 +38,28 @@ def grown_since_start(facts: LogFacts, death: Death) -> tuple[str, tuple[str, ..
             "(nvidia-smi -l 60 tells when)",
         ),
     )
+
+
+_BY_A_NOTE = (
+    "The device's memory ran out, and by a note it grew while the server served: pools and weights take theirs at the "
+    "start, so that something else keeps what it took."
+)
+_KEEPS = (
+    "gemma4-triage collect URL (or nvidia-smi) twice, some hours apart, has the memory of each process: of the "
+    "scheduler's own it is torch's reserve, of another what that one does; a later release, and a restart in turns "
+    "until then. A lower --mem-fraction-static only puts it off"
+)
+_OF_PICTURES = (
+    "once with --disable-fast-image-processor: with pictures it is mostly the process that takes requests in, which "
+    "prepares them on the GPU (0.4.9.post6 lost that memory: SGLang 8429)"
+)
+
+
+def grown_by_a_note(facts: LogFacts) -> tuple[str, tuple[str, ...]] | None:
+    """Return cause and advice where somebody noted that memory grew as the server served; None elsewhere."""
+    if NOTED.format("memory") not in facts.remarks or not facts.served:
+        return None
+    return _BY_A_NOTE, (*((_OF_PICTURES,) if takes_pictures(facts) else ()), _KEEPS)
 
 
 def _gib(words: re.Pattern[str], message: str) -> float | None:

@@ -24,7 +24,11 @@ def arguments(line: bytes) -> dict[str, str]:
     if begin is None:
         return {}
     begin -= line[begin - 2 : begin] == b"{'"
-    text = line[begin:].decode(errors="replace")
+    return _listed(line[begin:].decode(errors="replace"))
+
+
+def _listed(text: str) -> dict[str, str]:
+    """Return what stands as name=value or 'name': value, one behind another, up to the bracket that closes them."""
     found: dict[str, str] = {}
     at = 0
     while len(found) < MAX_ARGUMENTS and (name := _NAME.match(text, at)) is not None:
@@ -37,9 +41,12 @@ def arguments(line: bytes) -> dict[str, str]:
     return found
 
 
+OF_VLLM = b"non-default args: {"
 COMMANDS = (
     *(b"sglang.launch_server ", b"sglang serve ", b"vllm serve ", b"vllm.entrypoints.", b"vllm/vllm-openai"),
     *(b"-m dynamo.vllm ", b"-m dynamo.sglang "),
+    # What vLLM prints of them itself.
+    OF_VLLM,
     *(b"--model-path ", b"launch_router ", b"smg launch "),
 )
 """How a server is started at a shell, which people paste above its log."""
@@ -83,12 +90,36 @@ def typed(line: bytes) -> dict[str, str]:
     begin = next((at for mark in COMMANDS if (at := line.find(mark)) >= 0), None)
     if begin is None:
         return {}
+    if (printed := line.find(OF_VLLM)) >= 0:
+        return _of_vllm(_listed(line[printed + len(OF_VLLM) :].decode(errors="replace")))
     text = line[begin : begin + LONGEST_VALUE * 4].decode(errors="replace")
     if (comment := _COMMENT.search(text)) is not None:
         text = text[: comment.start()]
     model = _MODEL.match(text)
     variables = dict(_VARIABLE.findall(line[:begin][-LONGEST_VALUE:].decode(errors="replace")))
     return variables | ({"model_path": model[1]} if model else {}) | _flags(text)
+
+
+_BACKEND = re.compile(r"'backend': '?(\w+)")
+
+
+def _of_vllm(printed: dict[str, str]) -> dict[str, str]:
+    """Return vLLM's arguments by the names that a command would have."""
+    found = {_SHORT.get(name, name): value for name, value in printed.items()}
+    if backend := _BACKEND.search(found.get("attention_config", "")):
+        found.setdefault("attention_backend", backend[1])
+    return found
+
+
+_ENVIRONMENT = re.compile(
+    rb"\s*(?:#+ *(?:\w+ ){0,2}(?:env|environment|variables)\b(?! (?:without|before|of the (?:old|other)))|"
+    rb"(?:#+ *)?(?:export )?(?:[A-Z][A-Z0-9_]{2,60}=[^\s=]{1,80}[,;]?\s*)+$)"
+)
+
+
+def environment(line: bytes) -> dict[str, str]:
+    """Return the variables in a line that somebody wrote beside a log as this server's environment; else nothing."""
+    return dict(_VARIABLE.findall(line[:LONGEST_VALUE].decode(errors="replace"))) if _ENVIRONMENT.match(line) else {}
 
 
 def comment(line: bytes) -> bytes:

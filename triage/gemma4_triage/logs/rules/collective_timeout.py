@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import native_crashes
+from gemma4_triage.logs import kernels_that_stand, native_crashes
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over
@@ -296,6 +296,7 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("an exception of some rank stands before the first timeout: that is the cause",),
         advice=(
             *((_RAY,) if _over_ray(facts, death) else ()),
+            *kernels_that_stand.of_tensorrt(facts),
             *(tower := _of_a_tower(facts)),
             *hang.of_encoders(facts),
             *((_LINK,) if together else ()),

@@ -68,7 +68,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the probes trap nothing before the same crash",),
         advice=(
             *in_its_warmup(facts, death),
-            *_of_media(facts),
+            *of_media(facts),
             *((held.look,) if held else ()),
             *(
                 (f"once without {part.without}: its file stands in the traceback",)
@@ -76,6 +76,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 else ()
             ),
             *_of_a_bound(facts),
+            *_of_a_tree(facts),
             *_of_a_draft(facts),
             *_of_the_host_cache(facts, death),
             "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
@@ -156,6 +157,20 @@ _STABLE = (
 )
 
 
+def _of_a_tree(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to try where drafts are a tree and steps are captured; empty of a chain, or without graphs."""
+    width, steps = (facts.settings.get(name, "") for name in ("speculative_eagle_topk", "speculative_num_steps"))
+    if not width.isdecimal() or int(width) <= 1 or facts.settings.get("disable_cuda_graph") == "True":
+        return ()
+    tokens = f" and --speculative-num-draft-tokens {int(steps) + 1}" if steps.isdecimal() else ""
+    return (
+        f"once with --speculative-eagle-topk 1{tokens} (one more than the steps), then with {width} again and "
+        "--disable-cuda-graph: drafts are a tree here, and releases have laid the captured table of its places out for "
+        "one branch alone, so that long requests write past their row, and ids of drafts come out as numbers of no "
+        "token (SGLang 27338); then a later release",
+    )
+
+
 def _of_the_host_cache(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Return that the cache of the host is left out first, where it is on and no frame says anything."""
     if death.frames or facts.settings.get("enable_hierarchical_cache") != "True":
@@ -165,17 +180,30 @@ def _of_the_host_cache(facts: LogFacts, death: Death) -> tuple[str, ...]:
 
 
 _SCATTERS = pattern(r"(?:scatter|gather|index)\w*[ _]?(?:kernel|out of bounds)|ScatterGatherKernel|device-side assert")
-_GATHERS = pattern(r"vectorized_gather_kernel|indexSelect|srcSelectDimSize")
+_GATHERS = pattern(r"vectorized_gather_kernel|indexSelect|srcSelectDimSize|operator name is (?:aclnn)?(?:Gather|Embed)")
 _SEES = pattern(r"-vl\b|[-_]vl[-_]|vlmo?e?for|llava|internvl|minicpm-?[vo]|omni|gemma-?[34]|pixtral|glm-\d\.\dv")
 
 
-def _of_media(facts: LogFacts) -> tuple[str, ...]:
+_PICTURED = pattern(r"(?i)\b(?:with|has|have|of|and|only) (?:\w+ ){0,2}(?:images?|pictures?|photos?|videos?|audio)\b")
+
+
+def of_media(facts: LogFacts) -> tuple[str, ...]:
     """Return what to try first where embeddings were looked up, with drafts, in a model that takes images."""
     asserted = any(_GATHERS.search(text.message) for text in facts.failures)
     drafts = facts.settings.get("speculative_algorithm", "None") != "None"
-    if not (asserted and drafts and _SEES.search(Started(facts).model)):
+    notes = facts.remarks["notes"].text if "notes" in facts.remarks else ""
+    pictured = _PICTURED.search(notes) is not None
+    if not (asserted and drafts and (pictured or _SEES.search(Started(facts).model))):
         return ()
+    cut = (
+        "requests with images without drafts (once without --speculative-algorithm), or with a --chunked-prefill-size "
+        "above the longest of them, so that none is cut: where a chunk ends the draft takes the next id of the prompt, "
+        "which for an image is a placeholder or a hash far above the vocabulary, and looks it up among its embeddings "
+        "(SGLang 27863); then a later release",
+    )
+    chunked = facts.settings.get("chunked_prefill_size", "None") != "-1"
     return (
+        *(cut if pictured and chunked else ()),
         "once with --disable-prefill-cuda-graph (--cuda-graph-backend-prefill disabled), then without drafts, with a "
         "request that has an image: ids that stand for an image lie above the vocabulary, and a draft that looks "
         "them up among embeddings, or a graph that holds that look-up, reads outside of the table (SGLang 38330)",

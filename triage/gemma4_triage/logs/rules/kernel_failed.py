@@ -10,7 +10,7 @@ from gemma4_triage.logs import flashinfer_workspace, host_pinning
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.rule import of_wordings, remarked, says
-from gemma4_triage.logs.rules import graph_capture, library_kernel
+from gemma4_triage.logs.rules import graph_capture, index_outside_tensor, library_kernel
 from gemma4_triage.logs.switched_on import features, switched_on
 
 _ON_THE_DEVICE = "It is noticed later"
@@ -46,6 +46,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 *(_BEHIND_GRAPH,) * (behind and not graphs),
                 *apart,
                 *(_of_its_kernel(death) if death is not None else ()),
+                *(index_outside_tensor.of_media(facts) if "looks rows up" in found.cause else ()),
                 *found.advice,
             )
             yield host_pinning.at_a_later_call(facts, _of_an_npu(facts, found.model_copy(update={"advice": advice})))

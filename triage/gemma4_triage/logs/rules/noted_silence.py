@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import host_pools, said_in_notes
+from gemma4_triage.logs import host_pools, kernels_that_stand, said_in_notes
 from gemma4_triage.logs.begun_work import begun_before
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts, Remark
 from gemma4_triage.logs.late_pattern import pattern
@@ -50,11 +50,6 @@ _FEW, _MOST = 2, 3  # prefills; features
 _ENCODER = (
     "without --mm-enable-dp-encoder: ranks then encode different images, and one that has none does not come to a sum "
     "that a part of the encoder still makes over all of them (SGLang 20759); then a later release"
-)
-_ANSWERS_LOST = (
-    "{0}: the scheduler goes on, so that answers get lost on the way back, and each of several tokenizers waits for "
-    "its own: of requests that were refused or aborted some releases tell the wrong one; then a later release (SGLang "
-    "33858)"
 )
 _NO_WARM_UP = (
     "once with --skip-server-warmup, and one short request of text alone: if that is answered, it is its image"
@@ -141,13 +136,14 @@ def _look(facts: LogFacts, note: Remark) -> Iterator[str]:
     # With what all is well by a note is worth more than what such a start is known for.
     yield from (one.text for one in tries if one.id == NOTED_DIFFERENCE)
     if said_in_notes.goes_on(facts):
-        yield from (_ANSWERS_LOST.format(one.without) for one in on if one.setting == "tokenizer_worker_num")
+        yield from (one.text for one in tries if one.shown)
     if _in_its_warmup(facts):
         encodes = facts.settings.get("mm_enable_dp_encoder", facts.arguments.get("mm_enable_dp_encoder")) == "True"
         if encodes and facts.settings.get("tp_size", "1") not in ("1", "None"):
             yield _ENCODER
         yield from (_STACKS, _NO_WARM_UP, *(f"once {one.without}, which this server has" for one in on[:_MOST]))
         return
+    yield from kernels_that_stand.of_tensorrt(facts)
     yield from hang.of_encoders(facts)
     yield from (f"once {one.without}, in which ranks meet" for one in on if one.setting in MEET)
     if facts.settings.get("is_embedding") == "True":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import said_in_notes
+from gemma4_triage.logs import said_in_notes, since_an_update, trouble_in_other_words
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.late_pattern import pattern
-from gemma4_triage.logs.notes_in_prose import NOTED, beside, kinds_noted
+from gemma4_triage.logs.notes_in_prose import LOOSELY, NOTED, beside, kinds_noted
 from gemma4_triage.logs.rule import Rule, at
 from gemma4_triage.logs.suspects import suspects
 
@@ -36,6 +36,10 @@ _LOOK = {
         "if it is answered alone: the same with as many at once, then without what such requests have (images, tools, "
         "response_format, stream, an adapter), one at a time; then a later release",
     ),
+    "silence": (
+        "curl -m 60 of /health_generate on the server's own host while a client waits: if that answers, the proxy, the "
+        "client's timeout and its pool of connections; if not, py-spy dump of every process of the server",
+    ),
     "memory": (
         "gemma4-triage collect URL twice, some hours apart: it has the memory of each process, of the host and of the "
         "GPU; then a later release, and a restart in turns until then",
@@ -51,10 +55,14 @@ _SPOILT = pattern(r"(?i)\bloops?\b|\bgarbage\b|\bnonsens\w*|\brepeats?\b|\bgibbe
 def _find(facts: LogFacts) -> Iterator[Finding]:
     # Of a server that stands another rule tells, where the log does not go on; of one client or a word alone none does.
     stands = said_in_notes.NAME in facts.remarks
-    seen = next((kind for kind in kinds_noted(facts) if kind != "silence" or stands), None)
+    seen = next((kind for kind in kinds_noted(facts) if kind != "silence" or stands), "silence" if stands else None)
+    loosely = facts.remarks.get(LOOSELY)
+    if seen is None and loosely is not None:
+        seen = trouble_in_other_words.kind_of(loosely.text.encode())
     if seen is None:
         return
-    note = facts.remarks[NOTED.format(seen)]
+    note = facts.remarks.get(NOTED.format(seen)) or facts.remarks.get(said_in_notes.NAME) or loosely
+    assert note is not None
     # A core that is busy while nothing is asked makes no answer slow.
     tries = [one for one in suspects(facts) if one.of == seen and (one.id != _IDLE or _OF_A_CORE.search(note.text))]
     if seen == "form":
@@ -62,7 +70,8 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         others = [one for one in suspects(facts) if one.of == "answers" and not one.broad and one.threads]
         ahead = 0 if _SPOILT.search(note.text) else 2
         tries = [*tries[:ahead], *others[:1], *tries[ahead:]]
-    steps = tuple(one.text for one in tries[:_MOST]) or _LOOK.get(seen, ())
+    # With an earlier build that was well nobody has to guess at options.
+    steps = (*since_an_update.steps(facts), *(one.text for one in tries[:_MOST])) or _LOOK.get(seen, ())
     if not steps:
         return
     finding = Finding(

@@ -7,14 +7,14 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.flashinfer_workspace import of_fused_sums
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.looked_at_first import reserved_pages
-from gemma4_triage.logs.others_on_the_gpu import beside, of_another
+from gemma4_triage.logs.others_on_the_gpu import beside, of_a_list, of_another
 from gemma4_triage.logs.pictures_on_the_gpu import PROCESS, kept_on_the_gpu, prepares_pictures
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, remarked
 from gemma4_triage.logs.rules import graph_capture
 from gemma4_triage.logs.scores_of_a_chunk import of_scores
 from gemma4_triage.logs.shared_gpus import of_a_shared_gpu
-from gemma4_triage.logs.since_the_start import grown_since_start
+from gemma4_triage.logs.since_the_start import grown_by_a_note, grown_since_start
 from gemma4_triage.logs.trainers_memory import of_a_release, of_a_trainer
 
 _ON_THE_DEVICE = "CUDA out of memory"
@@ -175,9 +175,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
         advice = ("a smaller --context-length, or a smaller --max-running-requests: their product is its size", *advice)
     pictured = () if "pictures" in cause else prepares_pictures(facts, death)
-    another = of_another(death) if cause == _CAUSES[_ON_THE_DEVICE] and not pictured else None
-    if another is not None:
-        cause, advice = another[0], (*another[1], *advice[1:])
+    plain = cause == _CAUSES[_ON_THE_DEVICE] and not pictured
+    another = of_another(death) or of_a_list(facts) if plain else None
+    grown = grown_by_a_note(facts) if plain and another is None else None
+    if another is not None or grown is not None:
+        # A share that would have left what was asked for is of no use against what grows, or is not this server's.
+        told = another or grown or (cause, ())
+        cause, advice = told[0], (*told[1], *advice[1:])
     elif "pictures" not in cause:
         advice = (*pictured, *advice) if pictured else (*advice, *beside(death))
     if any(map(_FALLBACK.search, (death.statement, *death.frames[-_INNER:]))) and not too_small:

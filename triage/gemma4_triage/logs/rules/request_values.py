@@ -9,6 +9,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.rule import Rule, of_failure, of_settings, remarked
+from gemma4_triage.logs.rules import refused_for_room
 
 _NONE = pattern(r"NoneType")
 _TOKENIZER = pattern(r"\btokenizer\.\w+|\btokenizer\b.{0,20}\bNone")
@@ -75,6 +76,17 @@ def _of_a_parameter(facts: LogFacts, death: Death) -> _Told | None:
     found = _PARAMETER.search(death.statement)
     if not _NONE.search(death.message) or found is None:
         return None
+    if refused_for_room.ended_right_behind(facts):
+        return _Told(
+            f"A request was refused for its length, and this release dies of what a refused request lacks ({found[1]}):"
+            " what was to be an answer of status 400 ended the scheduler.",
+            Confidence.POSSIBLE,
+            (
+                "no request longer than the server has room for: a limit in front of it, until the pool is larger",
+                f"{_SPOKEN.get(found[1], found[1])} in every request, and a later release, which answers what it "
+                "refuses and goes on",
+            ),
+        )
     grpc = facts.arguments.get("grpc_mode") == "True"
     ways = (
         "gRPC (--grpc-mode)" if grpc else "gRPC, a router, an Engine in a program, another entry than the HTTP server"

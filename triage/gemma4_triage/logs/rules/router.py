@@ -12,6 +12,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.rule import Rule, at, remarked
+from gemma4_triage.logs.workers_of_a_router import of_its_own_check
 
 _CIRCUIT = pattern(r"[Cc]ircuit ?[Bb]reaker")
 _STARTING = "to become healthy"
@@ -28,6 +29,19 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         yield _no_worker(facts, alarm)
     elif (ended := _ended_while_it_fetched(facts)) is not None:
         yield ended
+    elif (checked := of_its_own_check(facts)) is not None:
+        line, cause, confidence, advice = checked
+        yield Finding(
+            rule=RULE.id,
+            cause=cause,
+            confidence=confidence,
+            evidence=(
+                at(facts, line.place, line.text, "what the router said"),
+                *remarked(facts, "router_hands_on", "what it handed on in vain"),
+            ),
+            ruled_out_if=("a router without that worker in its list fails alike",),
+            advice=advice,
+        )
 
 
 _CONFIGURED = pattern(r"(?:Error starting router|ailed to start router)\W+(.{1,300})")

@@ -1,0 +1,68 @@
+"""What notes say of an earlier build that was well: then a change between both is at fault, and no option first."""
+
+from __future__ import annotations
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.late_pattern import pattern
+
+_THING = r"(?:images?|releases?|builds?|versions?|commits?|nightl(?:y|ies)|tags?|main|wheels?)"
+_FINE = (
+    r"(?:fast|fine|right|ok|works?|worked|good|well|normal(?:ly)?|correct|quick|"
+    r"never (?:did|had|does|showed|hung|died)(?: (?:it|this|so))?)"
+)
+_WELL_BEFORE = (
+    pattern(rf"(?i)\b(?:old|older|previous|earlier|last (?:week|month)'s|former) {_THING}\b.{{0,40}}?\b{_FINE}\b"),
+    pattern(
+        rf"(?i)\b{_THING} (?:\S+ ){{0,4}}(?:before|earlier|ago|of (?:the )?(?:last|early|mid|late|end of|begin\w* of) "
+        rf"\w+|from (?:last|early|\w+ (?:days|weeks|months))\b.{{0,20}})(?: \S+){{0,3}}? .{{0,20}}?\b{_FINE}\b"
+    ),
+    pattern(rf"(?i)\b(?:fast|fine|right|ok|good|well) (?:with|in|on) the (?:old|older|previous|earlier) {_THING}\b"),
+)
+_SINCE = pattern(
+    r"(?i)\b(?:since|after) (?:\w+ ){0,3}?(?:pull(?:ing|ed)?|updat\w+|upgrad\w+|switching|moving to|the new \w+)\b"
+)
+_HELPED = pattern(
+    r"(?i)\b(?:gone|fixed|solved|no longer|help(?:s|ed)|still|also|too|driver|CUDA|weights?|adapters?)\b|"
+    r"\bkernel of the host\b|\bupdate_weights|\bflush"
+)
+_CLAUSES = pattern(r"\. (?=[A-Z])|[;\n]")
+_TRY = (
+    "the build {0} ({1}): with the same command, machine and load a change between both is at "
+    "fault, and neither sizes nor options. Stay with it, or take a newer one that may have it mended"
+)
+_BISECT = (
+    "the nightly images between both, or the commits (git bisect), each time the middle one, and the same benchmark or "
+    "request: that names the change. Hold pip list of both side by side too, for a library may be it; report it with "
+    "both commits"
+)
+_NOT_ABOVE = frozenset({"like-incidents"})
+
+
+def _noted(facts: LogFacts) -> tuple[str, str]:
+    """Return which build was well by the notes, and their words; "" and "" if they say nothing of it."""
+    notes = facts.remarks["notes"].text if "notes" in facts.remarks else ""
+    clauses = [clause.lstrip("# ") for clause in _CLAUSES.split(notes)]
+    well = next((one for one in clauses if any(words.search(one) for words in _WELL_BEFORE)), "")
+    since = next((one for one in clauses if _SINCE.search(one) and not _HELPED.search(one)), "")
+    if well:
+        return "that was well by a note", well.strip()[:_SHOWN]
+    return ("from before what a note says that it began with", since.strip()[:_SHOWN]) if since else ("", "")
+
+
+_SHOWN = 120  # characters
+
+
+def steps(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do first where notes tell of an earlier build that was well; empty if none does."""
+    which, said = _noted(facts)
+    return (f"with {_TRY.format(which, said)}", f"with {_BISECT}") if said else ()
+
+
+def beside(facts: LogFacts, found: list[Finding]) -> list[Finding]:
+    """Return the findings on ends, the first of them with the earlier build behind its own first advice."""
+    told = steps(facts)
+    if not told or not found or found[0].confidence is Confidence.CERTAIN or found[0].rule in _NOT_ABOVE:
+        return found
+    advice = found[0].advice
+    return [found[0].model_copy(update={"advice": (*advice[:1], *told[:1], *advice[1:])}), *found[1:]]
