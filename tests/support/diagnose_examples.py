@@ -227,6 +227,8 @@ OTHERS: dict[str, Incident] = {
     "stop-token-missed": mutation("stop-token-inside-an-accepted-run"),
     "request-misplaced": mutation("running-request-waits-too"),
     "keys-not-stored": mutation("nothing-stored-by-a-verification"),
+    "keys-overwritten": mutation("keys-of-a-cached-page-overwritten"),
+    "sampling-differs": mutation("sampling-parameters-in-another-order"),
     "numbers-not-finite": mutation("keys-of-one-token-nan"),
     "cached-text-differs": mutation("key-without-the-first-new-token"),
     "token-differs": mutation("draft-taken-without-the-target"),

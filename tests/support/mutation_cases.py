@@ -5,6 +5,8 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "keys-of-a-cached-page-overwritten": ("keys-overwritten", None, None, C.LIKELY),
+    "sampling-parameters-in-another-order": ("sampling-differs", None, None, C.CERTAIN),
     "page-of-a-row-a-slot-too-high": ("request-state-differs", S.REQUEST_ROW, D.OFF_BY_ONE, C.CERTAIN),
     "part-left-out-by-a-receipt": ("request-state-differs", S.TREE_LOCK, None, C.LIKELY),
     "part-of-a-page-counted-as-gone": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),

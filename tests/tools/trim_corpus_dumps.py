@@ -45,9 +45,10 @@ def copy_dump(dump: Path, to: Path, case: str, kind: str = "corpus") -> None:
     to.mkdir(parents=True)
     for name in ("tensors.safetensors", "events.jsonl"):
         shutil.copyfile(dump / name, to / name)
-    manifest = json.loads((dump / "manifest.json").read_text())
-    manifest["guards"] = trimmed(manifest["guards"], case, kind)
     # Neither where the interpreter, the checkout nor the run was.
+    written = re.sub(r'[^\s"=]*/repro/toys/', "repro/toys/", (dump / "manifest.json").read_text())
+    manifest = json.loads(written)
+    manifest["guards"] = trimmed(manifest["guards"], case, kind)
     command = re.sub(r"PYTHONPATH=\S+ ", "", manifest["repeat_command"].replace(sys.executable, "python"))
     folder = f"SGLANG_TRTLLM_MHA_DEBUG_DIR=runs/{kind}/{case}/dumps"
     manifest["repeat_command"] = re.sub(r"SGLANG_TRTLLM_MHA_DEBUG_DIR=\S+", folder, command)
