@@ -47,3 +47,24 @@ def test_a_page_of_another_request_is_trapped_before_it_is_read(serve, mtp_argum
     assert "TrappedViolation: request-rows" in log
     (found,) = [one for one in dumps if one.rule == "request-rows"]
     assert (found.verdict, found.scalars["why"], found.scalars["defect"]) == ("row_entry", why, "foreign")
+
+
+def test_keys_that_something_else_writes_over_are_told(serve, engine_arguments):
+    code, log, dumps = serve(engine_arguments, before="engine_changes:overwrite_keys")
+    assert code != 0
+    assert "TrappedViolation: request-rows" in log
+    (found,) = [one for one in dumps if one.rule == "request-rows"]
+    names = ("token", "tokens_changed", "pool", "part", "stands_there")
+    assert found.verdict == "keys_changed"
+    assert [found.scalars[name] for name in names] == [3, 1, "full", "keys", "zeros"]
+
+
+def test_a_temperature_that_nobody_asked_for_is_told(serve, engine_arguments):
+    code, _, dumps = serve(engine_arguments, before="engine_changes:heat_sampling")
+    assert code != 0
+    (found,) = [one for one in dumps if one.rule == "request-rows"]
+    assert (found.verdict, found.scalars["parameter"], found.scalars["given"]) == (
+        "sampling_differs",
+        "temperature",
+        "32.0",
+    )

@@ -124,7 +124,7 @@ def _before_a_step(spoil: Any) -> None:
 
 def take_own_page() -> None:
     """Give a row a page of another that the other has for itself, once two requests have decoded for a while."""
-    _mix_rows(lambda request: len(request.output_ids) >= 4, lambda request: held(request).cache_protected_len)
+    _mix_rows(_decoded, lambda request: held(request).cache_protected_len)
 
 
 def take_cached_page() -> None:
@@ -132,8 +132,44 @@ def take_cached_page() -> None:
     _mix_rows(lambda request: held(request).cache_protected_len > 0, lambda request: 0)
 
 
+def overwrite_keys() -> None:
+    """Clear the keys of one token of a request's prompt in one layer, once two requests have decoded for a while."""
+
+    def clear(scheduler: Any, batch: Any, running: Sequence[Any]) -> None:
+        slot = int(scheduler.req_to_token_pool.req_to_token[held(running[0]).req_pool_idx, 3])
+        pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+        getattr(pool, "full_kv_pool", pool).k_buffer[0][slot] = 0
+
+    _once(_decoded, clear)
+
+
+def heat_sampling() -> None:
+    """Give one row of a batch a temperature that no request asked for, once two have decoded for a while."""
+
+    def heat(scheduler: Any, batch: Any, running: Sequence[Any]) -> None:
+        scheduler.running_batch.sampling_info.temperatures[0] = 32.0
+
+    _once(_decoded, heat)
+
+
+def _decoded(request: Any) -> bool:
+    return len(request.output_ids) >= 4
+
+
 def _mix_rows(ready: Any, column: Any) -> None:
     """Give one request's row a page of another, all of it in range, as stale or torn writes would."""
+
+    def mix(scheduler: Any, batch: Any, running: Sequence[Any]) -> None:
+        page, table = scheduler.page_size, scheduler.req_to_token_pool.req_to_token
+        mine, others = (held(request).req_pool_idx for request in running[:2])
+        at = column(running[0])
+        table[mine, at : at + page] = table[others, at : at + page]
+
+    _once(ready, mix)
+
+
+def _once(ready: Any, change: Any) -> None:
+    """Change something behind the first step after which two of its requests run on and are ready."""
     from sglang.srt.managers.scheduler import Scheduler
 
     original = Scheduler.process_batch_result
@@ -144,10 +180,7 @@ def _mix_rows(ready: Any, column: Any) -> None:
         running: Sequence[Any] = [request for request in batch.reqs if not request.finished() and ready(request)]
         if len(running) > 1 and not done:
             done.append(True)
-            page, table = scheduler.page_size, scheduler.req_to_token_pool.req_to_token
-            mine, others = (held(request).req_pool_idx for request in running[:2])
-            at = column(running[0])
-            table[mine, at : at + page] = table[others, at : at + page]
+            change(scheduler, batch, running)
         return result
 
     Scheduler.process_batch_result = process_batch_result

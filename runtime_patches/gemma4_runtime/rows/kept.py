@@ -182,12 +182,14 @@ def _report_changed(
     changed = (plain != sums.plain[at]) | (counted != sums.counted[at])
     if not bool(changed.any()):
         return False
-    number = changed.nonzero().flatten().tolist()
-    bad, differences = (
-        at[number],
-        zip((plain - sums.plain[at])[number].tolist(), (counted - sums.counted[at])[number].tolist(), strict=True),
-    )
-    parts = {sums.part_changed(*both) for both in differences}
+    first_of: dict[int, int] = {}
+    for one in changed.nonzero().flatten().tolist():
+        # Requests that share a prefix read the same slots of it.
+        first_of.setdefault(int(at[one]), one)
+    number = list(first_of.values())
+    bad = at[number]
+    by = (plain - sums.plain[at])[number].tolist(), (counted - sums.counted[at])[number].tolist()
+    parts = {sums.part_changed(*both) for both in zip(*by, strict=True)}
     part = parts.pop() if len(parts) == 1 else None
     of = [places[int(one)] for one in known[number].tolist()]
     wrong = [WrongEntry("changed", row, token, int(slot)) for (row, token), slot in zip(of, bad.tolist(), strict=True)]
