@@ -89,7 +89,7 @@ def test_a_token_that_has_what_another_has(server, cache):
 
 
 def test_what_a_forward_is_to_write_anew_is_its_own(server, cache):
-    """As a verification does at the places of drafts that were not taken, whether or not it is looked at to its end."""
+    """A verification does so at the places of drafts that were not taken, whether or not it is looked at to its end."""
     slots = decoded(server, cache)
     forget_written(server.scheduler, SimpleNamespace(out_cache_loc=slots[1:2]))
     for _, _, buffer in used(cache)[:2]:

@@ -279,11 +279,12 @@ PROBES: tuple[Patch, ...] = (
             "those that a prefill of text reads, of which each request has to have some; a prefix from the cache "
             "against the text that was stored in its slots; what was sampled against the answer; logits that are NaN, "
             "with the keys or values that they come of; in which batch or queue each request is; "
-            "and that keys and values stand in each slot that a forward was "
-            "to write, which is marked before, once a buffer was seen to be used, but for caches of 8 bits (of "
-            "verifications both from 0.5.23 on). From 0.5.23 on the drafts that are taken, slots ahead, and what an "
-            "insert takes and leaves in the prefix cache. It copies rows to the host and waits for the device, "
-            "so contain leaves it out unless it is named.",
+            "the sampling parameters of a batch; that keys and values stand in each slot that a forward was to write, "
+            "which is marked before, once a buffer was seen to be used, but for caches of 8 bits (of verifications "
+            "both from 0.5.23 on), and that they are the same as they are read next, 4096 tokens of a pool at a time, "
+            "but where the prefix cache has a host pool or another server fills the pool. From 0.5.23 on the drafts "
+            "that are taken, slots ahead, and what an insert takes and leaves in the prefix cache. It copies rows to "
+            "the host and waits for the device, so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",
             proof=(
@@ -294,6 +295,8 @@ PROBES: tuple[Patch, ...] = (
                 "tests/unit/test_probe_request_rows_texts.py",
                 "tests/unit/test_probe_request_rows_begins.py",
                 "tests/unit/test_probe_request_rows_finite.py",
+                "tests/unit/test_probe_request_rows_kept.py",
+                "tests/unit/test_probe_request_rows_sampling.py",
                 "tests/unit/test_probe_request_rows_queues.py",
                 "tests/unit/test_probe_request_rows_locks.py",
                 "tests/unit/test_probe_request_rows_inserts.py",
