@@ -464,6 +464,7 @@ def test_a_request_may_have_the_id_of_one_that_has_ended(server):
     first = server.world.requests[1]
     slot = held(first).req_pool_idx
     server.world.finish(first)
+    server.world.rows.free_slots = [slot]
     again = server.world.start([(token * 7) % 89 for token in PROMPT])
     assert held(again).req_pool_idx == slot
     again.rid = first.rid
