@@ -170,7 +170,10 @@ PARTS: tuple[Part, ...] = (
         "--dtype float16",
         "values of this model can be larger than float16 holds: NaN, <pad> or nonsense. float32 where there is no "
         "bfloat16",
-        on=lambda start: start.is_float16 and start.of("gemma", "t5", "qwen2-", "qwen2.5"),
+        on=lambda start: (
+            # Kernels of AWQ and GPTQ are of float16 themselves.
+            start.is_float16 and start.of("gemma", "t5", "qwen2-", "qwen2.5") and not start.of("awq", "gptq")
+        ),
         instead="with --dtype bfloat16",
     ),
     Part(

@@ -42,11 +42,14 @@ _NOT_THERE: dict[str, re.Pattern[str]] = {
     "mps": pattern(rf"{_OF_NCCL}|{_OF_A_GPU}|^(?:once )?without --disable-overlap-schedule"),
     "hpu": pattern(rf"{_OF_NCCL}|{_OF_A_GPU}"),
     "npu": pattern(rf"{_OF_NCCL}|nvidia-smi"),
-    "xpu": pattern(r"\bNCCL_\w+|nvidia-smi|--disable-(?:piecewise-)?cuda-graph"),
+    "xpu": pattern(rf"{_OF_NCCL}|nvidia-smi|--disable-(?:piecewise-)?cuda-graph"),
 }
 """What a change may not ask for on a device: it has no such thing, or the server there passes it over."""
 _NOTED = pattern(r"\bby the note in line \d|\bas line \d+ has it|\bas the scores that were noted\b")
 """What somebody has tried there holds there."""
+_OPTIONS = pattern(r": |[;,(]| or ")
+_NAMED = pattern(r"\b(?:on|of) (?:a CPU|NPUs?|an NPU|Ascend|ROCm|XPU|Gaudi)\b|\bAMD\b")
+"""What names a device has been written with it in mind."""
 _WITHOUT_GRAPHS = frozenset({"cpu", "mps", "hpu", "xpu"})
 _FOR_ALL = (
     (r"flashmla_sparse, fa3, tilelang, trtllm\b", {"rocm": "tilelang, aiter"}),
@@ -112,14 +115,15 @@ def on_device(advice: str, device: str) -> str:
         advice: a change, and behind a colon why.
         device: by PyTorch's name (ROCm: rocm); "" for a GPU of NVIDIA.
     """
-    if not device or _NOTED.search(advice):
+    if not device or _NOTED.search(advice) or _NAMED.search(advice):
         return advice
     for words, instead in _words(device):
         advice = words.sub(instead, advice)
     advice = _ANOTHER.sub(lambda found: _others(found, device), advice)
     alone = len(_BACKENDS.get(device, ())) == 1
     advice = _ALSO_ANOTHER.sub("", advice) if alone else advice
-    change = advice.partition(": ")[0]
+    # Of several options the first is the change, and others stand beside it.
+    change = _OPTIONS.split(advice)[0]
     if _OF_NVIDIA.search(change) or (device in _NOT_THERE and _NOT_THERE[device].search(change)):
         return ""
     if (alone and _HAS_NONE.search(change)) or (device == "cpu" and _ABOUT_A_GPU.search(advice)):

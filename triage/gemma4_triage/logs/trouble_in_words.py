@@ -43,7 +43,7 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"answers?)\b",
     ),
     "answers": (
-        r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition|far lower)",
+        r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition(?!_)|far lower)",
         r"\baccuracy (?:is |of )?0\.[0-6]|replacement characters|mojibake|(?:gsm8k|mmlu)\b.{0,60}?[:=] ?0\.[0-4]",
         r"answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?(?:wrong|repeated|empty)\b",
         r"\b(?:outputs?|answers?|prints?|generates?|returns?|produces|writes) (?:is |are )?"
