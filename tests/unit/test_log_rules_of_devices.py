@@ -18,7 +18,7 @@ NO_AMX = "# this machine has AVX512 but no AMX, and it is slow\n"
 ALL = [(f"{one['change']}: {one['why']}", one["id"]) for one in (*quiet_suspects(), *quiet_suspects("shown.toml"))]
 ALL += [(f"{part.instead or f'without {part.without}'}: {part.why}", part.id) for part in PARTS if part.why]
 NEVER = {
-    "cpu": r"NCCL_|custom-all-reduce|cuda-graph|CUDA_LAUNCH|nvidia-smi|symm-mem|\bthe GPUs?\b|without --disable-overlap",
+    "cpu": r"NCCL_|custom-all-reduce|cuda-graph|CUDA_L|nvidia-smi|symm-mem|\bthe GPUs?\b|without --disable-overlap",
     "npu": r"NCCL_|custom-all-reduce|nvidia-smi|symm-mem|^with another --attention-backend",
     "rocm": r"nvidia-smi|symm-mem|--attention-backend (?:fa3|flashinfer|trtllm)",
     "xpu": r"NCCL_|nvidia-smi|symm-mem|--disable-cuda-graph|--attention-backend (?:fa3|flashinfer|trtllm)",

@@ -12,7 +12,8 @@ from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.trouble_in_words import Seen
 
 _OF_FORM = (
-    r"(?:tools?|tool[ _]?(?:calls?|uses?)|function(?:s| calls?)?|calls?|arguments?|JSON|schema|fields?|keys?|usage|"
+    r"(?:tools?|tool[ _]?(?:calls?|uses?)|function(?:s| calls?)?|calls?|arguments?|JSON|schema|fields?|keys?|"
+    r"usage (?:fields?|blocks?|objects?|counts?)|"
     r"finish_reason|edits|parameters|chunks?|deltas?|citations?|markdown|code|indentation|quotes)"
 )
 _OF_NUMBERS = (
@@ -32,7 +33,8 @@ _LOST = (
     r"(?:has|have|holds?|contains?|comes? with|brings?|shows?) (?:no|fewer|too few|too many|extra|only half)\b)"
 )
 _SPOILT = (
-    r"(?:fails?(?! over)|breaks?|(?:is|are|was|were|gets?) (?:all |mostly |often )?(?:rejected|refused|broken|invalid|"
+    r"(?:fails?(?! over)|(?<!line )breaks?|(?:is|are|was|were|gets?) (?:all |mostly |often )?(?:rejected|refused|"
+    r"broken|invalid|"
     r"unusable|unparsable|corrupt(?:ed)?|nonsense|scrambled|shuffled|reversed|shifted|positive|all equal)|"
     r"(?:cannot|can't|could not) be (?:parsed|read|decoded|used|loaded)|"
     r"(?:does|do|did|is|are) not (?:match|agree|add up|rank|fit|parse|validate|belong|correspond|follow|valid|"
@@ -64,10 +66,12 @@ _FORMS: tuple[tuple[Seen, str], ...] = (
     (
         "answers",
         rf"\bsame (?:[\w'-]+ ){{1,3}}(?:{_AGAIN}|fills?)\b|\brepeats? (?:a|one|the same|its|itself|the last|single|"
-        r"(?:whole )?(?:sentences?|phrases?|words?|lines?|paragraphs?))\b|\bends? in the same (?:phrase|word|sentence|"
-        r"line|loop)|\bloops? (?:on|over|in|through|at)\b|\b(?:goes|turns|runs) (?:round )?in (?:circles|a loop|loops)\b|"
+        r"(?:whole )?(?:sentences?|phrases?|words?|lines?|paragraphs?))\b|\bends? in the same (?:phrase|word|"
+        r"sentence|"
+        r"line|loop)|\bloops? (?:on|over|in|through|at) (?:an?|one|the same|its\w*|[\"'])|\b(?:goes|turns|"
+        r"runs) (?:round )?in (?:circles|a loop|loops)\b|"
         rf"\b(?:writes?|prints?|says?|generates?) (?:[\w'-]+ ){{1,4}}{_AGAIN}|"
-        rf"\bkeeps (?:on )?(?:writing|printing|saying|generating)\b|\bnever (?:stops|ends) (?:writing|talking)\b",
+        rf"\bkeeps (?:on )?(?:saying|generating)\b|\bnever (?:stops|ends) (?:writing|talking)\b",
     ),
     # There is little of it, or nothing but one thing.
     (
@@ -75,9 +79,11 @@ _FORMS: tuple[tuple[Seen, str], ...] = (
         r"\b(?:writes?|prints?|gives?|returns?|emits?|answers?|says|is|are|consists? of) (?:with )?"
         r"(?:nothing but\b|(?:only|just) (?:\w+ )?(?:line breaks|blanks?|spaces|dots|commas|digits|punctuation|"
         r"emojis?|quotes|brackets|hyphens|question marks|exclamation marks|the same|one)\b)|"
-        r"\b(?:nearly|almost|next to|hardly any)(?:thing| nothing)\b|\bcontent (?:is|stays|comes back) empty\b|"
+        r"\b(?:writes?|gives?|returns?|answers?|says|produces?) (?:with )?(?:nearly|almost|next to) nothing\b|"
+        r"\bcontent (?:is|stays|comes back) empty\b|"
         r"\ball (?:the )?tokens (?:are|go|end up) in (?:the )?(?:reasoning|thoughts|thinking)\b|"
-        rf"\b{_OF_ANSWERS} (?:\w+ )?stops? (?:half-?way|in the middle|too early|mid-?\w+|short|after (?:one|two|three|"
+        rf"\b{_OF_ANSWERS} (?:\w+ )?stops? (?:half-?way|in the middle|too early|mid-?\w+|short|after (?:one|two|"
+        rf"three|"
         r"a few|\d+) (?:words?|tokens?|lines?))\b",
     ),
     # It is of another language, question, user, or option.
@@ -88,12 +94,18 @@ _FORMS: tuple[tuple[Seen, str], ...] = (
     ),
     (
         "answers",
-        r"\bnothing to do with\b|\banswers? (?:for the user|in the user's|as the user|as though|as if)|"
+        r"\b(?:answers?|repl(?:y|ies)|outputs?|texts?|responses?|summar(?:y|ies)) (?:\w+ )?ha(?:s|"
+        r"ve) nothing to do with\b|"
+        r"\banswers? (?:for the user|in the user's|as the user)|"
+        r"\b(?:answers?|repl(?:y|ies)|outputs?|behaves?) (?:[\w'-]+ ){0,4}?(?:as though|as if)\b|"
+        r"\b(?:answers?|repl(?:y|ies)|outputs?|texts?) (?:[\w'-]+ ){0,3}?(?:has|have|is of|"
+        r"shows?) (?:the )?(?:[\w'-]+ )?"
+        r"(?:adapter|lora|neighbour|other (?:prompt|request|user))(?:'s)?\b|"
         r"\bplays? the user\b|\bcontinues? the (?:user|prompt|question)\b|"
-        r"\b(?:as though|as if) (?:the |an? |it )?(?:\w+ ){0,3}(?:were|was|is|had|has)\b|"
-        r"\bonly (?:the )?(?:first|last|second|shortest|longest)(?: \w+)? (?:is|are|comes?|gets?) (?:right|correct|good|"
-        r"answered|whole|fine)\b|\bhas (?:the )?(?:[\w'-]+ )?(?:adapter|lora|neighbour|other)(?:'s)?\b|"
-        r"\b(?:best|right|relevant) (?:document|one|answer|passage) (?:is|comes|ranks|lands) (?:last|at the end|below)|"
+        r"\bonly (?:the )?(?:first|last|second|shortest|longest)(?: \w+)? (?:is|are|comes?|gets?) (?:right|correct|"
+        r"good|answered|whole|fine)\b|"
+        r"\b(?:best|right|relevant) (?:document|one|answer|passage) (?:is|comes|ranks|lands) (?:last|at the end|"
+        r"below)|"
         rf"\b{_OF_ANSWERS}\b{_FEW}(?:is|are) (?:printed|shown|left|written) as text\b",
     ),
     ("answers", rf"\b{_OF_NUMBERS}{_FAR}(?:{_LOST}|{_SPOILT})|\b{_OF_NUMBERS} (?:{_LOST}|{_SPOILT})"),
@@ -107,17 +119,17 @@ _EACH: tuple[tuple[Seen, re.Pattern[bytes]], ...] = tuple(
     (kind, pattern(f"(?i){words}".encode())) for kind, words in _FORMS
 )
 _METRIC = (
-    rb"(?:exact_match|acc(?:uracy)?(?:_norm)?|pass@\d+|pass rate|(?:\w+ )?scores?|evals?|rewards?(?: of [\w ]{1,20}?)?|"
-    rb"f1|bleu|rouge\w*|gsm8k|mmlu\w*|aime\w*|gpqa\w*|humaneval|math\w*|mrr|ndcg|recall|hit rate)"
+    rb"(?:exact_match|acc(?:uracy)?(?:_norm)?|pass@\d+|pass rate|(?:\w+ )?scores?|evals?|"
+    rb"rewards?(?: of [\w ]{1,20}?)?|"
+    rb"f1|bleu|rouge\w*|gsm8k|mmlu\w*|aime\w*|gpqa\w*|humaneval|math\w*|mrr|ndcg)"
 )
 _NOTHING = pattern(
     rb"(?i)\b" + _METRIC + rb"\b(?: \w+)?(?: (?:is|are|was|of|at|stays?(?: at)?|gives?)|[:=|]) ?"
     rb"(?:(?:about |only |now )?0(?:\.0\d*)?(?![\d.]*\d)|zero\b)(?! (?:errors?|failures?))"
 )
 _FELL = pattern(
-    rb"(?i)\b"
-    + _METRIC
-    + rb"\b(?: \w+)?(?: (?:went|goes|came|comes|is|fell|dropped)(?: down)?)? from (\d+(?:\.\d+)?)(?: ?%)? to "
+    rb"(?i)\b" + _METRIC + rb"\b(?: (?:score|accuracy|result|value))?"
+    rb"(?: (?:went|goes|came|comes|is|fell|dropped)(?: down)?)? from (\d+(?:\.\d+)?)(?: ?%)? to "
     rb"(\d+(?:\.\d+)?)"
 )
 _BELOW = pattern(

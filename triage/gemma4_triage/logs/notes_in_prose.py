@@ -132,8 +132,11 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     return bool(change) and "--" in change
 
 
-_SCORED_NOTHING = pattern(rb"Accuracy: 0\.0\d*\s*$")
-"""What SGLang's own evaluation prints where hardly an answer is right."""
+_SCORED_NOTHING = pattern(
+    rb"Accuracy: 0\.0\d*\s*$|"
+    rb"\|[^|]*\|[^|]*\|[^|]*\|[^|]*\| *(?:exact_match|acc(?:_norm)?|pass@1)\b[^|]*\|[^|]*\| *0(?:\.0\d*)? *\|"
+)
+"""What SGLang's own evaluation, or a table of lm_eval, prints where hardly an answer is right."""
 
 
 def difference_in(text: str, worse: str = "") -> str:

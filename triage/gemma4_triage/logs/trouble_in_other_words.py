@@ -101,6 +101,8 @@ _DENIED = pattern(
 )
 # Before a form that says much by itself less may stand: "a request without an adapter answers as if it had one".
 _DENIED_BY_FORM = pattern(
+    # What a client sends is no answer.
+    rb"\b(?:sends?|sent|asks?|asked|posts?|uses?|repeats?) (?:[\w'-]+ ){0,3}$|"
     rb"\b(?:[Nn]o|none|[Nn]othing|[Nn]either|[Nn]ever|no longer)\W+(?:[\w'-]+\W+){0,4}$|^#+ *(?i:if|until|before)\b"
 )
 _RIGHT = pattern(

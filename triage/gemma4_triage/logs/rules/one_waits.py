@@ -12,6 +12,7 @@ from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, remarked
 from gemma4_triage.logs.rules.queue_stands import limit_of
 
 _LINES, _SECONDS = 3, 30.0
+_LONG_S = 60.0  # of two lines, of which nothing else runs between
 _EMPTY = 0.5  # of the pool in use at most
 _CHUNKED = pattern(r"chunked_prefill_size=(\d+)")
 
@@ -40,13 +41,14 @@ def _stretch(rank: RankFacts, limit: int) -> list[dict] | None:
             longest = max(longest, row, key=len)
         else:
             row = []
-    if len(longest) < _LINES or rank.retractions.events:
+    if len(longest) < _LINES - 1 or rank.retractions.events:
         return None
     try:
         begin, end = (datetime.fromisoformat(longest[place]["time"]) for place in (0, -1))
     except (TypeError, ValueError):
         return None
-    return longest if (end - begin).total_seconds() >= _SECONDS else None
+    least = _SECONDS if len(longest) >= _LINES else _LONG_S
+    return longest if (end - begin).total_seconds() >= least else None
 
 
 def _tell(facts: LogFacts, rank: RankFacts, stretch: list[dict], limit: int) -> Finding:
