@@ -177,9 +177,10 @@ def test_float16_of_a_checkpoint_in_awq_is_its_kernels_own():
 
 
 def test_what_a_client_cannot_read_of_a_call_is_a_finding():
+    start = "INFO 04-03 11:02:09 [utils.py:233] non-default args: {'model': 'm', 'tool_call_parser': 'gemma4'}\n"
+    up = "(APIServer pid=1) INFO:     Application startup complete.\n"
     line = '# client:\nInvalid input for tool todo: JSON parsing failed: Text: {"a": "<|\\\\Demo<|\\"|"}\n'
-    found = only([started(model_path="m", tool_call_parser="gemma4"), *WORK, line])
+    found = only([start, up, line])
     assert found.rule == "noted-trouble"
     assert found.advice[0].startswith("with requests with tools that do not stream")
-    other = only([started(model_path="m", tool_call_parser="gemma4"), *WORK, '# client:\nJSON parsing failed: {"a":\n'])
-    assert "quotation mark" not in other.advice[0]
+    assert found_in([start, up, '# client:\nJSON parsing failed: {"a":\n']) == ()

@@ -209,8 +209,8 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
         # What a client could not read it quotes.
         if _PIECE.search(line):
             kept.setdefault("marks_in_arguments", kept[name])
-        # A client that cannot read a call says it as a note would.
-        kept.setdefault("noted form", kept[name])
+            # A client that cannot read a call says it as a note would.
+            kept.setdefault("noted form", kept[name])
     elif name == "asked_tool":
         kept.pop("forced_tool", None)
         if _FORCED.search(line):
