@@ -292,7 +292,7 @@ class AlarmReader:
             kind = self._kinds[shape] = self._kind_by_words(line, below)
         if not kind:
             return ""
-        if kind == "error" and not self._frames and self._is_of_a_client(number, line):
+        if kind in ("error", "failed") and not self._frames and self._is_of_a_client(number, line):
             return ""
         self._worded = None if kind == "error" and below else kind
         early = kind in ("unhealthy", "answered-503") and not self.last_work

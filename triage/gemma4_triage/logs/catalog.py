@@ -108,6 +108,7 @@ from gemma4_triage.logs.rules import (
     wheels_do_not_fit,
     workers_stand,
 )
+from gemma4_triage.logs.told_for_devices import for_its_device
 from gemma4_triage.logs.told_for_vllm import for_its_engine
 from gemma4_triage.logs.tracebacks import OF_GROUPS, TORN
 
@@ -298,7 +299,8 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
         # What a release of that time made of a prompt that it refuses says less than the refusal.
         behind = [*ended, *behind]
         ended, loads = _split_off(refused_for_room.RULE.id, loads)
-    return for_its_engine((*notes_in_prose.beside(facts, ended), *behind, *ranked(loads)), facts)
+    told = (*notes_in_prose.beside(facts, ended), *behind, *ranked(loads))
+    return for_its_device(for_its_engine(told, facts), facts)
 
 
 def _repeats(finding: Finding) -> bool:

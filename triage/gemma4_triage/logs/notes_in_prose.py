@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gemma4_triage.finding import Finding
-from gemma4_triage.logs import trouble_in_other_words
+from gemma4_triage.logs import silence_in_words, trouble_in_other_words
 from gemma4_triage.logs.facts import LogFacts, Place, Remark, Stack
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.late_pattern import pattern
@@ -18,7 +18,12 @@ LOOSELY = "noted loosely"
 """Name under which the first complaint is kept that has none of the known wordings."""
 DIFFERENCE, WELL = "noted difference", "noted well"
 """Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
-_DENIED = pattern(rb"(?i)(?:\b(?:no|not|nor|never|without)|n't)\W+(?:\w+\W+)?$")
+_DENIED = pattern(
+    rb"(?i)(?:\b(?:no|not|nor|never)|n't)\W+(?:\w+\W+)?$|\b(?:nothing|none)\W+$|"
+    rb"\bwithout\W+(?:(?!gives|is|are|has|gets|shows|writes|returns)\w+\W+)?$"
+)
+_WANTED = pattern(rb"(?i)^[^.;,]{0,30}\b(?:on purpose|as asked|as wanted|as intended|by design|any ?more|no longer)\b")
+"""Behind what would be a complaint: it is none."""
 _CLAUSES = pattern(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
 _GOOD = pattern(
     r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
@@ -48,6 +53,18 @@ _BACKEND = pattern(
     r"(?i)\b(triton|flashinfer|fa3|fa4|trtllm_mh?la|trtllm_mha|aiter|ascend|torch_native|triton_attn|flash_attn)\s+"
     r"(?:attention )?backend\b"
 )
+# Backends of other parts, by the words that tell them from those of attention.
+_OTHER_BACKENDS = (
+    (pattern(r"(?i)\b(outlines|xgrammar|llguidance)\b"), "--grammar-backend"),
+    (pattern(r"(?i)\b(pytorch|flashinfer)(?:'s)? sampl(?:ing|er)\b"), "--sampling-backend"),
+    (pattern(r"(?i)\bsampling (?:backend )?(?:of |in )?(pytorch|flashinfer)\b"), "--sampling-backend"),
+    (
+        pattern(r"(?i)\b(triton|cutlass|marlin|deep_gemm|flashinfer_\w+)(?:'s)? (?:moe|experts?|fused[ _-]?moe)\b"),
+        "--moe-runner-backend",
+    ),
+    (pattern(r"(?i)\b(mooncake|nixl|mori) (?:as |for )?(?:the )?transfers?\b"), "--disaggregation-transfer-backend"),
+)
+_LEFT_OUT = pattern(r"(?i)\b(?:without|no|not)\b")
 _PLAIN_KV = pattern(
     r"(?i)\bwith (?:the |a |an )?(?:default|bf16|bfloat16|fp16|16-bit|plain|unquanti[sz]ed|auto|full-precision) "
     r"KV(?:[- ]cache)?\b"
@@ -97,7 +114,11 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
     worse = kept.get(NOTED.format("answers"))
     for kind, words in of_kinds():
-        if (found := words.search(line[:400])) and not _DENIED.search(line[: found.start()]):
+        if kind in ("silence", "form") and silence_in_words.writes_for_ever(line):
+            # It answers, and does not stop: that it comes to no call and no content follows from it.
+            continue
+        found = words.search(line[:400])
+        if found and not _DENIED.search(line[: found.start()]) and not _WANTED.search(line[found.end() : 400]):
             kept.setdefault(NOTED.format(kind), said)
             break
     else:
@@ -111,8 +132,11 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     return bool(change) and "--" in change
 
 
-_SCORED_NOTHING = pattern(rb"Accuracy: 0\.0\d*\s*$")
-"""What SGLang's own evaluation prints where hardly an answer is right."""
+_SCORED_NOTHING = pattern(
+    rb"Accuracy: 0\.0\d*\s*$|"
+    rb"\|[^|]*\|[^|]*\|[^|]*\|[^|]*\| *(?:exact_match|acc(?:_norm)?|pass@1)\b[^|]*\|[^|]*\| *0(?:\.0\d*)? *\|"
+)
+"""What SGLang's own evaluation, or a table of lm_eval, prints where hardly an answer is right."""
 
 
 def difference_in(text: str, worse: str = "") -> str:
@@ -179,6 +203,9 @@ def _change_in(clause: str) -> str:
         return "with --kv-cache-dtype auto"
     if (bare := _BARE.search(clause)) and is_an_argument(re.split(r"[ =]", bare[2])[0].replace("-", "_")):
         return f"with --{bare[2]}"
+    for words, option in _OTHER_BACKENDS:
+        if (found := words.search(clause)) and not _LEFT_OUT.search(clause):
+            return f"with {option} {found[1].lower()}"
     found = _BACKEND.search(clause)
     return f"with --attention-backend {found[1].lower()}" if found else ""
 
@@ -191,13 +218,22 @@ def kinds_noted(facts: LogFacts) -> tuple[Seen, ...]:
 def difference(facts: LogFacts) -> Difference | None:
     """Return with what a note says that all is well; None if none does."""
     said, change = facts.remarks.get(DIFFERENCE), facts.remarks.get(WELL)
-    if said is None or change is None:
+    if said is None or change is None or _is_own(facts, change.text):
         return None
     # What a note calls in words the start may have by its name.
     names = next((names for flag, names in _BY_NAME if change.text == f"without {flag}"), None)
     given = [name for name, value in facts.arguments.items() if names and names.search(name) and value != "1"]
     told = f"without --{given[0].replace('_', '-')}" if given else change.text
     return Difference(told, said.place)
+
+
+def _is_own(facts: LogFacts, change: str) -> bool:
+    """Say whether a change is to what the start line has already: the note then is of this very server."""
+    words = change.split()
+    if len(words) != len(("with", "--name", "value")) or words[0] != "with":
+        return False
+    name = words[1].removeprefix("--").replace("-", "_")
+    return name.endswith("_backend") and facts.settings.get(name) == words[2]
 
 
 def beside(facts: LogFacts, found: Sequence[Finding]) -> Iterator[Finding]:

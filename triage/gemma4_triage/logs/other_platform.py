@@ -28,6 +28,10 @@ _NOTED = (
 _OF_RTX = pattern(
     r"\bDGX Spark\b|\bGB10\b|\bRTX (?:50[5-9]0|PRO [2-6]\d00)|\b(?i:sm_?12[01])|\bcompute capability 12\.[01]"
 )
+_BLACKWELL = pattern(r"^#.*\bG?B[23]00\b")
+_NO_AMX = pattern(
+    r"(?i)\b(?:no|not|without|lacks?|missing|n't)\b[^.;]{0,30}\bAMX\b|\bAMX\b[^.;]{0,20}\b(?:not|missing|lacks?|n't)\b"
+)
 _AT_WORK = pattern(r"#.*\b(?:cicc|cudafe\+\+|nvcc)\b.*\.cu\b")
 MARKS = (
     *(
@@ -36,9 +40,10 @@ MARKS = (
     ),
     (b"+xpu", "of_xpu"),
     (b"torch_npu", "of_npu"),
+    (b"does not support Intel AMX", "no_amx"),
 )
 """What a line has that only such a machine's server writes, beside those of remarks.py."""
-SHOWN = frozenset({"compiles_at_work", "of_xpu", "of_npu", "of_rocm"})
+SHOWN = frozenset({"compiles_at_work", "no_amx", "of_xpu", "of_npu", "of_rocm"})
 """Names under which `keep` keeps what notes show."""
 _OF_NVIDIA = ("rtx_blackwell", "blackwell")
 _LONGEST = 1000  # bytes of a line
@@ -47,7 +52,13 @@ _LONGEST = 1000  # bytes of a line
 def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     """Keep the first command or note that names a kind of machine, or a compiler that somebody saw at work."""
     text = line[:_LONGEST].decode(errors="replace").strip()
-    for name, words in (*_NOTED, ("rtx_blackwell", _OF_RTX), ("compiles_at_work", _AT_WORK)):
+    for name, words in (
+        *_NOTED,
+        ("rtx_blackwell", _OF_RTX),
+        ("compiles_at_work", _AT_WORK),
+        ("no_amx", _NO_AMX),
+        ("blackwell", _BLACKWELL),
+    ):
         if words.search(text):
             kept.setdefault(name, Remark(place, "", text))
 

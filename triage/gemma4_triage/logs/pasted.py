@@ -26,6 +26,10 @@ MARKS = (
     (b'"tool_choice":', "asked_tool"),
     (b"APITimeoutError", "client_waited"),
     (b'"arguments":', "arguments_pasted"),
+    *(
+        (words, "call_unread")
+        for words in (b"JSON parsing failed", b"JSON Parse error", b"arguments are not valid JSON")
+    ),
     (b"patternProperties", "pattern_properties"),
 )
 """What a line of an answer or a request holds, beside those of remarks.py."""
@@ -40,6 +44,7 @@ _MOST_CHOICES, _LONGEST = 16, 8000  # choices, bytes of a chunk that are looked 
 _LONGEST_NOTES = 1600  # characters
 _BANGS = pattern(r"!{6}")
 _MARK = pattern(r"<\|[^<>|]{1,20}\|?>|</?(?:arg_key|arg_value|tool_call|parameter|function)\b")
+_PIECE = pattern(rb"<\|.{0,3}\w|<\|?\\+[\"\w]|\\?[\"']\|>")
 _CALL_AS_TEXT = pattern(
     r"<\W{0,3}(?:DSML\W{1,3})?(?:tool_calls?\b|invoke name=|function=)|\[TOOL_CALLS\]|<\W?tool.calls?.begin"
 )
@@ -200,6 +205,12 @@ def keep(kept: dict[str, Remark], name: str, line: bytes) -> None:
     elif name == "arguments_pasted":
         if any(map(_is_twice, _ARGUMENTS.findall(line[:_LONGEST].decode(errors="replace")))):
             kept["arguments_twice"] = kept[name]
+    elif name == "call_unread":
+        # What a client could not read it quotes.
+        if _PIECE.search(line):
+            kept.setdefault("marks_in_arguments", kept[name])
+            # A client that cannot read a call says it as a note would.
+            kept.setdefault("noted form", kept[name])
     elif name == "asked_tool":
         kept.pop("forced_tool", None)
         if _FORCED.search(line):

@@ -302,6 +302,7 @@ MARKS = (
     (b"llreduce first dispatch", "own_sums"),
     (b"Score: ", "scored"),
     (b"ccuracy: ", "scored"),
+    *((b"|" + name, "score_row") for name in (b"exact_match", b"acc", b"pass@1")),
     # Gauges of /metrics, which people ask for and paste.
     (b"num_grammar_queue_reqs{", "grammar_gauge"),
     (b"num_running_reqs{", "running_gauge"),

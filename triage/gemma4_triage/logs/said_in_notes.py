@@ -11,6 +11,7 @@ from gemma4_triage.logs.silence_in_words import says_so
 
 NAME = "noted_silence"
 SHOWN = frozenset({"wrong_among_others", "wrong_as_it_samples", "own_rid", "metrics_empty", "calls_noted"})
+SHOWN |= {"schema_among_others", "right_elsewhere"}
 SHOWN |= {"one_token", "two_builds", "wrong_when_long", "goes_on", "busy_while_idle"}
 """Names under which `keep` keeps what notes say of answers."""
 _CLAUSES = pattern(rb";\s+|\.\s+(?=[A-Z])|,? but ")
@@ -77,6 +78,21 @@ _FEW = rb"(?:\b(?:alone|one at a time|one request|single|sequential\w*|batch (?:
 _MANY = rb"(?:\b(?:concurren\w+|parallel|together|under load|many|several)\b|\b\d{2,5}\b(?![.%]))"
 _WRONG = pattern(rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsense|differs?|mixed up|accuracy|gsm8k|mmlu)\b")
 _AMONG = pattern(rb"(?i)" + _FEW + rb".{0,80}" + _MANY + rb"|" + _MANY + rb".{0,80}" + _FEW)
+_SCHEMAS = pattern(rb"(?i)\b(?:json_?schemas?|schemas?|grammars?|response_format|structured outputs?|regex|guided)\b")
+_BOTH_KINDS = pattern(
+    rb"(?i)\b(?:one|those|requests?|other|others|answers?|neighbours?|batch(?:es)?|mix\w*|prompts?) (?:\w+ ){0,3}?"
+    rb"(?:without|with and without|with no|that have no|beside|among)\b|\bmixed (?:batch|load)|\bwith and without\b"
+)
+_OTHERS = (
+    rb"(?:vllm|transformers|hugging ?face|hf|llama\.cpp|ollama|lmdeploy|tensorrt-llm|sglang|sentence-transformers)"
+)
+_RIGHT_ELSEWHERE = pattern(
+    rb"(?i)\b" + _OTHERS + rb"\b[^.;]{0,60}\b(?:same|these|this very|very same) (?:[\w-]+ ){0,2}(?:files?|checkpoints?|"
+    rb"weights|models?|prompts?|requests?|folder)\b[^.;]{0,40}\b(?:well|right|fine|good|ok|correct(?:ly)?|normal(?:ly)?|"
+    rb"clean)\b|\b" + _OTHERS + rb"\b[^.;]{0,60}\b(?:well|right|fine|good|ok|correct(?:ly)?|normal(?:ly)?|clean)\b"
+    rb"[^.;]{0,40}\b(?:same|these|this very|very same) (?:[\w-]+ ){0,2}(?:files?|checkpoints?|weights|models?|prompts?|"
+    rb"requests?|folder)\b|\b(?:right|fine|good|correct|well) (?:in|with|under|on) " + _OTHERS + rb"\b"
+)
 _LENGTHS = pattern(
     rb"(?i)\b(?:short|a few) (?:\w+ )?(?:prompts?|answers?|requests?|ones|inputs?)\b.{0,40}"
     rb"\b(?:fine|good|right|ok|correct|well|answered)\b|"
@@ -87,15 +103,32 @@ _LENGTHS = pattern(
 _SPOILT = pattern(
     rb"(?i)\b(?:wrong|garbled|gibberish|garbage|nonsens\w*|meaningless|degenerate|rubbish|incoherent|repeats itself)\b"
 )
+_CUT = pattern(rb"(?i)\brandom tokens\b|\bcut off\b|\bruns? past\b|\brepeats\b|\bbroken\b|\bunreadable\b|[!]{3,}")
 _EMPTY = pattern(rb"(?i)\bempty\b|\bno (?:samples|metrics)\b")
 _OWN_RID = pattern(rb"""["']?\brid["']? ?[:=] ?["'][^"']""")
 _CALLS = pattern(rb"(?i)\btool_?calls?\b|\bfunction calls?\b")
 _THOUGHTS = pattern(rb"(?i)reasoning|\bthink|\bthought")
 _ONE_TOKEN = pattern(rb"(?i)\boutput_ids?\W{1,4}(\d{2,7})(?:, \1){2}")
 _TWO_BUILDS = pattern(rb"(?i)\b(image|build|release) A: .{3,160}\b\1 B: ")
+_HOT = rb"temperature[ =:]+(?:of )?(?:0\.[5-9]|1(?:\.\d)?|2(?:\.0)?)(?![.\d]*\d)"
+_COLD = rb"(?:temperature[ =:]+(?:of )?0(?:\.[0-4]\d*)?(?![.\d]*\d)|greedy|top_k[ =:]+1\b)"
+_FINE = rb"\b(?:fine|right|ok|correct|good|well|readable|coherent|normal|sane|clean)\b"
 _SAMPLED = pattern(
-    rb"(?i)temperature[ =:]+(?:of )?(?:0\.[5-9]|1|1\.\d)\b.{0,160}temperature[ =:]+(?:of )?0(?:\.[0-4])?(?![.\d])"
-    rb".{0,40}\b(?:fine|right|ok|correct|good|well)\b"
+    rb"(?i)"
+    + _HOT
+    + rb".{0,160}"
+    + _COLD
+    + rb".{0,40}"
+    + _FINE
+    + rb"|"
+    # The other way round the second one has to be wrong in so many words.
+    + _COLD
+    + rb"[^;]{0,40}?"
+    + _FINE
+    + rb".{0,60}?"
+    + _HOT
+    + rb"[^;]{0,60}?"
+    rb"\b(?:unreadable|garbage|garbled|nonsens\w*|gibberish|rubbish|wrong|broken|random|incoherent|noise|worse)\b"
 )
 
 
@@ -112,6 +145,11 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> None:
     said = Remark(place, "", line[:400].decode(errors="replace").strip())
     if _WRONG.search(line) and _AMONG.search(line) and not _is_worse_alone(line):
         kept.setdefault("wrong_among_others", said)
+    bad = any(words.search(line) for words in (_WRONG, _SPOILT, _CUT))
+    if bad and _SCHEMAS.search(line) and _BOTH_KINDS.search(line):
+        kept.setdefault("schema_among_others", said)
+    if bad and _RIGHT_ELSEWHERE.search(line):
+        kept.setdefault("right_elsewhere", said)
     if _LENGTHS.search(line) and _SPOILT.search(line):
         kept.setdefault("wrong_when_long", said)
     spoken = line + kept["notes"].text.encode() if "notes" in kept else line

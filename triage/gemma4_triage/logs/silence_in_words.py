@@ -109,10 +109,21 @@ def waits_its_turn(text: bytes) -> bool:
     return _TURN.search(text) is not None
 
 
+_WRITES_ON = pattern(
+    rb"(?i)\b(?:repeats?|repeating|repeated|loops?|looping|writes?|writing|generates?|generating|prints?|talks?|"
+    rb"produces?) (?:[\w'\"()-]+ ){0,7}?" + _UNENDING + rb"\b"
+)
+
+
+def writes_for_ever(clause: bytes) -> bool:
+    """Say whether a note has answers that go on without end, which is no silence."""
+    return _WRITES_ON.search(clause) is not None
+
+
 def says_so(clause: bytes) -> bool:
     """Say whether a part of a note says that a server, or requests to it, stand, and does not deny it."""
     said = _SAYS.search(clause) or _TURN.search(clause) or _SAYS_TOO.search(clause)
-    return said is not None and _DENIES.search(clause) is None
+    return said is not None and _DENIES.search(clause) is None and not writes_for_ever(clause)
 
 
 _GOES_ON = pattern(

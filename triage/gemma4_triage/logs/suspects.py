@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.load_in_numbers import numbers_of_load
 from gemma4_triage.logs.notes_in_prose import difference, kinds_noted
+from gemma4_triage.logs.other_platform import platform
 from gemma4_triage.logs.split_sides import made_alike
 from gemma4_triage.logs.started import Started
+from gemma4_triage.logs.told_for_devices import on_device
 from gemma4_triage.logs.told_for_vllm import of_vllm
 
 Kind = Literal["answers", "form", "speed", "silence", "memory"]
@@ -168,7 +170,10 @@ PARTS: tuple[Part, ...] = (
         "--dtype float16",
         "values of this model can be larger than float16 holds: NaN, <pad> or nonsense. float32 where there is no "
         "bfloat16",
-        on=lambda start: start.is_float16 and start.of("gemma", "t5", "qwen2-", "qwen2.5"),
+        on=lambda start: (
+            # Kernels of AWQ and GPTQ are of float16 themselves.
+            start.is_float16 and start.of("gemma", "t5", "qwen2-", "qwen2.5") and not start.of("awq", "gptq")
+        ),
         instead="with --dtype bfloat16",
     ),
     Part(
@@ -402,12 +407,23 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
     if answered or shown or kinds_noted(facts):
         for suspect in _of_records(facts, start, vllm):
             found.setdefault(suspect.change, suspect)
-    kinds = {kind: [one for one in found.values() if one.of == kind] for kind in MOST_SHOWN}
+    device = platform(facts)
+    held = [fit for one in found.values() if (fit := _on_device(one, device)) is not None]
+    kinds = {kind: [one for one in held if one.of == kind] for kind in MOST_SHOWN}
     for listed in kinds.values():
         listed.sort(key=lambda one: (not one.shown, not one.ahead, one.broad))
     noted = kinds_noted(facts)
     order = sorted(MOST_SHOWN, key=lambda kind: (kind not in noted, not any(one.shown for one in kinds[kind])))
     return tuple(one for kind in order for one in kinds[kind][: MOST_SHOWN[kind]])
+
+
+def _on_device(one: Suspect, device: str) -> Suspect | None:
+    """Return a suspect in the words of the server's device; None where that device has no such thing."""
+    told = on_device(f"{one.change}: {one.why}", device)
+    if not told:
+        return None
+    change, _, why = told.partition(": ")
+    return replace(one, change=change, why=why)
 
 
 def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect]:

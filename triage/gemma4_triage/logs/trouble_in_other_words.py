@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from gemma4_triage.logs import complaints_of_answers
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.trouble_in_words import Seen
 
@@ -81,7 +82,7 @@ _KINDS: tuple[tuple[Seen, str], ...] = (
         r"\b(?:AIME|GPQA|MMLU|GSM8K|HumanEval|IFEval|MATH|MMMU|OCRBench|LiveCodeBench|BFCL|benchmark|evaluation|"
         r"eval|accuracy|"
         rf"scores?|perplexity|WER)\b[^;]{{0,40}}?(?:{_BELOW})|\b(?:stop strings?|stop tokens?|stop_token_ids|"
-        rf"max_\w*tokens|seed|temperature|top_p|top_k|penalt\w+|adapters?|LoRAs?|system prompts?|instructions?|"
+        rf"max_\w*tokens|seed|temperature|top_p|top_k|\w*penalt\w+|adapters?|LoRAs?|system prompts?|instructions?|"
         rf"logit_bias|min_new_tokens|ignore_eos|images?|pictures?|audio)\b{_WORDS}{_NOT_KEPT}|"
         r"\b(?:talks? to itself|nothing of it (?:stands|is) in|answers? (?:to )?(?:the )?(?:first|previous|earlier|"
         r"other|another|a different) (?:\w+ )?(?:question|prompt|request|user|one)|never gives the turn|"
@@ -98,6 +99,12 @@ _DENIED = pattern(
     rb"(?i)(?:\b(?:no|none|nothing|neither|without|never|no longer|any ?more|not (?:a|one))\b|n't\b).{0,40}$|"
     rb"^#+ *(?:with|without|same|if|until|before)\b"
 )
+# Before a form that says much by itself less may stand: "a request without an adapter answers as if it had one".
+_DENIED_BY_FORM = pattern(
+    # What a client sends is no answer.
+    rb"\b(?:sends?|sent|asks?|asked|posts?|uses?|repeats?) (?:[\w'-]+ ){0,3}$|"
+    rb"\b(?:[Nn]o|none|[Nn]othing|[Nn]either|[Nn]ever|no longer)\W+(?:[\w'-]+\W+){0,4}$|^#+ *(?i:if|until|before)\b"
+)
 _RIGHT = pattern(
     rb"(?i)\b(?:gone|fixed|solved|as expected|as it should|on purpose|by design|fine again|at first and then|"
     rb"then stays|stays flat|is (?:fine|right|ok))\b"
@@ -108,10 +115,13 @@ _CLAUSES = pattern(rb";\s+|\.\s+(?=[A-Z])|,? but ")
 def kind_of(note: bytes) -> Seen | None:
     """Return of what kind somebody's complaint is; None of a note that is none, or that denies it."""
     for clause in _CLAUSES.split(note[:_LOOKED_AT]):
-        if _RIGHT.search(clause):
+        if _RIGHT.search(clause) and b" only " not in clause:
             continue
         for kind, words in _EACH:
             found = words.search(clause)
             if found is not None and not _DENIED.search(clause[: found.start()]):
                 return kind
+        by_form = complaints_of_answers.kind_of(clause)
+        if by_form is not None and not _DENIED_BY_FORM.search(clause[: by_form[1]]):
+            return by_form[0]
     return None

@@ -43,7 +43,8 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"answers?)\b",
     ),
     "answers": (
-        r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition|far lower)",
+        r"\b(?:garbage|garbled|gibberish|nonsens\w*|senseless|rubbish|incoherent|random tokens|repetition(?!_)|"
+        r"far lower)",
         r"\baccuracy (?:is |of )?0\.[0-6]|replacement characters|mojibake|(?:gsm8k|mmlu)\b.{0,60}?[:=] ?0\.[0-4]",
         r"answers? (?:\w+ ){0,3}(?:is|are) (?:\w+ )?(?:wrong|repeated|empty)\b",
         r"\b(?:outputs?|answers?|prints?|generates?|returns?|produces|writes) (?:is |are )?"
@@ -66,7 +67,8 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"\b(?:chains? of token|only token|token id) 0\b",
         r"\b(?:odd|stray|strange|foreign) (?:tokens?|characters?|words?)\b",
         r"\b(?:a )?mix of scripts\b|\breasoning loops\b|\brepeated (?:\w+ ){0,3}(?:markers?|tokens?|words?|blocks?)\b",
-        r"\bthe same (?:\w+ ){1,2}again and again\b|\bempty (?:final )?(?:answers?|finals?|outputs?|replies)\b",
+        r"\bthe same (?!prompts?\b|requests?\b|questions?\b)(?:\w+ ){1,2}again and again\b",
+        r"\bempty (?:final )?(?:answers?|finals?|outputs?|replies)\b",
         r"\b(?:keeps|starts) repeating\b|\brepeats itself\b|\banswers? in (?:Chinese|another language|the wrong)\b",
         r"\bwrong (?:outputs?|results?|language|transcriptions?|numbers)\b|\b(?:bad|poor) quality\b",
         r"\bquality is (?:bad|poor)\b",
@@ -75,7 +77,7 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"\bsame (?:prompt|request) gives (?:different|other)\b",
         # They do not end.
         r"\bgoes on generating\b|\brequests? runs? on and on\b|\bgeneration goes on after\b",
-        r"\b(?:model|answers?|generation|it) (?:never stops|does not stop)\b",
+        r"\b(?:model|answers?|generation|it) (?:never stops|does not stop)\b(?! (?:early|before))",
         # What was asked for is not done.
         r"\bmissed when\b|\bmix(?:es)? old and new\b|\bold (?:answers|weights) (?:come|are still)\b",
         r"\b(?:budget|processor|penalty|temperature|seed|stop) .{0,50}\b(?:is|are) ignored\b",

@@ -11,7 +11,8 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts, Place, RankFacts
 from gemma4_triage.logs.narrow_window_pool import Narrow, narrow
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import Rule, at, on_rank, over, remarked
+from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over, remarked
+from gemma4_triage.logs.rules.queue_stands import limit_of
 from gemma4_triage.logs.rules.unexplained_line import STAGES, silence
 
 _STILL = 60  # seconds
@@ -55,6 +56,10 @@ def _waits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Findin
     tokens = None if pools is None else number_in(pools.text, "max_total_num_tokens")
     context = None if pools is None else number_in(pools.text, "context_len")
     beyond = tokens is not None and context is not None and tokens < context
+    alone = facts.settings.get("disaggregation_mode", "None") in ("null", "None")
+    alone = alone and facts.settings.get("pp_size", "1") in ("1", "None")
+    if tokens is not None and context is not None and not beyond and not last["running_max"] and alone:
+        return _taken_for_full(facts, rank, last, alarm)
     said = f": the pool has {tokens:.0f} tokens, and the server takes prompts of {context:.0f}" if beyond else ""
     return Finding(
         rule=RULE.id,
@@ -75,6 +80,39 @@ def _waits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Findin
             _AGAIN,
         ),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
+    )
+
+
+def _taken_for_full(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Finding:
+    """Return that nothing runs and what waits would fit, so that the scheduler does not look."""
+    embeds = facts.settings.get("is_embedding") == "True"
+    overlaps = facts.settings.get("disable_overlap_schedule") != "True"
+    limit = limit_of(facts)
+    of_embeddings = (
+        " A server that only prefills has no decode step behind which it looks again: after a burst that filled "
+        "--max-running-requests it has taken that batch for full for ever."
+    )
+    return Finding(
+        rule=RULE.id,
+        cause=f"Requests wait{on_rank(rank.rank)} while nothing runs, and the pool has room for any prompt that the "
+        "server takes: the scheduler admits none of them, as where it takes a batch for full that has ended. Neither "
+        f"memory, the detokenizer nor the health check is at fault.{of_embeddings * embeds}",
+        confidence=Confidence.LIKELY if embeds and overlaps else Confidence.POSSIBLE,
+        evidence=(
+            *_evidence(facts, last, alarm),
+            over(facts, "last batch line", last["queued_max"], "requests waiting (#queue-req)"),
+            *remarked(facts, "pools", "the pool and the longest prompt"),
+            *of_settings(facts, "is_embedding", "max_running_requests", "disable_overlap_schedule"),
+        ),
+        ruled_out_if=("what waits needs more than room: a grammar, an adapter, KV of another server",),
+        advice=(
+            *(("--disable-overlap-schedule, until a later release, which looks again",) if overlaps else ()),
+            f"--max-running-requests above the largest burst of inputs{f' ({limit} now)' if limit else ''}: of one "
+            "request with several inputs each counts",
+            "restart it: cancelled requests do not free it, and /health_generate sees it",
+        ),
+        next_commands=(COLLECT,),
+        upstream=("SGLang 22518", "SGLang 23138"),
     )
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs import said_in_notes
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts
 from gemma4_triage.logs.late_pattern import pattern
 from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, remarked
 from gemma4_triage.logs.rules.queue_stands import limit_of
 
 _LINES, _SECONDS = 3, 30.0
+_LONG_S = 60.0  # between two lines, where a note says that one waits for the end of another
 _EMPTY = 0.5  # of the pool in use at most
 _CHUNKED = pattern(r"chunked_prefill_size=(\d+)")
 
@@ -21,13 +23,15 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     staged = facts.settings.get("pp_size", "1") not in ("1", "None")
     if limit is None or staged or facts.settings.get("disaggregation_mode", "null") not in ("null", "None"):
         return
+    note = facts.remarks.get(said_in_notes.NAME)
+    noted = note is not None and said_in_notes.waits_its_turn(note)
     for rank in facts.schedulers:
-        if (stretch := _stretch(rank, limit)) is not None:
+        if (stretch := _stretch(rank, limit, noted)) is not None:
             yield _tell(facts, rank, stretch, limit)
             return
 
 
-def _stretch(rank: RankFacts, limit: int) -> list[dict] | None:
+def _stretch(rank: RankFacts, limit: int, noted: bool) -> list[dict] | None:
     """Return the longest row of decode lines beside which one waits, a place is free and nothing is prefilled."""
     points = [dict(zip(rank.series, values, strict=True)) for values in zip(*rank.series.values(), strict=True)]
     longest: list[dict] = []
@@ -40,13 +44,14 @@ def _stretch(rank: RankFacts, limit: int) -> list[dict] | None:
             longest = max(longest, row, key=len)
         else:
             row = []
-    if len(longest) < _LINES or rank.retractions.events:
+    if len(longest) < _LINES - noted or rank.retractions.events:
         return None
     try:
         begin, end = (datetime.fromisoformat(longest[place]["time"]) for place in (0, -1))
     except (TypeError, ValueError):
         return None
-    return longest if (end - begin).total_seconds() >= _SECONDS else None
+    least = _SECONDS if len(longest) >= _LINES else _LONG_S
+    return longest if (end - begin).total_seconds() >= least else None
 
 
 def _tell(facts: LogFacts, rank: RankFacts, stretch: list[dict], limit: int) -> Finding:
