@@ -5,6 +5,10 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "count-of-the-window-left-by-a-retraction": ("pages-leaked", S.REQUEST_COUNTERS, D.STALE, C.LIKELY),
+    "pages-of-a-match-given-again": ("cache-insert-wrong", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
+    "draft-bound-to-the-first-layer": ("parts-disagree", S.DRAFT_BINDING, D.ZERO, C.CERTAIN),
+    "decode-let-pass-beyond-its-room": ("failed-allocation-keeps-pages", None, None, C.CERTAIN),
     "page-of-a-row-a-slot-too-high": ("request-state-differs", S.REQUEST_ROW, D.OFF_BY_ONE, C.CERTAIN),
     "part-left-out-by-a-receipt": ("request-state-differs", S.TREE_LOCK, None, C.LIKELY),
     "part-of-a-page-counted-as-gone": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
