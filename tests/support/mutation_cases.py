@@ -5,6 +5,12 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "died-of-lengths-that-were-not-filtered": ("scheduler-exception", S.BATCH_LENGTHS, D.STALE, C.LIKELY),
+    "accepted-count-changed-behind-its-verification": ("token-differs", None, D.OFF_BY_ONE, C.CERTAIN),
+    "chunk-passes-tokens-over": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),
+    "lengths-kept-of-who-left": ("request-state-differs", S.BATCH_LENGTHS, D.STALE, C.CERTAIN),
+    "count-of-the-window-went-back": ("evicted-page-counted", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.CERTAIN),
+    "window-counted-as-gone-before-its-prefill": ("request-state-differs", S.REQUEST_COUNTERS, D.STALE, C.CERTAIN),
     "count-of-the-window-left-by-a-retraction": ("pages-leaked", S.REQUEST_COUNTERS, D.STALE, C.LIKELY),
     "pages-of-a-match-given-again": ("cache-insert-wrong", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
     "draft-bound-to-the-first-layer": ("parts-disagree", S.DRAFT_BINDING, D.ZERO, C.CERTAIN),

@@ -307,6 +307,7 @@ PROBES: tuple[Patch, ...] = (
             KNOWN_POOLS,
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
             Hook("scheduler.next_batch", How.AFTER, f"{_AT}.request_rows:after_next_batch"),
+            Hook("cache.alloc_for_extend", How.BEFORE, f"{_AT}.request_rows:before_alloc_for_extend"),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
             Hook("scheduler.run_batch", How.AFTER, f"{_AT}.request_rows:after_run_batch"),
             Hook("runner.sample", How.BEFORE, f"{_AT}.request_rows:before_sample"),
