@@ -5,6 +5,7 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "mark-of-a-lock-set-without-its-release": ("request-state-differs", S.TREE_LOCK, D.LOST, C.LIKELY),
     "died-of-lengths-that-were-not-filtered": ("scheduler-exception", S.BATCH_LENGTHS, D.STALE, C.LIKELY),
     "accepted-count-changed-behind-its-verification": ("token-differs", None, D.OFF_BY_ONE, C.CERTAIN),
     "chunk-passes-tokens-over": ("request-state-differs", S.REQUEST_COUNTERS, None, C.CERTAIN),

@@ -299,6 +299,7 @@ PROBES: tuple[Patch, ...] = (
                 "tests/unit/test_probe_request_rows_inserts.py",
                 "tests/unit/test_probe_request_rows_stops.py",
                 "tests/unit/test_probe_request_rows_stored.py",
+                "tests/unit/test_probe_request_rows_batches.py",
                 "tests/unit/test_request_rows.py",
                 "tests/engine/test_request_rows_live.py",
             ),
