@@ -50,6 +50,6 @@ def _sizes(batch: Any) -> Iterator[tuple[str, int]]:
     sampling = getattr(batch, "sampling_info", None)
     for owner, names in ((batch, (*_ROWS, *_LENGTHS)), (sampling, _SAMPLING)):
         for name in names:
-            listed = getattr(owner, name, None)
+            listed: Any = getattr(owner, name, None)
             if getattr(listed, "ndim", 0):
                 yield name, len(listed)

@@ -186,7 +186,7 @@ def asked_and_free(dump: Dump) -> tuple[int, int, int] | None:
         begins = [end - 1 for end in ends]
     asked = sum(-(-end // page) - -(-int(begin) // page) for begin, end in zip(begins, ends, strict=True))
     counts = [len(pages) for pages in free if pages is not None]
-    return None if len(counts) < len(POOLS) else (asked, *counts)
+    return None if len(counts) < len(POOLS) else (asked, counts[0], counts[1])
 
 
 def passed_the_check(dump: Dump) -> tuple[int, int, str] | None:
