@@ -68,7 +68,7 @@ class World:
             raise self.findings
         return Audit(tuple(self.findings), (), self.ledger, Reading((), None, np.empty(0, np.int64), {}, {}))
 
-    def _report(self, audit, news, site, leak, guard):
+    def _report(self, audit, news, site, leak, guard, before):
         self.reported += [(site, finding.verdict, finding.pages.tolist()) for finding in news]
 
     def idle(self, *findings):

@@ -6,6 +6,7 @@ from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.structures import Structure
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows import counts
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
@@ -99,3 +100,37 @@ def test_the_receipt_of_a_lock_has_the_parts_that_were_left_out(server, is_left_
     assert (
         "its release leaves that lock" if is_left_out else "its release gives back locks of others"
     ) in finding.cause
+
+
+@pytest.mark.releases("0.5.23")  # Before, no request keeps its lock.
+@pytest.mark.parametrize("is_given_back", [True, False])
+def test_a_lock_that_is_marked_as_given_back_may_be_there_still(server, monkeypatch, is_given_back):
+    server.forward()
+    monkeypatch.setattr(counts, "retain_window", lambda cache: 64)
+    request = server.world.requests[1]
+    if is_given_back:
+        server.world.tree.release_swa(request.lock)
+    else:
+        request.lock.swa_released = True
+    said = trapped(server)
+    assert (said.scalars["why"], said.scalars["window_is_locked"], said.scalars["held_by_others"]) == (
+        *("window unlocked", not is_given_back),
+        0,
+    )
+    finding = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
+    assert finding.structure is Structure.TREE_LOCK
+    assert ("the mark was set without a release" in finding.cause) is not is_given_back
+    assert "has given back the lock" in finding.cause or not is_given_back
+
+
+@pytest.mark.releases("0.5.23")  # Before, no request keeps its lock.
+def test_a_lock_that_was_given_back_without_its_mark(server):
+    server.forward()
+    request = server.world.requests[1]
+    server.world.tree.release_swa(request.lock)
+    request.lock.swa_released = False
+    said = trapped(server)
+    assert (said.scalars["why"], said.scalars["defect"]) == ("window not locked", "early")
+    assert said.scalars["request_slot"] == held(request).req_pool_idx
+    finding = conclude(Incident((read_dump(next(server.dumps.glob("*request-rows*"))),)))[0]
+    assert (finding.structure, "given back without the mark" in finding.cause) == (Structure.TREE_LOCK, True)

@@ -222,7 +222,7 @@ class TestInserts:
         finding = named(server)
         # What the forward read was the request's own then.
         assert (finding.structure, finding.confidence) == (None, Confidence.LIKELY)
-        assert "they were changed since" in finding.cause
+        assert "tokens were changed since then" in finding.cause
 
     def test_what_another_requests_forward_stored_is_in_slots_that_are_not_its_own(self, server, monkeypatch):
         server.forward()

@@ -141,7 +141,7 @@ class Auditor:
         return not self.cannot
 
     def _run(self, scheduler: Any, site: str, idle: bool) -> None:
-        settings, guard = current.settings(), current.guard()
+        settings, guard, before = current.settings(), current.guard(), self.latest
         try:
             self.latest = audit(
                 scheduler.token_to_kv_pool_allocator,
@@ -160,7 +160,7 @@ class Auditor:
             for finding in news:
                 self.found[finding.verdict] += finding.pages.size
             self._write_tally()
-            report(self.latest, news, site, settings.leak, guard)
+            report(self.latest, news, site, settings.leak, guard, before)
 
     def _news(self, findings: Iterable[Finding]) -> Iterator[Finding]:
         """Yield what was not reported before; what has gone, by a flush for example, may come again."""

@@ -54,8 +54,10 @@ _WORDS_OF_SLOTS = {
 }
 
 
-def report(audit: Audit, findings: Iterable[Finding], site: str, leak: Leak, guard: Guard) -> None:
-    """Write a dump per verdict of `findings`, which are new among the audit's.
+def report(
+    audit: Audit, findings: Iterable[Finding], site: str, leak: Leak, guard: Guard, before: Audit | None = None
+) -> None:
+    """Write a dump per verdict of `findings`, which are new among the audit's; `before` it ran another, if any did.
 
     Raises:
         TrappedViolation: with `raise`, once every dump is written, for the first verdict.
@@ -66,20 +68,22 @@ def report(audit: Audit, findings: Iterable[Finding], site: str, leak: Leak, gua
     groups = list(by_verdict.values())
     for group in reversed(groups):
         trap = leak is Leak.RAISE and group is groups[0]
-        _report_group(audit, group, site, Mode.TRAP if trap else Mode.LOG, guard)
+        _report_group(audit, group, site, Mode.TRAP if trap else Mode.LOG, guard, before)
 
 
-def _report_group(audit: Audit, group: list[Finding], site: str, act: Mode, guard: Guard) -> None:
+def _report_group(audit: Audit, group: list[Finding], site: str, act: Mode, guard: Guard, before: Audit | None) -> None:
     table = suspects(group, audit.ledger)
     listed = tuple(
         BadIndex(row=row, column=_PLACES, value=int(places), lower=1, upper=2)
         for row, places in enumerate(table[:MAX_LISTED, _PLACES])
     )
     violation = Violation(group[0].verdict, listed, sum(finding.pages.size for finding in group))
-    guard.report(violation, RULE, site, lambda: _draft(audit, group, violation, table, site), act=act)
+    guard.report(violation, RULE, site, lambda: _draft(audit, group, violation, table, site, before), act=act)
 
 
-def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.ndarray, site: str) -> DumpDraft:
+def _draft(
+    audit: Audit, group: list[Finding], violation: Violation, table: np.ndarray, site: str, before: Audit | None
+) -> DumpDraft:
     what = "; ".join(_sentence(finding, audit) for finding in group)
     broken = [equation.text() for equation in audit.equations if not equation.holds]
     balance = "; ".join(broken) or "the pool equations hold, so SGLang's own checker sees nothing"
@@ -111,6 +115,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
             "caches_prefixes": audit.reading.caches_prefixes,
             "evicted": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.evicted.items())),
             "left_window": ",".join(f"{slot}:{count}" for slot, count in sorted(audit.reading.left_window.items())),
+            **_went_back(audit, before),
             "tree_broken": said_of_tree(audit.reading.broken),
             **_padding(audit),
             **_out_of_place(audit),
@@ -185,6 +190,22 @@ def _counted(audit: Audit) -> dict[str, int]:
     cached = {f"{pool}_cached": pages * page for pool, pages in reading.cached_pages.items()}
     pair = {} if audit.pair_available is None else {"pair_available": audit.pair_available}
     return listed | cached | pair | {"full_locked": reading.locked.size * page}
+
+
+def _went_back(audit: Audit, before: Audit | None) -> dict[str, str]:
+    """Return of each stay that counts fewer tokens as gone from its window than at the audit before what it had then.
+
+    That count only grows.
+    """
+    now, then = audit.reading.evicted, {} if before is None else before.reading.evicted
+    fell = {
+        slot: count
+        for slot, count in sorted(then.items())
+        if before is not None
+        and now.get(slot, count) < count
+        and audit.generations.get(slot) == before.generations.get(slot) is not None
+    }
+    return {"evicted_before": ",".join(f"{slot}:{count}" for slot, count in fell.items())} if fell else {}
 
 
 def _padding(audit: Audit) -> dict[str, int]:

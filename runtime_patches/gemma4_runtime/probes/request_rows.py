@@ -11,18 +11,23 @@
 |                                     | what was sampled for it (without drafts and overlap); that none goes on behind |
 |                                     | a token that ends it; that none of them waits                                  |
 | after get_next_batch_to_run         | that none of them waits, and each that ran is in a batch, or waits             |
-| after run_batch                     | that the batch is of the kind (forward_mode) that it was run as                |
+| before alloc_for_extend             | where a prefill's new tokens begin and end against the slots that each request |
+|                                     | has, or its nodes, and against its prompt and answer                           |
+| before run_batch                    | that each list of the batch has as many entries as it has requests             |
+| after run_batch                     | that the batch is of the kind (forward_mode) that it was run as; that a step   |
+|                                     | gives each request as many tokens as its verification took                     |
 | before ModelRunner.sample; after    | that keys and values stand in each slot that the forward was to write; that no |
 | eagle_sample, from 0.5.23 on        | logit of a request is NaN; else in which layer's keys or values, of which      |
 |                                     | token, what it reads is not finite; likewise the hidden state that a frozen    |
 |                                     | draft begins with                                                              |
 | before Sampler.forward              | that no logit became NaN since then, by what penalties, biases and masks do    |
-| after filter_batch and merge_batch  | that the batch has no request twice; its row numbers, by which the next step   |
-|                                     | allocates                                                                      |
+| after filter_batch and merge_batch  | that the batch has no request twice; that its lists have as many entries as it |
+|                                     | has requests; its row numbers, by which the next step allocates                |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; whether each has slots for |
 |                                     | all tokens that the forward writes; each slot that it will write against the   |
 |                                     | row's entry of that token, with and without MTP;                               |
-|                                     | positions against lengths, and where a prefill's tokens begin; the token that  |
+|                                     | positions against lengths, and where a prefill's tokens begin; that no more    |
+|                                     | has left a window than has slots as a prefill begins; the token that           |
 |                                     | a decode or a verification begins with against the request's latest; a prefix  |
 |                                     | from the cache against the text that was stored in its slots; that what has    |
 |                                     | left its sliding window long ago is given back, which is an event and stops    |
@@ -71,7 +76,7 @@ from gemma4_runtime.indices.trtllm import believed_lengths
 from gemma4_runtime.release import envs
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.answers import check_answers, note_sampled
-from gemma4_runtime.rows.begins import check_begins, check_bounds, check_read_once
+from gemma4_runtime.rows.begins import check_begins, check_bounds, check_read_once, check_spans
 from gemma4_runtime.rows.counts import check_counters, check_lengths, check_locks
 from gemma4_runtime.rows.drafts import check_draft_lengths, check_draft_plan
 from gemma4_runtime.rows.entries import NO_ROW, check_row_entries
@@ -101,6 +106,7 @@ from gemma4_runtime.rows.report import (
     NEXT,
     ROW_INDEX,
     RULE,
+    RUN,
     SAMPLE,
     or_swapped,
     report_wrong,
@@ -108,6 +114,7 @@ from gemma4_runtime.rows.report import (
 from gemma4_runtime.rows.row_numbers import check_retracted, check_row_indices, check_row_numbers, is_free
 from gemma4_runtime.rows.sampling import check_sampling
 from gemma4_runtime.rows.seen import Seen, note_counts, seen_of
+from gemma4_runtime.rows.sizes import check_sizes
 from gemma4_runtime.rows.stops import check_stops
 from gemma4_runtime.rows.stored import check_marked, mark_new_slots
 from gemma4_runtime.rows.texts import check_namespaces, check_prefixes, forget_texts, note_texts
@@ -117,17 +124,21 @@ from gemma4_runtime.rows.tokens import (
     check_input_tokens,
     check_prompt_tokens,
     check_something_new,
+    check_taken,
     note_chunk,
 )
-from gemma4_runtime.rows.windows import check_whole_pages, check_window
+from gemma4_runtime.rows.windows import check_none_gone_yet, check_whole_pages, check_window
 
 BEFORE = "ModelRunner.sample"
 _running: Seen | None = None
+_chooses: Any = None
+"""The scheduler that chooses its next batch, or did last."""
 
 
 def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     """Check all rows before `Scheduler.get_next_batch_to_run`, where no step is half done and they are read next."""
-    batches = (scheduler.running_batch, scheduler.last_batch)
+    global _chooses
+    _chooses, batches = scheduler, (scheduler.running_batch, scheduler.last_batch)
     requests = {id(request): request for batch in batches if batch is not None for request in batch.reqs}
     if not scheduler.enable_overlap:
         for batch in batches:
@@ -161,7 +172,9 @@ def after_filter(result: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
 def after_batch_changes(result: Any, batch: Any, *args: Any, may_have_ended: bool = True, **kwargs: Any) -> None:
     """Check the row numbers of a batch from which requests have gone, or which others have joined."""
     rows = getattr(batch, "req_pool_indices", None)
-    if _running is None or _running.scheduler is None or rows is None or len(rows) != len(batch.reqs):
+    if _running is None or _running.scheduler is None or rows is None:
+        return
+    if check_sizes(_running.scheduler, batch, CHANGED) or len(rows) != len(batch.reqs):
         return
     if check_once(_running.scheduler, batch.reqs, CHANGED):
         return
@@ -181,12 +194,21 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
     global _running
     seen = _running = seen_of(scheduler)
     seen.scheduler, seen.batch, seen.ran = scheduler, batch, tuple(batch.reqs or ())
+    seen.accepted = None
+    check_sizes(scheduler, batch, RUN)
     note_mode(scheduler, batch)
+
+
+def before_alloc_for_extend(batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check where a prefill's tokens begin and end, before `alloc_for_extend(batch)` asks for their slots."""
+    if _chooses is not None:
+        check_spans(_chooses, batch)
 
 
 def after_run_batch(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     """Check, after `Scheduler.run_batch`, that the batch has its forward mode still; remember what was sampled."""
     check_mode(scheduler, batch)
+    check_taken(scheduler, batch, result)
     note_sampled(scheduler, batch, result)
 
 
@@ -251,6 +273,7 @@ def after_init_new(made: Any, cls: type, batch: Any, model_runner: Any, *args: A
     if of_prefill:
         note_chunk(scheduler, requests)
     check_whole_pages(scheduler, requests, made)
+    check_none_gone_yet(scheduler, requests, made)
     note_counts(_running, requests, of_prefill, scheduler.enable_overlap, made.seq_lens.tolist())
     check_row_entries(scheduler, requests, INIT, made)
     check_reserved(scheduler, requests, made)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from gemma4_dumps.structures import Structure
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
+from gemma4_runtime.release.prefix_caches import path_length, unreadable_cache
 from gemma4_runtime.release.requests import held, prefilled_until, prefix_length
-from gemma4_runtime.rows.report import INIT, LENGTH, METADATA, or_swapped, report_wrong
+from gemma4_runtime.rows.counts import known_tokens
+from gemma4_runtime.rows.report import EXTEND, INIT, LENGTH, METADATA, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import launched_at, seen_of
 
 _QUERIES, _KEYS = "cu_seqlens_q", "cu_seqlens_k"
@@ -57,6 +59,58 @@ def check_begins(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
     had = {"as_before": None, "new_tokens": sizes[first], "length": lengths[first], "agreed_before": agree}
     report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
     return True
+
+
+def check_spans(scheduler: Any, batch: Any) -> bool:
+    """Hold where a prefill's new tokens begin and end against its requests, before slots are asked for them.
+
+    A request goes on where its slots end, and one without any where its nodes of the prefix cache do; tokens that are
+    passed over have no slots, and nobody computes them. What begins earlier is looked at once it has its slots.
+
+    Args:
+        scheduler: Whose batch it is.
+        batch: A `ScheduleBatch`, as `alloc_for_extend` is given it.
+
+    Returns:
+        Whether one is wrong.
+    """
+    requests, begins, sizes = batch.reqs, getattr(batch, "prefix_lens", None), getattr(batch, "extend_lens", None)
+    mode = getattr(batch, "forward_mode", None)
+    if not requests or begins is None or sizes is None or mode is None or mode.is_dllm_extend():
+        return False
+    if not len(begins) == len(sizes) == len(requests):
+        return False
+    wrong: list[WrongEntry] = []
+    for row, (request, begin, size) in enumerate(zip(requests, map(int, begins), map(int, sizes), strict=True)):
+        has, tokens = _slots_of(scheduler, request), known_tokens(request)
+        if has is not None and begin > has:
+            wrong.append(WrongEntry("passed over", row, 0, begin, has))
+        elif begin + size > tokens:
+            wrong.append(WrongEntry("behind its text", row, 0, begin + size, tokens))
+    if not wrong:
+        return False
+    first = wrong[0]
+    request, slots = requests[first.row], [held(one).req_pool_idx for one in requests]
+    own = prefix_length(request) if first.why == "passed over" else prefilled_until(request)
+    structure = Structure.REQUEST_COUNTERS if own == first.value else Structure.BATCH_LENGTHS
+    had = {
+        "as_before": None,
+        "chunked": request is getattr(scheduler, "chunked_req", None),
+        "begin": int(begins[first.row]),
+        "prompt": len(request.origin_input_ids),
+        "from_cache": slots[first.row] is None,
+    }
+    kinds = [Defect.OFF_BY_ONE if one.value - (one.expected or 0) == 1 else None for one in wrong]
+    report_wrong(scheduler, wrong, LENGTH, EXTEND, structure, kinds, None, slots, had=had)
+    return True
+
+
+def _slots_of(scheduler: Any, request: Any) -> int | None:
+    """Return for how many of its first tokens a request has slots, of its own or of the prefix cache; None: unknown."""
+    if held(request).req_pool_idx is not None:
+        return held(request).kv_allocated_len
+    cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
+    return None if unreadable_cache(cache) else path_length(cache, request)
 
 
 def check_read_once(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:

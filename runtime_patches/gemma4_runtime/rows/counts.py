@@ -27,6 +27,7 @@ from gemma4_runtime.release.requests import (
     swa_evicted,
 )
 from gemma4_runtime.release.tree_links import broken_nodes
+from gemma4_runtime.rows.lock_marks import said_of_window_lock, without_window_lock
 from gemma4_runtime.rows.report import (
     COUNTER,
     DRAFT_POSITIONS,
@@ -371,6 +372,13 @@ def check_locks(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
         wrong = (WrongEntry("window unlocked", 0, 0, since, window),)
         slots = [held(request).req_pool_idx]
         had = {"as_before": None, "again": getattr(request, "retraction_count", 0)}
+        had |= said_of_window_lock(scheduler, cache, request)
+        kind = Defect.LOST if had.get("window_is_locked") and not had["held_by_others"] else Defect.EARLY
+        report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, [kind], made, slots, had=had)
+        return
+    if site == NEXT and (request := without_window_lock(cache, live)) is not None:
+        wrong, slots = (WrongEntry("window not locked", 0, 0, 0, 1),), [held(request).req_pool_idx]
+        had = {"as_before": None}
         report_wrong(scheduler, wrong, LOCK, site, Structure.TREE_LOCK, [Defect.EARLY], made, slots, had=had)
         return
     if (shared := _shared_lock(live)) is not None:

@@ -23,6 +23,7 @@ MISPLACED, MODE, STOP, SAMPLING = "request_misplaced", "mode_left", "stop_missed
 NEXT, RUN = "Scheduler.get_next_batch_to_run", "Scheduler.run_batch"
 CHANGED = "ScheduleBatch.filter_batch or merge_batch"
 INIT = "ForwardBatch.init_new"
+EXTEND = "alloc_for_extend"
 METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
 LISTS = "TritonAttnBackend.init_forward_metadata"
 DRAFT_POSITIONS = "set_frozen_kv_positions"

@@ -39,6 +39,8 @@ class Seen:
         planned: What a draft's metadata was last made of, and what was made: its batch, the metadata, its lengths,
             and the step.
         sampled: Who was in the latest verification, by its stay, and what that gave: tokens, how many, at which places.
+        accepted: Who was in the verification of the step that runs, by its stay, how many tokens it took of each, and
+            whether the target's logits said so too.
         spans: By request slot, of the forward that runs: from where to where its tokens stand.
         finite: By request slot: its stay there, and up to which of its tokens a forward went whose logits were numbers.
         sampling: The requests of which the target's logits were numbers, until the sampler is handed these.
@@ -79,6 +81,7 @@ class Seen:
         self.drafted: dict[int, int] = {}
         self.planned: tuple[Any, Any, list[int], int] | None = None
         self.sampled: tuple[list[tuple[Any, ...]], Any] | None = None
+        self.accepted: tuple[list[tuple[Any, ...]], Any, bool] | None = None
         self.spans: dict[int | None, tuple[int, int]] = {}
         self.finite: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.sampling: Sequence[Any] = ()

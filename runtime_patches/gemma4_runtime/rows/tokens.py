@@ -17,7 +17,7 @@ from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held, prefilled_until, stay_of
 from gemma4_runtime.rows.counts import known_tokens, runs
 from gemma4_runtime.rows.places import spans_of
-from gemma4_runtime.rows.report import INIT, LENGTH, NEXT, SAMPLE, TOKEN, or_swapped, report_wrong
+from gemma4_runtime.rows.report import INIT, LENGTH, NEXT, RUN, SAMPLE, TOKEN, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import launched_at, seen_of
 
 NOBODYS = -1
@@ -342,6 +342,8 @@ def check_accepted(scheduler: Any, verified: Any, batch: Any, logits: Any, resul
         if not counted == said == wanted
     ]
     if not wrong:
+        # What others write over it stands in the result's own list.
+        seen_of(scheduler).accepted = ([stay_of(one) for one in batch.reqs], found, by_logits)
         return
     first, slots = wrong[0], [held(request).req_pool_idx for request in batch.reqs]
     summary = f"the verification takes {first.value} tokens of the request in slot {slots[first.row]}, and the target "
@@ -349,3 +351,36 @@ def check_accepted(scheduler: Any, verified: Any, batch: Any, logits: Any, resul
     kinds = [Defect.OFF_BY_ONE if abs(one.value - (one.expected or 0)) == 1 else None for one in wrong]
     had = {"as_before": None, "by_logits": by_logits, "rows_wrong": len(wrong)}
     report_wrong(scheduler, wrong, TOKEN, SAMPLE, _ACCEPTED, kinds, None, slots, had=had, summary=summary)
+
+
+def check_taken(scheduler: Any, batch: Any, result: Any) -> None:
+    """Hold how many tokens a step gives each request against what its verification took, before answers get them.
+
+    Args:
+        scheduler: Whose batch it is.
+        batch: That was run.
+        result: What `Scheduler.run_batch` returned for it.
+    """
+    (known, seen_of(scheduler).accepted) = seen_of(scheduler).accepted, None
+    given = getattr(result, "accept_lens", None)
+    if known is None or given is None or [stay_of(one) for one in batch.reqs or ()] != known[0]:
+        return
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
+    _, took, by_logits = known
+    found = given.tolist()
+    if len(found) != len(took):
+        return
+    wrong = [
+        WrongEntry("agreed", row, 0, count, wanted)
+        for row, (count, wanted) in enumerate(zip(found, took, strict=True))
+        if count != wanted
+    ]
+    if not wrong:
+        return
+    first, slots = wrong[0], [held(request).req_pool_idx for request in batch.reqs]
+    summary = f"the step gives the request in slot {slots[first.row]} {first.value} tokens, and its verification took "
+    summary += f"{first.expected}"
+    kinds = [Defect.OFF_BY_ONE if abs(one.value - (one.expected or 0)) == 1 else None for one in wrong]
+    had = {"as_before": None, "by_logits": by_logits, "rows_wrong": len(wrong), "since_verified": True}
+    report_wrong(scheduler, wrong, TOKEN, RUN, _ACCEPTED, kinds, None, slots, had=had, summary=summary)

@@ -43,6 +43,33 @@ def check_whole_pages(scheduler: Any, requests: Sequence[Any], made: Any) -> Non
     report_wrong(scheduler, wrong, COUNTER, INIT, Structure.REQUEST_COUNTERS, kinds, made, slots, had=had)
 
 
+def check_none_gone_yet(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
+    """Find requests that count more tokens as gone from their window than had slots as their prefill was to begin.
+
+    What was never there is never given back: the prefix cache is given its full pages alone, and nobody has the rest.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those of the batch.
+        made: The forward's batch.
+    """
+    mode, begins = made.forward_mode, getattr(made, "extend_prefix_lens_cpu", None)
+    of_prefill = mode.is_extend() and not mode.is_target_verify() and not mode.is_dllm_extend()
+    if not of_prefill or begins is None or len(begins) != len(requests):
+        return
+    wrong = [
+        WrongEntry("gone ahead", row, 0, evicted, int(begin))
+        for row, (request, begin) in enumerate(zip(requests, begins, strict=True))
+        if (evicted := swa_evicted(request) or 0) > int(begin) and getattr(request, "session", None) is None
+    ]
+    if not wrong:
+        return
+    slots, again = [held(request).req_pool_idx for request in requests], requests[wrong[0].row].retraction_count
+    had = {"as_before": None, "counter": SWA_EVICTED, "again": again}
+    kinds = [Defect.STALE if again else None] * len(wrong)
+    report_wrong(scheduler, wrong, COUNTER, INIT, Structure.REQUEST_COUNTERS, kinds, made, slots, had=had)
+
+
 def check_window(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     """Find requests whose window moves on while nothing that it has left is given back. From 0.5.23 on.
 

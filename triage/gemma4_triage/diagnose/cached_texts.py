@@ -19,8 +19,9 @@ MORE = {
 }
 """What numbers of such a dump mean."""
 _OF_KEPT = {
-    "True": " Its own forward stored the others, and what that reads is held against them: they were changed since "
-    "(output_ids, origin_input_ids).",
+    "True": " Its own forward stored the others: either the request's tokens were changed since then (output_ids, "
+    "origin_input_ids), or its answer got a token that was never computed in that slot, as where a step counts more "
+    "accepted drafts than its verification took.",
     "False": " Another request's forward stored the others: these slots are not its own.",
 }
 """What is said where the key is the request's own text, by who stored what differs."""

@@ -4,7 +4,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.finding import Confidence, Finding
 
 _LATER = "What layers of the {role} read, and how, is no longer what it was at the start: {what} was written since."
@@ -21,6 +21,27 @@ _WHAT = {
     "scaling": "the scale of a layer's scores",
     "kv_scales": "a scale of the keys or values that a layer reads",
 }
+BOUND_ELSEWHERE = (
+    "Layers of the draft are bound to another layer of the target than the one whose keys and values its last layer of "
+    "that type reads. Nothing else of the two differs, so they fit each other, and the binding is wrong."
+)
+AT_BINDING = (
+    "Look at what chooses the target's layer for each type of a draft's layers (build_frozen_kv_mtp_context, "
+    "bind_frozen_kv_context): the last one of that type, and of one that shares its keys and values their owner.",
+    "Answers stay right, and accept length falls.",
+)
+_DRAFT_BOUND = "draft bound_layer"
+
+
+def is_bound_elsewhere(summaries: list[str], others: list[str]) -> bool:
+    """Return whether a draft's layers read another layer of the target, and nothing else was found to differ.
+
+    Args:
+        summaries: What was said of each comparison whose sides differ.
+        others: What the dumps say was found at the same moment, each as one text.
+    """
+    said = [*summaries, *(one for text in others for one in text.split("; ") if " found " in one)]
+    return bool(summaries) and all(one.startswith(_DRAFT_BOUND) for one in said)
 
 
 def of_change(rule: str, incident: Incident, dump: Dump) -> Finding:
@@ -86,3 +107,30 @@ def of_window(found: int, expected: str, page_size: int) -> Defect | None:
         return Defect.ZERO
     wanted = expected.partition(",")[0]
     return Defect.OFF_BY_ONE if wanted.isdecimal() and abs(found - int(wanted[:12])) in (1, page_size) else None
+
+
+def defect_at_start(incident: Incident) -> Defect | None:
+    """Return in which way a draft layer's id or window is wrong; None where nothing is said of one."""
+    for dump in incident.of(rule=GEOMETRY):
+        scalars = dump.manifest.scalars
+        said = f"{dump.manifest.summary}; {scalars.get('other_findings', '')}"
+        if "draft layer_id" in said and "draft window_left" in said:
+            return Defect.SWAPPED
+        if "draft sub_pool" in said:
+            # The other pool's layers begin with the first.
+            return Defect.ZERO if scalars.get("layers") == "0" else Defect.OTHER_SPACE
+        found, what = scalars.get("found"), scalars.get("what")
+        if what == "bound_layer" and "draft layer_id" not in said:
+            return of_binding(found, str(scalars.get("expected")))
+        if what == "kv_store" and found == f"the values of layer {scalars.get('layers')}":
+            # What was looked for are the keys.
+            return Defect.SWAPPED
+        if what in ("kv_buffer", "kv_store"):
+            return Defect.DUPLICATE if what == "kv_buffer" else Defect.FOREIGN
+        if what in ("bound_layer", "layer_id", "window_left") and isinstance(found, int):
+            if found < 0:
+                return Defect.NEGATIVE
+            if what != "window_left" or found >= dump.manifest.extents.get("context_length", found + 1):
+                return Defect.PAST_END
+            return of_window(found, str(scalars.get("expected")), dump.manifest.page_size or 1)
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gemma4_dumps.reader import Dump
-from gemma4_dumps.structures import Structure
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import Incident
@@ -14,6 +14,7 @@ from gemma4_triage.finding import Confidence, Finding
 _SHORT_PATH = re.compile(r"^\(.*, (\d+), (\d+)\)$")
 _TOO_FEW = re.compile(r"^The expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\)")
 _WRITES_ROWS = ".assign_req_to_token_pool"
+_OF_BATCH = ("req_pool_indices", "seq_lens", "seq_lens_cpu")
 _SLOT, _TOKENS = 0, 1
 """Columns of the tensor `requests`."""
 
@@ -24,8 +25,49 @@ def of_lengths(rule: str, incident: Incident, dump: Dump) -> Finding | None:
         return _of_match(rule, incident, dump, *lengths)
     if (slots := _too_few_slots(dump)) is not None:
         return _of_slots(rule, incident, dump, *slots)
-    beyond = _beyond_its_text(dump)
-    return None if beyond is None else _of_text(rule, incident, dump, *beyond)
+    if (beyond := _beyond_its_text(dump)) is not None:
+        return _of_text(rule, incident, dump, *beyond)
+    return _of_sizes(rule, incident, dump)
+
+
+def _of_sizes(rule: str, incident: Incident, dump: Dump) -> Finding | None:
+    """Return which lists of the batch have another size than it, where the exception came of no change of its size."""
+    requests, scalars = tensor_or_none(dump, "requests"), dump.manifest.scalars
+    count, frames = scalars.get("requests"), str(scalars.get("traceback"))
+    if requests is None or not isinstance(count, int) or count != len(requests):
+        return None
+    if any(f".{name}:" in frames for name in ("filter_batch", "merge_batch")):
+        # It may be half done.
+        return None
+    sizes = {name: len(found) for name in _OF_BATCH if (found := tensor_or_none(dump, name)) is not None}
+    others = {name: size for name, size in sizes.items() if size != count}
+    if not others or len(others) == len(sizes):
+        return None
+    name, size = next(iter(others.items()))
+    named = re.findall(r"\((\d+)\)", str(scalars.get("message")))
+    # What the exception says of sizes are these two.
+    is_it = {str(size), str(count)} <= set(named)
+    right = ", ".join(one for one in sizes if one not in others)
+    has = "has" if len(others) == 1 else "have"
+    how = "it was not filtered with those that have left" if size > count else "entries of it were left out"
+    return Finding(
+        rule=rule,
+        structure=Structure.ROW_INDICES if name == "req_pool_indices" else Structure.BATCH_LENGTHS,
+        defect=Defect.STALE if size > count else Defect.LOST,
+        cause=(
+            f"The scheduler died of {scalars.get('exception')} in {dump.manifest.site}: {', '.join(others)} of the "
+            f"batch {has} {size} entries, and it has {count} requests, as {right} have. Most likely {how}."
+        ),
+        confidence=Confidence.LIKELY if is_it else Confidence.POSSIBLE,
+        evidence=(
+            said(dump, "scalars.requests", "requests of the batch"),
+            said(dump, f"tensors.{name}.shape.0", f"entries of {name}"),
+            said(dump, "scalars.message", "what it died of"),
+            said(dump, "site", "where"),
+        ),
+        advice=("Look at what changes the size of that list: filter_batch, merge_batch, prepare_for_decode.",),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
 
 
 def _beyond_its_text(dump: Dump) -> tuple[int, int, int, int] | None:

@@ -17,6 +17,7 @@ from gemma4_triage.diagnose.recorded_calls import gives_back, is_release, reques
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Evidence
 
+_OF_DECODES = ("alloc_for_decode", "spec_v2_decode")
 _FEWEST = 2
 """Requests that went on where they ended, beside one that did not, before it is told of that one."""
 ALL_AT_ONCE = (
@@ -166,6 +167,15 @@ def _freed_by_an_event(records: list[Mapping[str, Any]], pool: str, page: int, s
 
 def had_room(dump: Dump) -> bool | None:
     """Return whether both pools had the pages that the latest call asked for; None where the dump does not say."""
+    counted = asked_and_free(dump)
+    return None if counted is None else min(counted[1:]) >= counted[0]
+
+
+def asked_and_free(dump: Dump) -> tuple[int, int, int] | None:
+    """Return how many pages the latest call asked for, and how many the full and the SWA pool had.
+
+    None where the dump does not say.
+    """
     records, page = readable_events(dump), dump.manifest.page_size or 1
     free = [tensor_or_none(dump, f"free_before_{pool}") for pool in POOLS]
     if not records or not isinstance(records[-1].get("seq_lens"), list):
@@ -176,7 +186,26 @@ def had_room(dump: Dump) -> bool | None:
         begins = [end - 1 for end in ends]
     asked = sum(-(-end // page) - -(-int(begin) // page) for begin, end in zip(begins, ends, strict=True))
     counts = [len(pages) for pages in free if pages is not None]
-    return None if len(counts) < len(POOLS) else min(counts) >= asked
+    return None if len(counts) < len(POOLS) else (asked, counts[0], counts[1])
+
+
+def passed_the_check(dump: Dump) -> tuple[int, int, str] | None:
+    """Return how many pages a decode took, how many the pool with fewer had, and which that is, where it lacked some.
+
+    SGLang looks ahead of a decode whether it fits (check_decode_mem). None of another call.
+    """
+    counted = asked_and_free(dump)
+    if counted is None or readable_events(dump)[-1].get("site") not in _OF_DECODES:
+        return None
+    asked, full, swa = counted
+    free, pool = (full, "full") if full <= swa else (swa, "sliding-window")
+    return (asked, free, pool) if free < asked else None
+
+
+def nothing_moved_before(dump: Dump) -> bool:
+    """Return whether both pools had as many tokens free before the latest call as after the one before it."""
+    records = readable_events(dump)
+    return len(records) > 1 and records[-2].get("free_after") == records[-1].get("free_before") is not None
 
 
 def asked_wrong(dump: Dump) -> Wrong:

@@ -31,6 +31,10 @@ _OF_REQUEST_ROWS = {
     "own_kept": "of its own tokens that it counts more as gone from its window, how many have slots there still",
     "own_left": "of so many",
     "one_record": "whether two requests have one record of what they hold (Req.kv)",
+    "lists": "the lists of the batch that have so many entries",
+    "lists_right": "those that have as many as it has requests",
+    "window_is_locked": "whether the sliding window of its node is locked still",
+    "held_by_others": "other requests that hold that window",
     "page_was_own": "whether that page was the request's, which has no other for the place",
 }
 

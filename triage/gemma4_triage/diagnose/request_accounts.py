@@ -4,6 +4,14 @@ from collections.abc import Iterator
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.accounts_of_a_batch import (
+    BEHIND,
+    ENTRIES,
+    GONE_AHEAD,
+    NOT_LOCKED,
+    PASSED_OVER,
+    told_of_a_batch,
+)
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.freed_pages import lost_by_a_count
 from gemma4_triage.diagnose.incident import Incident
@@ -15,7 +23,7 @@ BOUNDS = {"cu_seqlens_q": "queries", "cu_seqlens_k": "keys"}
 NAMESPACE, IN_PAGE, PART_OF_PAGE = "namespace", "place in its page", "part of a page"
 BOTH_SIDES = (
     *("changed", "unlike", "fell", "moved", "owner", "unlocked", "reserved", "host", "begin", "size", "again"),
-    *(NAMESPACE, IN_PAGE, PART_OF_PAGE, *BOUNDS),
+    *(NAMESPACE, IN_PAGE, PART_OF_PAGE, *BOUNDS, ENTRIES, PASSED_OVER, BEHIND, GONE_AHEAD, NOT_LOCKED),
 )
 """Why an entry is wrong, where the dump has what it should be as well."""
 TOKENS, NONE = "tokens", "none"
@@ -38,6 +46,8 @@ def sentence_of(dump: Dump) -> str | None:
     why, slot, value, expected = (scalars.get(name) for name in ("why", "request_slot", "value", "expected"))
     if scalars.get("account") == TOKENS:
         return of_tokens(dump)
+    if (told := told_of_a_batch(dump)) is not None:
+        return told
     if why == "host":
         return (
             f"The host's copy of a batch's lengths (seq_lens_cpu) has {value} for the request in slot {slot}, and the "
@@ -123,17 +133,6 @@ def sentence_of(dump: Dump) -> str | None:
             "behind. The next eviction, or the release, begins in the middle of a page, and gives back one that is in "
             "use, or leaves a part of one mapped. Look at what sets that count (set_evicted_seqlen, "
             "free_swa_out_of_window_slots)."
-        )
-    if why == "window unlocked":
-        again = (
-            " It was retracted before: what it counted then may count still (decode_batch_idx)."
-            if scalars.get("again")
-            else ""
-        )
-        return (
-            f"The request in slot {slot} has given back the lock on its nodes' sliding window, and has {value} tokens "
-            f"behind them where the window has {expected}: it still reads there, and an eviction may take that window."
-            f"{again}"
         )
     if why == UNLOCKED and slot is None:
         where = _ELSEWHERE.format(moved) if (moved := scalars.get("locked_elsewhere")) else ""

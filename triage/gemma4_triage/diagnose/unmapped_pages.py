@@ -11,7 +11,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import NOWHERE, TREE, first_census, lost_pages
-from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
+from gemma4_triage.diagnose.evidence import cell, count_of, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.finding import Confidence, Finding
 
@@ -131,3 +131,39 @@ def places_in_row(dump: Dump) -> tuple[dict[int, tuple[int, int]], dict[int, int
         return None
     rows = [row for row in table.tolist() if row[0] in owners]
     return {page: (column, step) for _, column, page, step in rows}, {column: step for _, column, _, step in rows}
+
+
+def of_a_count_that_fell(incident: Incident, rule: str) -> Finding | None:
+    """Return a finding where the request of such pages counts fewer tokens as gone than at the audit before.
+
+    None where a page is another's, or is not between the two counts.
+    """
+    for dump in incident.of(rule=LEAK, verdict="null_page_live"):
+        found, page = [one for one in lost_pages(dump) if one.fault == "unmapped"], dump.manifest.page_size or 1
+        slots = {None if one.owner is None else one.owner[0] for one in found}
+        (slot,) = slots if len(slots) == 1 else (None,)
+        before, now = (count_of(dump, name, slot) for name in ("evicted_before", "evicted"))
+        if slot is None or before is None or now is None or len(found) != -(-before // page) - now // page:
+            continue
+        return Finding(
+            rule=rule,
+            structure=Structure.REQUEST_COUNTERS,
+            defect=Defect.OFF_BY_ONE if before - now in (1, page) else None,
+            cause=(
+                f"The request in slot {slot} counts {now} tokens as gone from its sliding window (swa_evicted_seqlen), "
+                f"and counted {before} at the audit before: that count only grows, and it went back. What lies between "
+                "was given back already, and the next eviction, or the release, gives it back again by a mapping that "
+                "leads nowhere."
+            ),
+            confidence=Confidence.CERTAIN,
+            evidence=(
+                said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
+                cell(dump, TABLE, (0, 0), "the first of them"),
+                cell(dump, TABLE, (0, 4), "the request slot that owns them"),
+                said(dump, "scalars.evicted_before", "what was counted as gone at the audit before, by slot"),
+                said(dump, "scalars.evicted", "what is counted now"),
+            ),
+            advice=("Look at what sets that count: set_evicted_seqlen, clamp_evicted_seqlens, swa_evicted_seqlen.",),
+            next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap")),
+        )
+    return None

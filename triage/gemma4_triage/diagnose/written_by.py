@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemma4_dumps.structures import Structure
+from gemma4_triage.diagnose.accounts_of_a_batch import LOOK
 
 WRITTEN_BY: dict[Structure, tuple[str, ...]] = {
     Structure.REQUEST_ROW: (
@@ -37,6 +38,8 @@ def where_to_look(structure: Structure | None, why: object = None) -> str:
     """Return which functions to look at, as advice; `why` the entry is wrong, by its dump."""
     if why == "again":
         return _READ_AGAIN
+    if why in LOOK:
+        return LOOK[str(why)]
     names = WRITTEN_BY.get(structure, ()) if structure is not None else ()
     if not names:
         return "What writes this structure in the step of the dump, or in the one before it, is at fault."

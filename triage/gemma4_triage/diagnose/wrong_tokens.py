@@ -15,6 +15,16 @@ def _of_drafts(dump: Dump) -> str:
     scalars = dump.manifest.scalars
     took, agreed = scalars.get("value"), scalars.get("expected")
     more = isinstance(took, int) and isinstance(agreed, int) and took > agreed
+    if scalars.get("since_verified") is True:
+        came = (
+            "a draft that it rejected, or what stands behind the last one, goes into the answer"
+            if more
+            else "tokens that it took are missing"
+        )
+        return (
+            f"A step gives the request in slot {scalars.get('request_slot')} {took} tokens (accept_lens), and its "
+            f"verification took {agreed}: the count was changed between the two, and {came}."
+        )
     came = "drafts that it rejected are in the answer" if more else "tokens that it agreed to are missing"
     return (
         f"A verification took {took} tokens of the request in slot {scalars.get('request_slot')}, and the target "
@@ -146,6 +156,7 @@ MORE = {
     "shift": "places by which what is read stands behind its own tokens",
     "rows_wrong": "requests of this batch of which that holds",
     "by_logits": "whether the target's own logits were asked",
+    "since_verified": "whether the count was that of the verification as this ended",
     "by_sample": "which of the two is what its verification took",
     "answer_at": "where its result has the tokens that the answer ends in",
     "answer_begins": "where it has those of the request",

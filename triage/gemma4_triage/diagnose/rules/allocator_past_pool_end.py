@@ -72,9 +72,9 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(
             commands.serve(incident, "--debug trap", "--probes swa-allocator,page-table"),
-            commands.corpus("swa-alloc-oob"),
+            commands.show(dump) if asked or mapped else commands.corpus("swa-alloc-oob"),
         ),
-        upstream=("SGLang 9123",),
+        upstream=() if asked or mapped else ("SGLang 9123",),
     )
 
 

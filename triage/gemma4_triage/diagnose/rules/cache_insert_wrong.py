@@ -3,6 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.cached_twice import of_pages_given_twice
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.inserted_slots import FREE, INSERT_WRONG, of_free_pages, of_torn_page, of_window
@@ -28,7 +29,7 @@ _TWICE = (
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=REQUEST_ROWS, verdict="insert_wrong")
     if dump is None:
-        return None
+        return of_pages_given_twice(ID, incident)
     if dump.manifest.scalars.get("why") == _WINDOW:
         return of_window(incident, dump)
     if dump.manifest.scalars.get("why") == FREE:

@@ -12,7 +12,8 @@ from gemma4_triage.finding import Confidence, Finding
 ID = "cached-text-differs"
 _KEY, _LONGER = "key", "longer"
 _ADVICE = {
-    "changed": "Look at what writes a request's output_ids and origin_input_ids behind the forward that read them.",
+    "changed": "Look at what writes a request's output_ids and origin_input_ids behind the forward that read them, and "
+    "with drafts at how many tokens of a verification are put there (accept_lens).",
     _KEY: "Look at what makes the key of the request's tokens: fill ids, kv_committed_len, cache_finished_req, "
     "cache_unfinished_req, checkpoint_into_tree.",
     _LONGER: "Look at up to which token a request is put in: kv_committed_len, owned_kv_len, cache_finished_req, "

@@ -8,7 +8,12 @@ from gemma4_triage.diagnose.evidence import counted_as_gone, said, were_evicted
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.lost_by_the_cache import said_of_windows, were_the_caches_before, window_given_back_by
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen, in_dump
-from gemma4_triage.diagnose.unmapped_pages import given_back_by_the_window, of_events, places_in_row
+from gemma4_triage.diagnose.unmapped_pages import (
+    given_back_by_the_window,
+    of_a_count_that_fell,
+    of_events,
+    places_in_row,
+)
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "evicted-page-counted"
@@ -16,6 +21,8 @@ ID = "evicted-page-counted"
 
 def find(incident: Incident) -> Finding | None:
     """Return a finding where the parts exceed the pool by such pages, or where the ledger saw them given back."""
+    if (told := of_a_count_that_fell(incident, ID)) is not None:
+        return told
     return of_events(incident, ID) if _is_of_events(incident) else _of_sums(incident)
 
 

@@ -3,7 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.earlier_calls import had_room
+from gemma4_triage.diagnose.earlier_calls import had_room, nothing_moved_before, passed_the_check
 from gemma4_triage.diagnose.evidence import counted_by_the_pair, said
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
@@ -15,6 +15,15 @@ _KEPT = (
     "took pages from one pool of the pair, found the other one short, gave nothing, and did not give back what it had"
 )
 
+_PASSED = (
+    "A decode takes {0} new pages, and the {2} pool had {1}: SGLang's check ahead of a decode let it pass, where it "
+    "retracts requests until the step fits. It counts less than the step takes, or leaves that pool out."
+)
+_AT_CHECK = (
+    "Look at that check: new_tokens_required_next_decode (a request takes a page where kv_committed_len is whole "
+    "pages), check_decode_mem, check_decode_capacity."
+)
+
 
 def find(incident: Incident) -> Finding | None:
     dump = next((dump for dump in incident.of(rule=LOST_PAGES) if ".alloc" in dump.manifest.site), None)
@@ -22,22 +31,26 @@ def find(incident: Incident) -> Finding | None:
         return None
     refused = had_room(dump)
     room = None if refused else _room_that_is_none(dump)
+    passed = None if refused or room else passed_the_check(dump)
     return Finding(
         rule=ID,
-        structure=Structure.ALLOCATION if refused else free_list(dump),
-        defect=Defect.LOST,
+        structure=Structure.ALLOCATION if refused else None if passed else free_list(dump),
+        defect=None if passed else Defect.LOST,
         cause=(
             "An allocation gave nothing although both pools of the pair had the pages that it was asked for, and did "
             "not give back what it had taken: the call is wrong, and no pool is too small."
             if refused
+            else _PASSED.format(*passed) + f" The allocation that followed {_KEPT} taken."
+            if passed
             else f"An allocation {_KEPT} taken."
             if room is None
             else f"The allocator of both pools counts {room[0]} tokens as free (available_size), and the pool with "
             f"fewer has {room[1]}: whoever asks it before allocating is told of room that there is not. An allocation "
             f"that went on then {_KEPT} taken."
         ),
-        # The probe compares the free lists before and after a call that returned nothing.
-        confidence=Confidence.CERTAIN,
+        # The probe compares the free lists before and after a call that returned nothing. Something else may have
+        # taken what the check had seen.
+        confidence=Confidence.LIKELY if passed and not nothing_moved_before(dump) else Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the call that gave nothing"),
             said(dump, "pool_kind", "the pool whose free list is shorter than before"),
@@ -49,6 +62,11 @@ def find(incident: Incident) -> Finding | None:
         ),
         advice=("Look at what that call does between the pools' own allocators and its return.",)
         if refused
+        else (
+            _AT_CHECK,
+            "Its pages stay lost until the pool is cleared; no pool has to be larger for a step that is retracted.",
+        )
+        if passed
         else (
             "These pages stay lost until the pool is cleared. Give the fuller pool more tokens: "
             "--swa-full-tokens-ratio, or --mem-fraction-static for both.",

@@ -5,6 +5,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import NOWHERE, keeps_prefixes, may_be_held
+from gemma4_triage.diagnose.counted_beyond import counted_beyond_its_frees
 from gemma4_triage.diagnose.dropped_pages import DROPPED, dropped_by_a_hand_out
 from gemma4_triage.diagnose.evidence import cell, has_ended, said
 from gemma4_triage.diagnose.freed_pages import (
@@ -49,7 +50,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     if of_request_slots(dump, NOWHERE):
         return lost_request_slots(dump, ID)
-    if (told := dropped_by_a_hand_out(ID, incident, dump) or lost_by_own_count(ID, dump)) is not None:
+    told = dropped_by_a_hand_out(ID, incident, dump) or lost_by_own_count(ID, dump)
+    if (told := told or counted_beyond_its_frees(ID, dump)) is not None:
         return told
     try:
         first = suspects(dump)[0]

@@ -4,7 +4,13 @@ import re
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.changed_bindings import of_binding, of_change, of_window
+from gemma4_triage.diagnose.changed_bindings import (
+    AT_BINDING,
+    BOUND_ELSEWHERE,
+    defect_at_start,
+    is_bound_elsewhere,
+    of_change,
+)
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.diagnose.process_state import ships_right_windows
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
@@ -70,15 +76,19 @@ def find(incident: Incident) -> Finding | None:
     if later is not None and incident.first(rule=GEOMETRY) is later:
         return of_change(ID, incident, later)
     scale = _of_scales(incident)
+    others = [str(dump.manifest.scalars.get("other_findings", "")) for dump in incident.of(rule=GEOMETRY)]
+    bound = is_bound_elsewhere(start_up_summaries(incident, "geometry_mismatch"), others)
     structure = Structure.KV_SCALE if scale else Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None
     return Finding(
         rule=ID,
         structure=structure,
-        defect=_SCALE_DEFECTS.get(scale) if scale else None if of_target else _defect(incident),
-        cause=_WINDOW if of_target else _of_sources(incident) or _PARTS,
+        defect=_SCALE_DEFECTS.get(scale) if scale else None if of_target else defect_at_start(incident),
+        cause=_WINDOW if of_target else BOUND_ELSEWHERE if bound else _of_sources(incident) or _PARTS,
         confidence=Confidence.CERTAIN,
         evidence=evidence,
-        advice=(
+        advice=AT_BINDING
+        if bound
+        else (
             "If a layer id, head count or head dim differs, draft and target are checkpoints of different models.",
             "Page size, context length and KV dtype come from the launch arguments: see launch_args in the dump.",
         ),
@@ -105,33 +115,6 @@ def _of_scales(incident: Incident) -> str | None:
 def _is_of_draft_layers(incident: Incident) -> bool:
     """Return whether what was compared is which layers of the target a draft reads, its window, or its scale."""
     return any(dump.manifest.summary.startswith(_OF_DRAFT_LAYERS) for dump in incident.of(rule=GEOMETRY))
-
-
-def _defect(incident: Incident) -> Defect | None:
-    """Return in which way a draft layer's id or window is wrong; None where nothing is said of one."""
-    for dump in incident.of(rule=GEOMETRY):
-        scalars = dump.manifest.scalars
-        said = f"{dump.manifest.summary}; {scalars.get('other_findings', '')}"
-        if "draft layer_id" in said and "draft window_left" in said:
-            return Defect.SWAPPED
-        if "draft sub_pool" in said:
-            # The other pool's layers begin with the first.
-            return Defect.ZERO if scalars.get("layers") == "0" else Defect.OTHER_SPACE
-        found, what = scalars.get("found"), scalars.get("what")
-        if what == "bound_layer" and "draft layer_id" not in said:
-            return of_binding(found, str(scalars.get("expected")))
-        if what == "kv_store" and found == f"the values of layer {scalars.get('layers')}":
-            # What was looked for are the keys.
-            return Defect.SWAPPED
-        if what in ("kv_buffer", "kv_store"):
-            return Defect.DUPLICATE if what == "kv_buffer" else Defect.FOREIGN
-        if what in ("bound_layer", "layer_id", "window_left") and isinstance(found, int):
-            if found < 0:
-                return Defect.NEGATIVE
-            if what != "window_left" or found >= dump.manifest.extents.get("context_length", found + 1):
-                return Defect.PAST_END
-            return of_window(found, str(scalars.get("expected")), dump.manifest.page_size or 1)
-    return None
 
 
 RULE = Rule(

@@ -23,6 +23,7 @@ _GIVEN = (
     " It was handed out again by a call whose free list did not have it: what the call returned is wrong, not the list."
 )
 _OPEN = " Whether the hand-out, the mapping or, of the prefix cache's, what was put into it is wrong is not known."
+_OPEN_OF_FULL = " Whether the hand-out, a request's row, or what was put into the prefix cache is wrong is not known."
 
 
 def find(incident: Incident) -> Finding | None:
@@ -30,7 +31,8 @@ def find(incident: Incident) -> Finding | None:
     if dump is None:
         return None
     wrong, again = hand_out_wrong(dump), _given_while_held(incident)
-    why = led_elsewhere(dump) if wrong.structure else _OPEN
+    of_full = dump.manifest.pool_kind == "full"
+    why = led_elsewhere(dump) if wrong.structure else _OPEN_OF_FULL if of_full else _OPEN
     if wrong.structure is None and (given := _by_lists(dump)) is not None:
         wrong, why = given, _LISTED if _is_free_list(given) else _GIVEN
     elif again is not None:
@@ -55,6 +57,8 @@ def find(incident: Incident) -> Finding | None:
         ),
         advice=("Look at what writes free_pages beside free and alloc: restore_state, clear, a resized pool.",)
         if _is_free_list(wrong)
+        else ("Look at how each of its two holders got the page: a hand-out, a row, an insert into the prefix cache.",)
+        if of_full and wrong.structure is None
         else (
             "Look at who wrote the mapping last: set_full_to_swa_mapping, or a hand-out of a page in use.",
             "page_states in an allocator's dump names, per slot, the full page that the SWA page serves.",
