@@ -3,7 +3,7 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
-from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "keys-overwritten"
@@ -56,10 +56,6 @@ RULE = Rule(
     ID,
     find,
     ruled_out_if=(
-        Exclusion(
-            "the numbers are those that were stored",
-            in_dump(lambda dump: False if dump.manifest.scalars.get("tokens_changed") else None),
-        ),
         Exclusion("SGLang itself moves keys there, as between the branches of drafts, or loads them from a host pool"),
     ),
 )
