@@ -4,7 +4,7 @@ import pytest
 
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
-from made_logs import died, stamp
+from made_logs import died, found_in, stamp, started
 
 FAILED = f"{stamp(5, 'TP3')} Decode transfer failed for request rank=3 with exception KVTransferError(room=3)\n"
 
@@ -164,3 +164,14 @@ def test_kernels_of_tensorrt_may_be_what_a_rank_stands_in(note, given):
 @pytest.mark.parametrize(("note", "given"), [("# GB300\n", "attention_backend='fa4'"), ("# H100\n", OF_TENSORRT[0])])
 def test_without_them_or_such_a_gpu_they_are_not_named(note, given):
     assert "another release of flashinfer" not in "\n".join(waited(note, given).advice)
+
+
+STALE = "ImportError: /home/u/.triton/cache/4ZQ3/launcher.so: cannot stat shared object: Stale file handle"
+
+
+def test_who_waits_for_a_rank_that_died_of_something_else_does_not_lead():
+    build = ("../../triton/runtime/build.py", "_load_module_from_path", "spec.loader.exec_module(mod)")
+    found = found_in([started(model_path="m"), died(STALE, build, rank="TP11"), WAITED])
+    assert [one.rule for one in found[:2]] == ["host-limits", "collective-timeout"]
+    assert "TRITON_CACHE_DIR" in found[0].advice[0]
+    assert (found[1].confidence, found[1].advice[0].startswith("ImportError in line")) == ("possible", True)

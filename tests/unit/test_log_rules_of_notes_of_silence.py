@@ -6,7 +6,9 @@ from made_logs import decode, found_in, prefill, stamp, started
 
 READY = f"{stamp(1)} The server is fired up and ready to roll!\n"
 SERVED = [READY, prefill(2), decode(3), decode(4)]
-SAID = """the request just sits there, curl shows no byte after half an hour
+SAID = """no prefill line ever appears for it
+no further decode line is printed
+the request just sits there, curl shows no byte after half an hour
 (nothing after this, waited 20 minutes)
 no output since
 the client waits indefinitely

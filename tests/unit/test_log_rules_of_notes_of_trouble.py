@@ -117,3 +117,20 @@ def test_it_is_of_its_kind(words, kind):
 def test_what_only_one_part_of_a_note_complains_of_counts():
     assert kind_of(b"# Short prompts are fine. In long ones the seed is ignored") == "answers"
     assert kind_of(b"# the seed is ignored no longer, it is gone") is None
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "the build of two weeks earlier gave about 30 token/s per request in the same setup",
+        "build from last week on the same node: 126.9 token/s, all arguments equal",
+        "with the previous image 45 tok/s at one request",
+    ],
+)
+def test_a_rate_of_an_earlier_build_leads_back_to_it(note):
+    (found, *_) = found_in([*SERVED, f"# {note}\n"])
+    assert (found.rule, "the build that was well by a note" in found.advice[0]) == ("noted-trouble", True)
+
+
+def test_a_rate_alone_is_no_trouble():
+    assert not found_in([*SERVED, "# 126.9 token/s at concurrency 1 with this build\n"])

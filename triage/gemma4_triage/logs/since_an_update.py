@@ -9,7 +9,9 @@ from gemma4_triage.logs.late_pattern import pattern
 _THING = r"(?:images?|releases?|builds?|versions?|commits?|nightl(?:y|ies)|tags?|main|wheels?)"
 _FINE = (
     r"(?:fast|fine|right|ok|works?|worked|good|well|normal(?:ly)?|correct|quick|"
-    r"never (?:did|had|does|showed|hung|died)(?: (?:it|this|so))?)"
+    r"never (?:did|had|does|showed|hung|died)(?: (?:it|this|so))?|"
+    # A rate that is noted of it is held against today's.
+    r"\d[\d.]* ?k? ?(?:tok(?:en)?s?|t|req(?:uest)?s?)(?:/s|ps| per second))"
 )
 _WELL_BEFORE = (
     pattern(rf"(?i)\b(?:old|older|previous|earlier|last (?:week|month)'s|former) {_THING}\b.{{0,40}}?\b{_FINE}\b"),

@@ -98,6 +98,11 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
     "speed": (
         r"\bslow(?:er|ly)?\b|\bonly \d+(?:\.\d+)? (?:tok|t)(?:ens?|s)?(?:/s|ps| per second)",
         r"\b\d+(?:\.\d+)? (?:tok|t)(?:ens?|s)?(?:/s|ps| per second) only\b",
+        # A rate that is noted of an earlier build is held against this one's.
+        r"\b(?:builds?|images?|releases?|versions?|commits?|nightly)\b.{0,30}\b(?:earlier|before|ago|yesterday|"
+        r"last (?:week|month))\b.{0,40}?\b\d[\d.]* (?:tok|t)(?:ens?|s)?(?:/s|ps| per second)",
+        r"\b(?:old|previous|earlier|last (?:week|month)'s|yesterday's) (?:builds?|images?|releases?|versions?|commits?|"
+        r"nightly)\b.{0,40}?\b\d[\d.]* (?:tok|t)(?:ens?|s)?(?:/s|ps| per second)",
         r"\b(?:several|many|\d+|two|three|four|five|ten) times (?:this|that|the) (?:speed|rate|throughput)",
         r"\b(?:twice|double|half|third|quarter|fraction) (?:of )?(?:this|that|the) (?:speed|rate)",
         r"time per token\b.{0,20}\b(?:doubles|grows)|seconds of silence",

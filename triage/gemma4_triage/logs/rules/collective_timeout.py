@@ -135,8 +135,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         elif others:
             # That end has a finding of its own, which leads.
             confidence = Confidence.POSSIBLE
-            where = f"line {others[0].place.line}{on_rank(others[0].rank)}"
-            advice = (f"{others[0].type_name or 'a failure'} in {where} is of another kind: begin there",)
+            advice = (_OF_ANOTHER_KIND.format(_named(others[0])),)
         else:
             advice = (
                 "find the first rank or node that ended, and its exception: this line only follows from it",
@@ -265,6 +264,13 @@ def _group(facts: LogFacts) -> set[int]:
 _OF_TENSORS = pattern(r"\bTP(\d+)")
 
 
+_OF_ANOTHER_KIND = "{} is of another kind: begin there"
+
+
+def _named(death: Death) -> str:
+    return f"{death.type_name or 'a failure'} in line {death.place.line}{on_rank(death.rank)}"
+
+
 def _timeout(facts: LogFacts, death: Death) -> Finding:
     works, group = _waiting(facts), _group(facts)
     waits = ", ".join(f"rank {rank} in {kind} {number}" for rank, (number, kind) in sorted(works.items()))
@@ -285,16 +291,18 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
         suspect = _ALL if group else _SAME
         suspect = suspect if together else "which rank did not come the log does not say"
     named = [one for one in features(facts) if one.is_named(death)]
+    first = next((one for one in facts.deaths if one.place.line < death.place.line and not _explains(one)), None)
     return Finding(
         rule=RULE.id,
         cause=f"Ranks waited in a collective until its timeout; {suspect}.",
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if first is None else Confidence.POSSIBLE,
         evidence=(
             *of_failure(facts, death),
             *([over(facts, "who waits", waits, "by NCCL's watchdog")] if waits else []),
         ),
         ruled_out_if=("an exception of some rank stands before the first timeout: that is the cause",),
         advice=(
+            *(() if first is None else (_OF_ANOTHER_KIND.format(_named(first)),)),
             *((_RAY,) if _over_ray(facts, death) else ()),
             *kernels_that_stand.of_tensorrt(facts),
             *(tower := _of_a_tower(facts)),
