@@ -132,3 +132,48 @@ def test_a_batch_of_another_number_of_rows_is_not_asked(server):
         given.temperatures = given.temperatures[:2]
 
     step(server, shorten)
+
+
+VOCABULARY = 200
+
+
+def bias(server, *of_rows):
+    """Return a tensor of logit biases whose rows are those of other requests' dictionaries."""
+    added = torch.zeros(len(server.world.requests), VOCABULARY)
+    for row, given in enumerate(of_rows):
+        for token, value in given.items():
+            added[row, int(token)] = value
+    return added
+
+
+def test_biases_of_single_tokens(server):
+    mine, others = {"5": 4.0, "7": -100.0}, {"9": 1.5}
+    for request, asked in zip(server.world.requests, (mine, None, others), strict=True):
+        request.sampling_params.logit_bias = asked
+    step(server, lambda given: setattr(given, "logit_bias", bias(server, mine, {}, others)))
+    said = trapped_by(
+        server, lambda: step(server, lambda given: setattr(given, "logit_bias", bias(server, {}, others, mine)))
+    )
+    assert (said.scalars["parameter"], said.scalars["rows_wrong"]) == ("logit_bias", 3)
+    finding = named(server)
+    assert (finding.rule, "SamplingBatchInfo.merge_batch" in finding.cause) == ("sampling-differs", True)
+
+
+def test_penalties_of_anothers_tokens(server):
+    def add(tokens_of):
+        def change(given):
+            added = torch.zeros(len(server.world.requests), VOCABULARY)
+            for row, other in enumerate(tokens_of):
+                added[row, list(server.world.requests[other].output_ids)] = 1.0
+            given.acc_additive_penalties = added
+
+        return change
+
+    for number, request in enumerate(server.world.requests):
+        request.output_ids.extend([20 + number, 30 + number])
+    step(server, add((0, 1, 2)))
+    trapped_by(server, lambda: step(server, add((1, 1, 2))))
+    finding = named(server)
+    assert f"penalties of 2 tokens that are not its own, but those that the request in slot {slots(server)[1]} has" in (
+        finding.cause
+    )

@@ -167,6 +167,27 @@ class TestAnswers:
     def between(self, server):
         return lambda: request_rows.check_answers(server.scheduler, server.world.requests)
 
+    def test_two_answers_that_are_one_list(self, server):
+        first, second = server.world.requests[:2]
+        second.output_ids = first.output_ids
+        said = trapped_by(server, self.between(server))
+        slots = [held(one).req_pool_idx for one in (first, second)]
+        assert (said.scalars["why"], said.scalars["value"], said.scalars["request_slot"]) == ("one list", *slots)
+        finding = named(server)
+        assert (finding.rule, "are one list (output_ids)" in finding.cause) == ("token-differs", True)
+
+    def test_what_was_sent_is_not_sent_again(self, server):
+        request = server.world.requests[1]
+        request.send_token_offset = 6
+        self.between(server)()
+        request.send_token_offset = 2
+        said = trapped_by(server, self.between(server))
+        assert (said.scalars["counter"], said.scalars["value"], said.scalars["expected"]) == ("send_token_offset", 2, 6)
+        finding = named(server)
+        assert (finding.structure, "(send_token_offset): 2 where 6 belongs" in finding.cause) == (
+            *(Structure.REQUEST_COUNTERS, True),
+        )
+
     def test_each_gets_its_own(self, server):
         self.sampled(server, 50, 51, 52)
         latest(server, 50, 51, 52)

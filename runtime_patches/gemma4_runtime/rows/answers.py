@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held, stay_of
-from gemma4_runtime.rows.report import NEXT, TOKEN, or_swapped, report_wrong
+from gemma4_runtime.rows.report import COUNTER, NEXT, TOKEN, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_runtime.rows.tokens import NOBODYS
 
 _ANSWER = "answer's tokens"
+_SENT = "send_token_offset"
 
 
 def note_sampled(scheduler: Any, batch: Any, result: Any) -> None:
@@ -60,6 +61,8 @@ def check_answers(scheduler: Any, requests: Sequence[Any]) -> None:
     wrong: list[WrongEntry] = []
     kinds: list[Defect | None] = []
     slots = [held(request).req_pool_idx for request in requests]
+    if _are_one_list(scheduler, requests, slots):
+        return
     for row, (request, noted) in enumerate(zip(requests, known, strict=True)):
         if noted is None or request.finished():
             continue
@@ -76,10 +79,50 @@ def check_answers(scheduler: Any, requests: Sequence[Any]) -> None:
         ]
         wrong.append(WrongEntry("answered", row, 0, (others[0] if others else None) or NOBODYS, slots[row]))
         kinds.append(Defect.FOREIGN if others else None)
-    if not wrong:
-        return
+    if wrong:
+        _report_answers(scheduler, wrong, kinds, slots)
+    _check_sent(scheduler, requests, slots)
+
+
+def _are_one_list(scheduler: Any, requests: Sequence[Any], slots: Sequence[int | None]) -> bool:
+    """Report two requests whose answers are one list, which both grow; say if there are any."""
+    lists: dict[int, int] = {}
+    for row, request in enumerate(requests):
+        if getattr(request, "beam_group", None) is not None:
+            continue
+        other = lists.setdefault(id(request.output_ids), row)
+        if other != row:
+            wrong = [WrongEntry("one list", row, 0, slots[other] or 0, slots[row])]
+            summary = f"the answers of the requests in slots {slots[row]} and {slots[other]} are one list"
+            had = {"as_before": None, "rows_wrong": 2}
+            kinds: list[Defect | None] = [Defect.FOREIGN]
+            report_wrong(scheduler, wrong, TOKEN, NEXT, _ANSWER, kinds, None, slots, had=had, summary=summary)
+            return True
+    return False
+
+
+def _report_answers(
+    scheduler: Any, wrong: Sequence[WrongEntry], kinds: list[Defect | None], slots: Sequence[int | None]
+) -> None:
     kinds, whose = or_swapped(wrong, kinds), wrong[0].value
     of = "of no request" if whose == NOBODYS else f"of the request in slot {whose}"
     summary = f"the answer of the request in slot {slots[wrong[0].row]} ends in another token than was sampled: {of}"
     had = {"as_before": None, "rows_wrong": len(wrong)}
     report_wrong(scheduler, wrong, TOKEN, NEXT, _ANSWER, kinds, None, slots, had=had, summary=summary)
+
+
+def _check_sent(scheduler: Any, requests: Sequence[Any], slots: Sequence[int | None]) -> None:
+    """Find requests that count fewer of their tokens as sent to their clients than they did: some are sent twice."""
+    seen, wrong = seen_of(scheduler), []
+    known, seen.sent = seen.sent, {}
+    for row, request in enumerate(requests):
+        sent, before = getattr(request, _SENT, None), known.get(stay_of(request)[0])
+        if not isinstance(sent, int):
+            continue
+        if before is not None and sent < before:
+            wrong.append(WrongEntry("fell", row, 0, sent, before))
+        seen.sent[stay_of(request)[0]] = sent
+    if wrong:
+        kinds: list[Defect | None] = [None] * len(wrong)
+        had = {"as_before": None, "counter": _SENT}
+        report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots, had=had)

@@ -68,7 +68,7 @@ def check_sampling(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
             return True
     lost = next((flag for flag in _FLAGS if _is_lost(flag, given, first)), None)
     if lost is None:
-        return False
+        return _check_tokens(scheduler, requests, slots, made)
     row = next(row for row, one in enumerate(first) if lost.contradicts(one[lost.parameter]))
     had = {"as_before": None, "parameter": lost.name, "given": lost.value, "asked": str(first[row][lost.parameter])}
     summary = f"{lost.name} of a batch is {lost.value}, and the request in slot {slots[row]} asked for "
@@ -139,3 +139,79 @@ def _is_lost(flag: _Flag, given: Any, asked: Sequence[Mapping[str, float]]) -> b
     """Return whether a batch says of all what one of its requests did not ask for."""
     said = getattr(given, flag.name, None)
     return said is flag.value and any(flag.contradicts(one[flag.parameter]) for one in asked)
+
+
+def _check_tokens(scheduler: Any, requests: Sequence[Any], slots: Sequence[int | None], made: Any) -> bool:
+    """Hold what is added to logits of single tokens against biases and answers of the requests; say if it is wrong."""
+    given = made.sampling_info
+    biased = [_bias_of(request) for request in requests]
+    has = _tokens_of(getattr(given, "logit_bias", None), len(requests))
+    if has is not None and has != biased:
+        rows = [row for row, (one, should) in enumerate(zip(has, biased, strict=True)) if one != should]
+        whose = {
+            row: [slot for slot, one in zip(slots, biased, strict=True) if one and one == has[row]] for row in rows
+        }
+        _report_tokens(scheduler, slots, made, "logit_bias", whose, len(has[rows[0]]), len(biased[rows[0]]))
+        return True
+    # With overlap or drafts what was sampled last may be penalised ahead of the answer that has it.
+    if scheduler.enable_overlap or not scheduler.spec_algorithm.is_none():
+        return False
+    has = _tokens_of(getattr(given, "acc_additive_penalties", None), len(requests))
+    if has is None or any(getattr(one.sampling_params, "min_new_tokens", 0) for one in requests):
+        return False
+    answers = [set(request.output_ids) | set(bias) for request, bias in zip(requests, biased, strict=True)]
+    rows = [row for row, one in enumerate(has) if not one.keys() <= answers[row]]
+    if rows:
+        whose = {
+            row: [slot for slot, one in zip(slots, answers, strict=True) if has[row].keys() <= one] for row in rows
+        }
+        foreign = len(has[rows[0]].keys() - answers[rows[0]])
+        _report_tokens(scheduler, slots, made, "penalties", whose, foreign, 0)
+    return bool(rows)
+
+
+def _report_tokens(
+    scheduler: Any,
+    slots: Sequence[int | None],
+    made: Any,
+    name: str,
+    whose: Mapping[int, Sequence[int | None]],
+    given: int,
+    asked: int,
+) -> None:
+    """Report rows of which other tokens are biased or penalised than their requests' own.
+
+    Args:
+        scheduler: Whose requests they are.
+        slots: Of each row, its request's.
+        made: The forward's batch.
+        name: What is wrong.
+        whose: Of each wrong row, the requests whose tokens stand there.
+        given: Of how many tokens the first of them has it.
+        asked: Of how many it should.
+    """
+    wrong = [WrongEntry("tokens", row, 0, (of[0] if of else None) or NOBODYS, slots[row]) for row, of in whose.items()]
+    kinds: list[Defect | None] = [Defect.FOREIGN if of else None for of in whose.values()]
+    row = wrong[0].row
+    had = {"as_before": None, "parameter": name, "given": str(given), "asked": str(asked), "rows_wrong": len(wrong)}
+    had |= {"requests": len(slots), "request_says": str(asked)}
+    summary = f"{name} of the request in slot {slots[row]} are of {given} tokens that are not its own"
+    kinds = or_swapped(wrong, kinds)
+    report_wrong(scheduler, wrong, SAMPLING, INIT, _PARAMETERS, kinds, made, slots, had=had, summary=summary)
+
+
+def _bias_of(request: Any) -> dict[int, float]:
+    """Return what a request adds to the logits of which tokens."""
+    asked = getattr(request.sampling_params, "logit_bias", None) or {}
+    return {int(token): float(np.float32(value)) for token, value in asked.items() if value}
+
+
+def _tokens_of(added: Any, requests: int) -> list[dict[int, float]] | None:
+    """Return of each row what is added to which tokens; None where nothing is, or of another number of rows."""
+    if not isinstance(added, torch.Tensor) or added.ndim != 2 or added.shape[0] != requests:
+        return None
+    at = added.nonzero()
+    found: list[dict[int, float]] = [{} for _ in range(requests)]
+    for (row, token), value in zip(at.tolist(), added[at[:, 0], at[:, 1]].float().tolist(), strict=True):
+        found[row][token] = value
+    return found

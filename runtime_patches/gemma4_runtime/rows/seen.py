@@ -49,6 +49,7 @@ class Seen:
             that its release looks for, and which parts its release passes over.
         namespaces: By `id`, of those that run: the request, and its namespace in the prefix cache as it was first seen.
         answers: By its stay, of the forward before: how long its answer was, and what was sampled for it.
+        sent: By a request's number, how many tokens of its answer it counted as sent.
         looked_at: By its stay, how many tokens of its answer were asked whether they end it.
         asked: By its stay, of the forward before: the sampling parameters that a request had as it was first seen.
         chunk: The request whose prompt is read in chunks, its stay, and the tokens of its answer as one was launched.
@@ -89,6 +90,7 @@ class Seen:
         self.receipts: dict[tuple[int, int], tuple[Any, Any, Any, frozenset[str]]] = {}
         self.namespaces: dict[int, tuple[Any, Any]] = {}
         self.answers: dict[tuple[int, int], tuple[int, int]] = {}
+        self.sent: dict[int, int] = {}
         self.looked_at: dict[tuple[int, int], int] = {}
         self.asked: dict[tuple[int, int], dict[str, float]] = {}
         self.chunk: tuple[Any, tuple[Any, ...], int] | None = None

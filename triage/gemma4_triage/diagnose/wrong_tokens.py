@@ -8,7 +8,7 @@ from gemma4_dumps.structures import Defect
 from gemma4_dumps.wording import number_of
 
 PARTS = "Look at what parts a verification's result by request, by its stride and accept_lens: _resolve_spec_v2_tokens."
-ACCEPTED, CHUNK, PROMPT, ANSWER = "agreed", "chunk", "prompt", "answered"
+ACCEPTED, CHUNK, PROMPT, ANSWER, ONE_LIST = "agreed", "chunk", "prompt", "answered", "one list"
 
 
 def _of_drafts(dump: Dump) -> str:
@@ -48,6 +48,14 @@ def _of_answer(dump: Dump) -> str:
     return (
         f"The answer of the request in slot {scalars.get('request_slot')} got another token than its forward sampled "
         f"for it: {of}. What takes the results of a batch apart is wrong (process_batch_result), and not the forward."
+    )
+
+
+def _of_one_list(dump: Dump) -> str:
+    scalars = dump.manifest.scalars
+    return (
+        f"The answers of the requests in slots {scalars.get('request_slot')} and {scalars.get('value')} are one list "
+        "(output_ids): what is sampled for either goes into both, and both count what the other got."
     )
 
 
@@ -133,6 +141,12 @@ TOLD = {
         "as many as it had when a chunk was launched",
         "Look at what counts chunks in the middle: get_new_batch_prefill and process_batch_result_prefill, by "
         "inflight_middle_chunks (is_chunked in older releases).",
+    ),
+    ONE_LIST: Told(
+        _of_one_list,
+        "the request that has the same list",
+        "the request itself",
+        "Look at what makes, copies or takes over a request's output_ids: two requests were given one object.",
     ),
     ANSWER: Told(
         _of_answer,

@@ -14,6 +14,12 @@ _SWAPPED = (
     "requests out (SamplingBatchInfo.merge_batch and filter_batch, beside those of ScheduleBatch)."
 )
 _ANOTHERS = ", which is what the request in slot {whose} asked for."
+_ORDER = (
+    "The batch's rows stand in another order than its requests, or one was written over: look at what puts two batches "
+    "together or takes requests out (SamplingBatchInfo.merge_batch and filter_batch, and a penalizer's own)."
+)
+_ADDED = {"logit_bias": "a logit_bias", "penalties": "penalties"}
+_TOKENS = "The request in slot {slot} is sampled with {what} of {given} tokens that are not its own, but"
 _FLAG = (
     "A batch says {name} = {given} of all of its requests, and the request in slot {slot} asked for what that leaves "
     "out ({asked}): it is sampled as if it had not. Look at where the flag is made and merged (SamplingBatchInfo)."
@@ -28,7 +34,11 @@ def find(incident: Incident) -> Finding | None:
     told = dump.manifest.scalars
     names = ("request_slot", "parameter", "given", "asked", "request_says", "value")
     slot, name, given, asked, now, whose = (told.get(one) for one in names)
-    if told.get("why") == "flag":
+    if told.get("why") == "tokens":
+        cause = _TOKENS.format(slot=slot, what=_ADDED.get(str(name), name), given=given)
+        of = "those that the request in slot {whose} has" if whose not in (None, _NOBODYS, slot) else "nobody's"
+        cause += f" {of.format(whose=whose)}. {_ORDER}"
+    elif told.get("why") == "flag":
         cause = _FLAG.format(name=name, given=given, slot=slot, asked=asked)
     elif now != asked:
         cause = (
