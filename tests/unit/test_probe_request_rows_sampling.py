@@ -1,5 +1,7 @@
 """Probe request-rows on sampling parameters: silent where each row has its request's, and it says whose it has."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -159,13 +161,18 @@ def test_biases_of_single_tokens(server):
     assert (finding.rule, "SamplingBatchInfo.merge_batch" in finding.cause) == ("sampling-differs", True)
 
 
-def test_penalties_of_anothers_tokens(server):
+@pytest.mark.parametrize("summed", [True, False])
+def test_penalties_of_anothers_tokens(server, summed):
     def add(tokens_of):
         def change(given):
             added = torch.zeros(len(server.world.requests), VOCABULARY)
             for row, other in enumerate(tokens_of):
                 added[row, list(server.world.requests[other].output_ids)] = 1.0
-            given.acc_additive_penalties = added
+            if summed:
+                given.acc_additive_penalties = added
+            else:
+                counted = SimpleNamespace(cumulated_frequency_penalties=added)
+                given.penalizer_orchestrator = SimpleNamespace(penalizers={object: counted})
 
         return change
 

@@ -20,6 +20,8 @@ _ROWS = {"temperatures": "temperature", "top_ps": "top_p", "top_ks": "top_k", "m
 _EVERY_TOKEN = 1 << 30
 """The top_k of a request that takes no part in choosing the highest."""
 NOBODYS = -1
+_CUMULATED = ("cumulated_frequency_penalties", "cumulated_presence_penalties")
+"""What penalizers have counted, where no copy for the forward has summed it."""
 
 
 class _Flag(NamedTuple):
@@ -156,7 +158,7 @@ def _check_tokens(scheduler: Any, requests: Sequence[Any], slots: Sequence[int |
     # With overlap or drafts what was sampled last may be penalised ahead of the answer that has it.
     if scheduler.enable_overlap or not scheduler.spec_algorithm.is_none():
         return False
-    has = _tokens_of(getattr(given, "acc_additive_penalties", None), len(requests))
+    has = _tokens_of(_penalties(given), len(requests))
     if has is None or any(getattr(one.sampling_params, "min_new_tokens", 0) for one in requests):
         return False
     answers = [set(request.output_ids) | set(bias) for request, bias in zip(requests, biased, strict=True)]
@@ -204,6 +206,17 @@ def _bias_of(request: Any) -> dict[int, float]:
     """Return what a request adds to the logits of which tokens."""
     asked = getattr(request.sampling_params, "logit_bias", None) or {}
     return {int(token): float(np.float32(value)) for token, value in asked.items() if value}
+
+
+def _penalties(given: Any) -> torch.Tensor | None:
+    """Return what is taken off logits for tokens that an answer has, [requests, vocabulary]; None where nothing is."""
+    if (summed := getattr(given, "acc_additive_penalties", None)) is not None:
+        return summed
+    asked = getattr(getattr(given, "penalizer_orchestrator", None), "penalizers", {})
+    each = [getattr(one, name, None) for one in asked.values() for name in _CUMULATED]
+    there = [one for one in each if isinstance(one, torch.Tensor)]
+    same = bool(there) and all(one.shape == there[0].shape for one in there)
+    return torch.stack(there).abs().sum(dim=0) if same else None
 
 
 def _tokens_of(added: Any, requests: int) -> list[dict[int, float]] | None:
