@@ -44,7 +44,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.tokens_looked_at", "of so many that the forward is to read and that were looked at"),
             said(dump, "scalars.value", "the slot of the first of them in its pool"),
             said(dump, "scalars.stored_in_step", "the step whose forward stored it"),
-            said(dump, "scalars.stands_there", "what stands there now, where a word says it"),
+            *([said(dump, "scalars.stands_there", "what stands there now")] if stands else []),
             said(dump, "site", "where it was looked at"),
         ),
         advice=(_COPIED if str(stands).startswith("what") else _CLEARED if stands == "zeros" else _ANY,),
