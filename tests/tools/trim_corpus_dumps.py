@@ -46,7 +46,7 @@ def copy_dump(dump: Path, to: Path, case: str, kind: str = "corpus") -> None:
     for name in ("tensors.safetensors", "events.jsonl"):
         shutil.copyfile(dump / name, to / name)
     # Neither where the interpreter, the checkout nor the run was.
-    written = re.sub(r'[^\s"=]*/repro/toys/', "repro/toys/", (dump / "manifest.json").read_text())
+    written = re.sub(r'[^\s"=]*/(repro/toys/|sglang/launch_server)', r"\1", (dump / "manifest.json").read_text())
     manifest = json.loads(written)
     manifest["guards"] = trimmed(manifest["guards"], case, kind)
     command = re.sub(r"PYTHONPATH=\S+ ", "", manifest["repeat_command"].replace(sys.executable, "python"))

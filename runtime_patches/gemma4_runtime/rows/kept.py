@@ -5,7 +5,8 @@ one those that its requests read are summed up again. The second sum counts the 
 twice, and so on, so that the two differences name the part that changed, if it is one.
 
 Whoever else stores there in the service of SGLang is not watched for: where the prefix cache has a host pool, or
-another server fills the pool, nothing is asked, nor of verifications of several branches, whose keys are moved.
+another server fills the pool, nothing is asked, nor of verifications of several branches, whose keys are moved, nor
+where a pool has buffers of another form than a slot in each row.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Sums:
         plain, counted = (torch.zeros(slots.numel(), dtype=torch.int64, device=slots.device) for _ in range(2))
         for number, part in enumerate(self.parts, 1):
             assert part.buffer is not None
-            bits = part.buffer.index_select(0, slots).flatten(1).view(torch.uint8)
+            # As bytes, since torch gathers numbers of 8 bits on no device as such.
+            bits = part.buffer.view(torch.uint8).index_select(0, slots).flatten(1)
             words = bits.view(torch.int32) if bits.shape[1] % 4 == 0 else bits
             one = words.sum(dim=1, dtype=torch.int64)
             plain += one
@@ -72,12 +74,16 @@ class Kept:
     def __init__(self, scheduler: Any) -> None:
         self.pools: dict[str, Sums] = {}
         parts = list(parts_of(scheduler))
-        if _has_other_writers(scheduler) or any(part.buffer is None for part in parts):
+        if _has_other_writers(scheduler) or not all(map(_has_rows_of_bytes, parts)):
             return
         for name in dict.fromkeys(part.pool for part in parts):
             of_pool = [part for part in parts if part.pool == name]
             buffers = [part.buffer for part in of_pool if part.buffer is not None]
             self.pools[name] = Sums(of_pool, min(map(len, buffers)), buffers[0].device)
+
+
+def _has_rows_of_bytes(part: Part) -> bool:
+    return part.buffer is not None and part.buffer.stride(-1) == 1
 
 
 _KEPT: ByIdentity[Kept] = ByIdentity()

@@ -13,13 +13,13 @@ from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held, stay_of
 from gemma4_runtime.rows.report import INIT, SAMPLING, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import seen_of
+from gemma4_runtime.rows.tokens import NOBODYS
 
-_PARAMETERS = "sampling parameters"
-_ROWS = {"temperatures": "temperature", "top_ps": "top_p", "top_ks": "top_k", "min_ps": "min_p"}
+PARAMETERS = "sampling parameters"
+COLUMNS = {"temperatures": "temperature", "top_ps": "top_p", "top_ks": "top_k", "min_ps": "min_p"}
 """What a batch has of each request, [requests], and where the request has it."""
 _EVERY_TOKEN = 1 << 30
 """The top_k of a request that takes no part in choosing the highest."""
-NOBODYS = -1
 _CUMULATED = ("cumulated_frequency_penalties", "cumulated_presence_penalties")
 """What penalizers have counted, where no copy for the forward has summed it."""
 
@@ -76,7 +76,7 @@ def check_sampling(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
     summary = f"{lost.name} of a batch is {lost.value}, and the request in slot {slots[row]} asked for "
     summary += f"{lost.parameter} {first[row][lost.parameter]}"
     wrong = [WrongEntry("flag", row, 0, int(lost.value), int(not lost.value))]
-    report_wrong(scheduler, wrong, SAMPLING, INIT, _PARAMETERS, [None], made, slots, had=had, summary=summary)
+    report_wrong(scheduler, wrong, SAMPLING, INIT, PARAMETERS, [None], made, slots, had=had, summary=summary)
     return True
 
 
@@ -115,20 +115,20 @@ def _report(
         f"{name} of the request in slot {slots[row]} is {values[row]} in its batch, and it asked for {wanted[row]}"
     )
     kinds = or_swapped(wrong, kinds)
-    report_wrong(scheduler, wrong, SAMPLING, INIT, _PARAMETERS, kinds, made, slots, had=had, summary=summary)
+    report_wrong(scheduler, wrong, SAMPLING, INIT, PARAMETERS, kinds, made, slots, had=had, summary=summary)
 
 
 def _asked(request: Any) -> dict[str, float] | None:
     """Return what a request asks for, by parameter; None where it does not say."""
     asked = getattr(request, "sampling_params", None)
-    said = ((name, getattr(asked, name, None)) for name in _ROWS.values())
+    said = ((name, getattr(asked, name, None)) for name in COLUMNS.values())
     found = {name: float(value) for name, value in said if isinstance(value, (int, float))}
-    return found if len(found) == len(_ROWS) else None
+    return found if len(found) == len(COLUMNS) else None
 
 
 def _rows_of(given: Any, requests: int) -> dict[str, list[np.float32]] | None:
     """Return a batch's values by parameter, one for each request; None where it has another number of them."""
-    columns = {name: getattr(given, column, None) for column, name in _ROWS.items()}
+    columns = {name: getattr(given, column, None) for column, name in COLUMNS.items()}
     there = {name: column for name, column in columns.items() if isinstance(column, torch.Tensor)}
     if len(there) < len(columns) or any(column.numel() != requests for column in there.values()):
         return None
@@ -151,7 +151,8 @@ def _check_tokens(scheduler: Any, requests: Sequence[Any], slots: Sequence[int |
     if has is not None and has != biased:
         rows = [row for row, (one, should) in enumerate(zip(has, biased, strict=True)) if one != should]
         whose = {
-            row: [slot for slot, one in zip(slots, biased, strict=True) if one and one == has[row]] for row in rows
+            row: [slot for slot, one in zip(slots, biased, strict=True) if slot is not None and one and one == has[row]]
+            for row in rows
         }
         _report_tokens(scheduler, slots, made, "logit_bias", whose, len(has[rows[0]]), len(biased[rows[0]]))
         return True
@@ -165,7 +166,8 @@ def _check_tokens(scheduler: Any, requests: Sequence[Any], slots: Sequence[int |
     rows = [row for row, one in enumerate(has) if not one.keys() <= answers[row]]
     if rows:
         whose = {
-            row: [slot for slot, one in zip(slots, answers, strict=True) if has[row].keys() <= one] for row in rows
+            row: [slot for slot, one in zip(slots, answers, strict=True) if slot is not None and has[row].keys() <= one]
+            for row in rows
         }
         foreign = len(has[rows[0]].keys() - answers[rows[0]])
         _report_tokens(scheduler, slots, made, "penalties", whose, foreign, 0)
@@ -177,7 +179,7 @@ def _report_tokens(
     slots: Sequence[int | None],
     made: Any,
     name: str,
-    whose: Mapping[int, Sequence[int | None]],
+    whose: Mapping[int, Sequence[int]],
     given: int,
     asked: int,
 ) -> None:
@@ -192,14 +194,14 @@ def _report_tokens(
         given: Of how many tokens the first of them has it.
         asked: Of how many it should.
     """
-    wrong = [WrongEntry("tokens", row, 0, (of[0] if of else None) or NOBODYS, slots[row]) for row, of in whose.items()]
+    wrong = [WrongEntry("tokens", row, 0, of[0] if of else NOBODYS, slots[row]) for row, of in whose.items()]
     kinds: list[Defect | None] = [Defect.FOREIGN if of else None for of in whose.values()]
     row = wrong[0].row
     had = {"as_before": None, "parameter": name, "given": str(given), "asked": str(asked), "rows_wrong": len(wrong)}
     had |= {"requests": len(slots), "request_says": str(asked)}
     summary = f"{name} of the request in slot {slots[row]} are of {given} tokens that are not its own"
     kinds = or_swapped(wrong, kinds)
-    report_wrong(scheduler, wrong, SAMPLING, INIT, _PARAMETERS, kinds, made, slots, had=had, summary=summary)
+    report_wrong(scheduler, wrong, SAMPLING, INIT, PARAMETERS, kinds, made, slots, had=had, summary=summary)
 
 
 def _bias_of(request: Any) -> dict[int, float]:

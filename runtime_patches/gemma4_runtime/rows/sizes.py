@@ -9,11 +9,10 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.rows.report import LENGTH, ROW_INDEX, report_wrong
+from gemma4_runtime.rows.sampling import COLUMNS, PARAMETERS
 
 _ROWS, _LENGTHS = ("req_pool_indices", "req_pool_indices_cpu"), ("seq_lens", "seq_lens_cpu", "orig_seq_lens")
-_SAMPLING = ("temperatures", "top_ps", "top_ks", "min_ps")
 _STRUCTURES = dict.fromkeys(_ROWS, Structure.ROW_INDICES) | dict.fromkeys(_LENGTHS, Structure.BATCH_LENGTHS)
-_PARAMETERS = "sampling parameters"
 
 
 def check_sizes(scheduler: Any, batch: Any, site: str) -> bool:
@@ -34,7 +33,7 @@ def check_sizes(scheduler: Any, batch: Any, site: str) -> bool:
     if not others:
         return False
     name, right = others[0], [name for name in sizes if name not in others]
-    size, structure = sizes[name], _STRUCTURES.get(name, _PARAMETERS)
+    size, structure = sizes[name], _STRUCTURES.get(name, PARAMETERS)
     wrong = (WrongEntry("entries", 0, 0, size, len(requests)),)
     kind = Defect.STALE if size > len(requests) else Defect.LOST
     had = {"as_before": None, "lists": ",".join(others), "lists_right": ",".join(right)}
@@ -48,7 +47,7 @@ def check_sizes(scheduler: Any, batch: Any, site: str) -> bool:
 def _sizes(batch: Any) -> Iterator[tuple[str, int]]:
     """Yield the name and the number of entries of each list that the batch has."""
     sampling = getattr(batch, "sampling_info", None)
-    for owner, names in ((batch, (*_ROWS, *_LENGTHS)), (sampling, _SAMPLING)):
+    for owner, names in ((batch, (*_ROWS, *_LENGTHS)), (sampling, COLUMNS)):
         for name in names:
             listed: Any = getattr(owner, name, None)
             if getattr(listed, "ndim", 0):
