@@ -78,6 +78,20 @@ def test_a_token_that_is_no_number_is_found_before_it_is_read(server, cache):
     assert changed(server, cache, "swa", "k", spoil).scalars["stands_there"] == "NaN"
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+def test_numbers_of_other_widths(server, cache, dtype):
+    for pool in (cache.full_kv_pool, cache.swa_kv_pool):
+        for side in "kv":
+            buffers = getattr(pool, f"{side}_buffer")
+            buffers[:] = [buffer.to(dtype) for buffer in buffers]
+
+    def nudge(buffer, slot):
+        buffer.view(torch.uint8)[slot, 0, 2] ^= 1
+
+    said = changed(server, cache, "full", "v", nudge)
+    assert (said.verdict, said.scalars["part"], said.scalars["tokens_changed"]) == ("keys_changed", "values", 1)
+
+
 def test_a_token_that_has_what_another_has(server, cache):
     slots = decoded(server, cache)
     decoded(server, cache)

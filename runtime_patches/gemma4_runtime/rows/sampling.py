@@ -11,7 +11,7 @@ import torch
 from gemma4_dumps.structures import Defect
 from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.release.requests import held, stay_of
-from gemma4_runtime.rows.report import INIT, SAMPLING, or_swapped, report_wrong
+from gemma4_runtime.rows.report import INIT, SAMPLING, report_wrong
 from gemma4_runtime.rows.seen import seen_of
 from gemma4_runtime.rows.tokens import NOBODYS
 
@@ -66,7 +66,20 @@ def check_sampling(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
         wanted = [np.float32(one[name]) for one in first]
         bad = [row for row, (has, should) in enumerate(zip(values, wanted, strict=True)) if has != should]
         if bad:
-            _report(scheduler, slots, made, name, bad, values, wanted, asked)
+            row = bad[0]
+            whose = {
+                one: [
+                    slot
+                    for slot, should in zip(slots, wanted, strict=True)
+                    if slot is not None and should == values[one]
+                ]
+                for one in bad
+            }
+            given = {"parameter": name, "given": str(values[row]), "asked": str(wanted[row])}
+            given["request_says"] = str(np.float32(asked[row][name]))
+            summary = f"{name} of the request in slot {slots[row]} is {values[row]} in its batch, and it asked for "
+            summary += str(wanted[row])
+            _report(scheduler, slots, made, "sampling", whose, given, sorted(values) == sorted(wanted), summary)
             return True
     lost = next((flag for flag in _FLAGS if _is_lost(flag, given, first)), None)
     if lost is None:
@@ -84,38 +97,28 @@ def _report(
     scheduler: Any,
     slots: Sequence[int | None],
     made: Any,
-    name: str,
-    bad: Sequence[int],
-    values: Sequence[np.float32],
-    wanted: Sequence[np.float32],
-    asked: Sequence[Mapping[str, float]],
+    why: str,
+    whose: Mapping[int, Sequence[int]],
+    had: Mapping[str, Any],
+    is_turned: bool,
+    summary: str,
 ) -> None:
-    """Report rows of one parameter that are not what was asked for. An entry names whose value stands in its place."""
-    wrong: list[WrongEntry] = []
-    kinds: list[Defect | None] = []
-    for row in bad:
-        others = [
-            slot for slot, should in zip(slots, wanted, strict=True) if should == values[row] and slot is not None
-        ]
-        wrong.append(WrongEntry("sampling", row, 0, others[0] if others else NOBODYS, slots[row]))
-        kinds.append(Defect.FOREIGN if others else None)
-    if sorted(values) == sorted(wanted):
-        kinds = [Defect.SWAPPED for _ in wrong]
-    row = bad[0]
-    had = {
-        "as_before": None,
-        "parameter": name,
-        "given": str(values[row]),
-        "asked": str(wanted[row]),
-        "rows_wrong": len(bad),
-        "requests": len(slots),
-        "request_says": str(np.float32(asked[row][name])),
-    }
-    summary = (
-        f"{name} of the request in slot {slots[row]} is {values[row]} in its batch, and it asked for {wanted[row]}"
-    )
-    kinds = or_swapped(wrong, kinds)
-    report_wrong(scheduler, wrong, SAMPLING, INIT, PARAMETERS, kinds, made, slots, had=had, summary=summary)
+    """Report rows that have not their requests' own.
+
+    Args:
+        scheduler: Whose requests they are.
+        slots: Of each row, its request's.
+        made: The forward's batch.
+        why: What kind of parameter it is.
+        whose: Of each wrong row, the requests whose values stand there.
+        had: What the dump says of the first of them.
+        is_turned: Whether all rows together have what all requests asked for.
+        summary: What is wrong, in one clause.
+    """
+    wrong = [WrongEntry(why, row, 0, of[0] if of else NOBODYS, slots[row]) for row, of in whose.items()]
+    kinds = [Defect.SWAPPED if is_turned else Defect.FOREIGN if of else None for of in whose.values()]
+    told = {"as_before": None, "rows_wrong": len(wrong), "requests": len(slots), **had}
+    report_wrong(scheduler, wrong, SAMPLING, INIT, PARAMETERS, kinds, made, slots, had=told, summary=summary)
 
 
 def _asked(request: Any) -> dict[str, float] | None:
@@ -154,7 +157,11 @@ def _check_tokens(scheduler: Any, requests: Sequence[Any], slots: Sequence[int |
             row: [slot for slot, one in zip(slots, biased, strict=True) if slot is not None and one and one == has[row]]
             for row in rows
         }
-        _report_tokens(scheduler, slots, made, "logit_bias", whose, len(has[rows[0]]), len(biased[rows[0]]))
+        is_turned = all(has.count(one) == biased.count(one) for one in has)
+        row = rows[0]
+        given = {"parameter": "logit_bias", "given": str(len(has[row])), "asked": str(len(biased[row]))}
+        summary = f"the logit_bias of the request in slot {slots[row]} is not its own in its batch"
+        _report(scheduler, slots, made, "tokens", whose, given, is_turned, summary)
         return True
     # With overlap or drafts what was sampled last may be penalised ahead of the answer that has it.
     if scheduler.enable_overlap or not scheduler.spec_algorithm.is_none():
@@ -170,38 +177,12 @@ def _check_tokens(scheduler: Any, requests: Sequence[Any], slots: Sequence[int |
             for row in rows
         }
         foreign = len(has[rows[0]].keys() - answers[rows[0]])
-        _report_tokens(scheduler, slots, made, "penalties", whose, foreign, 0)
+        given = {"parameter": "penalties", "given": str(foreign), "asked": "0"}
+        summary = (
+            f"{foreign} tokens are penalised for the request in slot {slots[rows[0]]} that its answer does not have"
+        )
+        _report(scheduler, slots, made, "tokens", whose, given, False, summary)
     return bool(rows)
-
-
-def _report_tokens(
-    scheduler: Any,
-    slots: Sequence[int | None],
-    made: Any,
-    name: str,
-    whose: Mapping[int, Sequence[int]],
-    given: int,
-    asked: int,
-) -> None:
-    """Report rows of which other tokens are biased or penalised than their requests' own.
-
-    Args:
-        scheduler: Whose requests they are.
-        slots: Of each row, its request's.
-        made: The forward's batch.
-        name: What is wrong.
-        whose: Of each wrong row, the requests whose tokens stand there.
-        given: Of how many tokens the first of them has it.
-        asked: Of how many it should.
-    """
-    wrong = [WrongEntry("tokens", row, 0, of[0] if of else NOBODYS, slots[row]) for row, of in whose.items()]
-    kinds: list[Defect | None] = [Defect.FOREIGN if of else None for of in whose.values()]
-    row = wrong[0].row
-    had = {"as_before": None, "parameter": name, "given": str(given), "asked": str(asked), "rows_wrong": len(wrong)}
-    had |= {"requests": len(slots), "request_says": str(asked)}
-    summary = f"{name} of the request in slot {slots[row]} are of {given} tokens that are not its own"
-    kinds = or_swapped(wrong, kinds)
-    report_wrong(scheduler, wrong, SAMPLING, INIT, PARAMETERS, kinds, made, slots, had=had, summary=summary)
 
 
 def _bias_of(request: Any) -> dict[int, float]:

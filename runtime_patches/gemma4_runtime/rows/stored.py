@@ -69,7 +69,7 @@ def mark_new_slots(scheduler: Any, requests: Sequence[Any], made: Any, spans: Se
         return
     seen.before = {}
     parts = list(_written(scheduler))
-    own = {name: _inside(parts, name, of) for name, of in _by_pool(scheduler, slots).items()}
+    own = {name: _inside(scheduler, name, of) for name, of in _by_pool(scheduler, slots).items()}
     places_of = {name: of[of > 0] for name, of in own.items()}
     for part, buffer in parts:
         name, inside = (part.pool, part.layer, part.what), places_of.get(part.pool)
@@ -146,10 +146,10 @@ def _by_pool(scheduler: Any, slots: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"full": slots} | ({"swa": translated(scheduler, slots)} if has_map else {})
 
 
-def _inside(parts: Sequence[tuple[Part, torch.Tensor]], pool: str, own: torch.Tensor) -> torch.Tensor:
+def _inside(scheduler: Any, pool: str, own: torch.Tensor) -> torch.Tensor:
     """Return a pool's slots, 0 in place of one that any of its buffers has not."""
-    shortest = min((len(buffer) for part, buffer in parts if part.pool == pool), default=0)
-    return torch.where((own > 0) & (own < shortest), own, 0)
+    sizes = (len(part.buffer) for part in parts_of(scheduler) if part.pool == pool and part.buffer is not None)
+    return torch.where((own > 0) & (own < min(sizes, default=0)), own, 0)
 
 
 def _differ(now: torch.Tensor, before: torch.Tensor) -> bool:
