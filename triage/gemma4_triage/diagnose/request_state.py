@@ -18,9 +18,9 @@ from gemma4_triage.diagnose.request_accounts import (
     is_reordered,
     may_be_another,
     of_its_slot,
-    sentence_of,
     slots_given_again,
 )
+from gemma4_triage.diagnose.request_sentences import sentence_of
 from gemma4_triage.diagnose.row_evidence import Told, told_by
 from gemma4_triage.finding import Confidence
 
