@@ -222,6 +222,8 @@ class TestAnEarlierBuildThatWasWell:
             "# An image from two weeks before is fast.\n",
             "# the previous release works well\n",
             "# images of early July never did it\n",
+            "# the image of 1 July (another flashinfer) never did\n",
+            "# the nightly of 2026-07-01 is fine\n",
             "# it is fine on the old build\n",
             "# since the update of this week\n",
         ],

@@ -99,6 +99,14 @@ class TestRequestsThatFail:
         # Beside work it is a client's own.
         assert findings(facts_of(started(), answered(422, "/v1/messages"), decode(9))) == ()
 
+    def test_a_probe_of_a_path_that_is_none_is_named(self):
+        lost = answered(404, "/health_generate").replace("POST", "GET")
+        finding = first(started(), lost)
+        assert finding.rule == "refused-by-check"
+        assert "set the path of readiness" in finding.advice[0]
+        # Who asks so while others are served is a stranger, such as a proxy with paths of its own.
+        assert findings(facts_of(started(), lost, decode(9))) == ()
+
     def test_an_answer_of_another_form_is_why_it_was_500(self):
         assert "the answer that the server built" in first(prefill(1), answered(500, "/v1/rerank"), self.FORM).cause
 

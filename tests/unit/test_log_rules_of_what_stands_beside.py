@@ -224,6 +224,10 @@ class TestSuspects:
         start = self.began(chat_template=template)
         assert first_of("answers", start, READY, decode(2)).startswith("with --chat-template of") == leads
 
+    def test_a_shortened_start_line_that_shows_none_is_enough(self):
+        start = started(model_path="google/gemma-3-27b-it", chat_template=None)
+        assert first_of("answers", start, READY, decode(2)).startswith("with --chat-template of")
+
     def test_later_releases_take_the_checkpoint_s_own(self):
         start = self.began(chat_template=None, swa_full_tokens_ratio=0.8)
         assert not first_of("answers", start, READY, decode(2)).startswith("with --chat-template of")

@@ -27,6 +27,10 @@ COMMANDS = (
 """How answers say what was asked of a server beside requests, which it may end of; a pause is one of its own."""
 MARKS = (
     (b'load_lora_adapter HTTP/1.1" 404', "no_such_path"),
+    *(
+        (b"GET /" + path + b' HTTP/1.1" 404', "no_probe_path")
+        for path in (b"health_generate", b"health", b"healthz", b"readyz", b"livez", b"ready", b"live", b"readiness")
+    ),
     (b"available req slots=", "request_slots"),
     (b"Load weight begin. avail mem=", "before_weights"),
     (b"Load weight end. ", "after_weights"),

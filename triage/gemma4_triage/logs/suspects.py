@@ -102,8 +102,8 @@ def _gemma3_without_windows(start: Started) -> bool:
 
 
 def _images_without_template(start: Started) -> bool:
-    # Their start line has both templates, and no argument that came with the registry of later releases.
-    old = start.has("completion_template") and not start.has("swa_full_tokens_ratio")
+    # Their start line shows a template and has no argument that came with the registry of later releases.
+    old = start.older_than(0, 4, 6) if start.release else not start.has("swa_full_tokens_ratio")
     small = start.of("gemma-3-1b", "gemma-3-270m")
     return old and start.lacks("chat_template") and not small and start.of(*_WITH_IMAGES)
 

@@ -356,6 +356,8 @@ def refused(facts: LogFacts) -> Iterator[Refused]:
         yield Refused(found.place, said, why, look, of_length=of_length)
     if (lost := facts.remarks.get("no_such_path")) is not None:
         yield Refused(lost.place, lost.text, *_NO_ADAPTERS, of_the_start=True)
+    if (probe := facts.remarks.get("no_probe_path")) is not None:
+        yield Refused(probe.place, probe.text, *_NO_SUCH_PROBE, of_the_start=True)
     if (formless := facts.remarks.get("answered_422")) is not None and _unsaid(facts):
         yield Refused(formless.place, formless.text, *_OF_ITS_FORM)
     embeddings = facts.remarks.get("refused_embeddings")
@@ -374,6 +376,13 @@ _NO_ADAPTERS = (
     "SGLang: POST /load_lora_adapter, without /v1, at a server that was started with --enable-lora (--max-lora-rank "
     "and --lora-target-modules where it starts without an adapter); vLLM: /v1/load_lora_adapter, with --enable-lora "
     "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment",
+)
+_NO_SUCH_PROBE = (
+    "a health check asks for a path that this server does not have (404): whoever checks takes a server for dead, or "
+    "never for ready, that may well serve",
+    "curl -i of /health on the server's own host and port: if that gives 200, set the path of readiness, liveness and "
+    "startup probes to it (/health_generate, where a release has it, runs a request and needs seconds of time-out); "
+    "otherwise something else answers at this port, such as a router or another server's image",
 )
 _UNSAID = (
     "the reason stands in the answer alone, which the client has",
