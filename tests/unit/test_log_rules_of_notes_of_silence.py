@@ -40,7 +40,6 @@ we see no answer and no error
 the first chunk runs, the rest is never processed
 the scheduler locked up, ctrl-c was needed""".splitlines()
 DENIED = """answers come at once, nothing hangs any more
-it never hangs with --disable-overlap-schedule
 all requests are answered within 2 s
 waited 10 minutes for the load, then it served
 no error in the log, no crash

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gemma4_triage.finding import Finding
-from gemma4_triage.logs import silence_in_words, trouble_in_other_words
+from gemma4_triage.logs import implied_by_another, silence_in_words, trouble_in_other_words
 from gemma4_triage.logs.facts import LogFacts, Place, Remark, Stack
 from gemma4_triage.logs.known_arguments import is_an_argument
 from gemma4_triage.logs.late_pattern import pattern
@@ -16,6 +16,8 @@ from gemma4_triage.logs.trouble_in_words import KINDS, Seen, of_kinds
 NOTED = "noted {}"
 LOOSELY = "noted loosely"
 """Name under which the first complaint is kept that has none of the known wordings."""
+IMPLIED = "noted elsewhere"
+"""Name under which the first note is kept that says of something else that it is well."""
 DIFFERENCE, WELL = "noted difference", "noted well"
 """Names under which a note is kept: what it says is seen, by kind; one of a start with which all is well."""
 _DENIED = pattern(
@@ -28,11 +30,13 @@ _CLAUSES = pattern(r"[;()]\s*|\. (?=[A-Z])|,? but |, (?=with|without|on |one )")
 _GOOD = pattern(
     r"(?i)\b(?:right|fine|well|good|works?|worked|normal(?:ly)?|correct(?:ly)?|coherent|sane|clean|starts|answers|"
     r"as expected|holds|serves|never happens|never (?:saw|seen|see|had|met|got) (?:it|this|that)|(?:is|was) gone|"
+    r"never (?:hangs?|hung|crashe[sd]|dies|died|fails|failed)|"
     r"does not happen|(?:model|server|it) runs(?! (?:out|into)))\b"
 )
 _NOT_GOOD = pattern(
-    r"(?i)\b(?:not|still|also|too|fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|crash\w*|only|"
-    r"if|when|whenever|some|sometimes|slower?|never)\b(?! (?:happens|happen|saw|seen|see|had|met|got)\b)|n't\b|"
+    r"(?i)\b(?:not|still|also|too|(?<!never )fails?|garbage|wrong|same (?:error|crash|result|output|failure)|alike|"
+    r"(?<!never )crash\w*|only|if|when|whenever|some|sometimes|slower?|never)\b(?! (?:happens|happen|saw|seen|see|had|"
+    r"met|got|hangs?|hung|crashe[sd]|dies|died|fails|failed)\b)|n't\b|"
     r"\b(?:raises|gives|shows|throws|has|meets) the same\b"
 )
 _SHARE = pattern(r"(?<![\d.])(0\.\d{2,4}|1\.0+)(?!\d|\.\d)")
@@ -124,6 +128,8 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     else:
         if LOOSELY not in kept and trouble_in_other_words.kind_of(line) is not None:
             kept[LOOSELY] = said
+        elif IMPLIED not in kept and implied_by_another.kind_of(line) is not None:
+            kept[IMPLIED] = said
     if "wrong_as_it_samples" in kept:
         kept.setdefault(NOTED.format("answers"), kept["wrong_as_it_samples"])
     if change := difference_in(said.text.lstrip("# "), worse.text if worse is not None else ""):

@@ -24,9 +24,16 @@ _WELL_BEFORE = (
     ),
     pattern(rf"(?i)\b(?:fast|fine|right|ok|good|well) (?:with|in|on) the (?:old|older|previous|earlier) {_THING}\b"),
 )
+_SHARES = pattern(r"(?<![\d.])(0\.\d{2,4}|1\.0+)(?![\d.]|\.\d)")
+_SCORED_BEFORE = pattern(
+    rf"(?i)\b{_THING} (?:\S+ ){{0,5}}(?:before|earlier|ago|{_OF_A_DAY})\b[^;]{{0,60}}?"
+    r"(?<![\d.])(0\.\d{2,4}|1\.0+)(?!\d)"
+)
+_APART = 0.01  # of scores
 _SINCE = pattern(
     r"(?i)\b(?:since|after) (?:\w+ ){0,3}?(?:pull(?:ing|ed)?|updat\w+|upgrad\w+|switching|moving to|the new \w+)\b"
 )
+_DENIED = pattern(r"(?i)\b(?:no|not|never|nothing|none)\b[^,;]*$")
 _HELPED = pattern(
     r"(?i)\b(?:gone|fixed|solved|no longer|help(?:s|ed)|still|also|too|driver|CUDA|weights?|adapters?)\b|"
     r"\bkernel of the host\b|\bupdate_weights|\bflush"
@@ -41,15 +48,34 @@ _BISECT = (
     "request: that names the change. Hold pip list of both side by side too, for a library may be it; report it with "
     "both commits"
 )
+NOTES = "notes"
+"""Name under which all notes of a log are kept."""
 _NOT_ABOVE = frozenset({"like-incidents"})
+
+
+def _began(clause: str) -> bool:
+    """Say whether something began with an update; "no slowdown after it" says that nothing did."""
+    found = _SINCE.search(clause)
+    return found is not None and not _DENIED.search(clause[: found.start()])
+
+
+def _scored_more(notes: str) -> str:
+    """Return the line that has an earlier build's score, if each score of other lines is lower; "" if none is."""
+    lines = notes.splitlines()
+    for number, line in enumerate(lines):
+        others = _SHARES.findall(" ".join(lines[:number] + lines[number + 1 :]))
+        if others and (own := _SCORED_BEFORE.search(line)) and float(own[1]) >= max(map(float, others)) + _APART:
+            return line.lstrip("# ")
+    return ""
 
 
 def _noted(facts: LogFacts) -> tuple[str, str]:
     """Return which build was well by the notes, and their words; "" and "" if they say nothing of it."""
-    notes = facts.remarks["notes"].text if "notes" in facts.remarks else ""
+    notes = facts.remarks[NOTES].text if NOTES in facts.remarks else ""
     clauses = [clause.lstrip("# ") for clause in _CLAUSES.split(notes)]
     well = next((one for one in clauses if any(words.search(one) for words in _WELL_BEFORE)), "")
-    since = next((one for one in clauses if _SINCE.search(one) and not _HELPED.search(one)), "")
+    well = well or _scored_more(notes)
+    since = next((one for one in clauses if _began(one) and not _HELPED.search(one)), "")
     if well:
         return "that was well by a note", well.strip()[:_SHOWN]
     return ("from before what a note says that it began with", since.strip()[:_SHOWN]) if since else ("", "")

@@ -473,17 +473,18 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
         of: Kind = "answers"
         for kind in reversed(seen):
             of = kind if kind != "requests" else of
-        yield Suspect(NOTED_DIFFERENCE, change, _DIFFERS, (), of, shown=True)
+        yield Suspect(NOTED_DIFFERENCE, change, WELL_WITH_IT, (), of, shown=True)
     for one in second_tries(facts, vllm):
         yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
     yield from that_hold(of_engine)
 
 
 _OF_A_SPLIT = "nonsense from the second token on where one server alone answers well; then a later release on both"
-_DIFFERS = (
+WELL_WITH_IT = (
     "a note here says that all is well with it: what this option brings is then at fault in this release, and neither "
     "weights, prompt nor sampling. Leave it so, and take a later release"
 )
+"""Why a change is tried that a note names."""
 _EXPERIMENTAL = pattern(r"^SGLANG_(?:\w*EXPERIMENTAL|OPT_)\w*$")
 _NAMED_MOST = 4
 _OF_EXPERIMENTS = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs import said_in_notes, since_an_update, trouble_in_other_words
+from gemma4_triage.logs import implied_by_another, said_in_notes, since_an_update, trouble_in_other_words
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.late_pattern import pattern
-from gemma4_triage.logs.notes_in_prose import LOOSELY, NOTED, beside, kinds_noted
+from gemma4_triage.logs.notes_in_prose import DIFFERENCE, IMPLIED, LOOSELY, NOTED, beside, difference, kinds_noted
 from gemma4_triage.logs.rule import Rule, at
-from gemma4_triage.logs.suspects import suspects
+from gemma4_triage.logs.suspects import NOTED_DIFFERENCE, WELL_WITH_IT, suspects
+from gemma4_triage.logs.trouble_in_words import Seen
 
 SEES = {
     "answers": "answers are wrong, repeat themselves or differ",
@@ -46,10 +47,24 @@ _LOOK = {
     ),
 }
 """What to look at first where neither the start nor the load is known for it."""
+_TRIES = frozenset({NOTED_DIFFERENCE, "second-try", "between-builds", "between-scores"})
+"""Suspects of what somebody tried beside this start, or where else."""
+_OF_OTHERS = (IMPLIED, DIFFERENCE, "tried", "second_build", "scored 0", since_an_update.NOTES)
+"""Notes of what is well elsewhere."""
+_ELSEWHERE = "something else was tried and is well, or better, so that something here is not"
 _IDLE, _OF_A_CORE = "core-of-an-idle-server", pattern(r"(?i)\bcores?\b|\bcpu\b|\bidle\b")
 
 
 _SPOILT = pattern(r"(?i)\bloops?\b|\bgarbage\b|\bnonsens\w*|\brepeats?\b|\bgibberish\b")
+
+
+def _by_another(facts: LogFacts) -> Seen | None:
+    """Return of what kind something else is well by the notes; None if they say nothing so."""
+    if (said := facts.remarks.get(IMPLIED)) is not None:
+        return implied_by_another.kind_of(said.text.encode())
+    if (tried := next((one for one in suspects(facts) if one.id in _TRIES), None)) is not None:
+        return tried.of
+    return "answers" if difference(facts) is not None or since_an_update.steps(facts) else None
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
@@ -59,10 +74,13 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     loosely = facts.remarks.get(LOOSELY)
     if seen is None and loosely is not None:
         seen = trouble_in_other_words.kind_of(loosely.text.encode())
+    told = SEES.get(seen or "", "")
+    if seen is None:
+        seen, told = _by_another(facts), _ELSEWHERE
     if seen is None:
         return
     note = facts.remarks.get(NOTED.format(seen)) or facts.remarks.get(said_in_notes.NAME) or loosely
-    assert note is not None
+    note = note or next(facts.remarks[name] for name in _OF_OTHERS if name in facts.remarks)
     # A core that is busy while nothing is asked makes no answer slow.
     tries = [one for one in suspects(facts) if one.of == seen and (one.id != _IDLE or _OF_A_CORE.search(note.text))]
     if seen == "form":
@@ -72,11 +90,13 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         tries = [*tries[:ahead], *others[:1], *tries[ahead:]]
     # With an earlier build that was well nobody has to guess at options.
     steps = (*since_an_update.steps(facts), *(one.text for one in tries[:_MOST])) or _LOOK.get(seen, ())
+    if not steps and difference(facts) is not None:
+        steps = (WELL_WITH_IT,)
     if not steps:
         return
     finding = Finding(
         rule=RULE.id,
-        cause=f"Unknown cause: a note beside the log says what no line of a log shows, that {SEES[seen]}."
+        cause=f"Unknown cause: a note beside the log says what no line of a log shows, that {told}."
         + (_LISTED if tries else ""),
         confidence=Confidence.POSSIBLE,
         evidence=(at(facts, note.place, note.text, "the note"),),
