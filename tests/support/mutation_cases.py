@@ -5,6 +5,14 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "mapping-of-two-first-slots-exchanged": ("mapping-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
+    "last-slot-of-a-row-a-token-too-far": ("allocator-past-pool-end", S.REQUEST_ROW, D.OFF_BY_ONE, C.LIKELY),
+    "mapping-left-from-a-page-s-life-before": ("page-given-twice", S.SWA_MAPPING, D.STALE, C.CERTAIN),
+    "kernel-told-of-another-request-s-length": ("null-page-in-live-column", S.KERNEL_LENGTHS, D.FOREIGN, C.CERTAIN),
+    "fewer-keys-than-queries-and-no-account": ("null-page-in-live-column", None, None, C.POSSIBLE),
+    "more-keys-than-the-table-has-columns": ("null-page-in-live-column", None, None, C.POSSIBLE),
+    "mapping-of-one-slot-past-its-pool": ("write-past-buffer", None, D.PAST_END, C.POSSIBLE),
+    "inserted-slot-past-the-pools": ("slot-beyond-the-map", S.TREE_NODE, D.PAST_END, C.LIKELY),
     "keys-of-a-cached-page-overwritten": ("keys-overwritten", None, None, C.LIKELY),
     "sampling-parameters-in-another-order": ("sampling-differs", None, None, C.CERTAIN),
     "mark-of-a-lock-set-without-its-release": ("request-state-differs", S.TREE_LOCK, D.LOST, C.LIKELY),

@@ -15,6 +15,7 @@ from gemma4_runtime.checks.swa_mapping_census import (
     below_zero,
     check_mapping,
     held_swa_pages,
+    led_apart,
     of_padding,
     out_of_place,
 )
@@ -187,6 +188,14 @@ class TestMapping:
         (finding,) = check_mapping(pairs(*rows[:3]), none_free, 4, 16, peers)
         assert (finding.fault, finding.pages.tolist()) == (Fault.MAPPED_ELSEWHERE, [1])
         assert out_of_place(pairs((5, 9, True)), 1).tolist() == []
+
+    def test_slots_that_lead_elsewhere_than_the_rest_of_their_page(self):
+        peers = np.array([0, 2, 1, 3])
+        exchanged = [(16, 16, True), (17, 33, True), (32, 32, True), (33, 17, True), (48, 48, True)]
+        assert led_apart(pairs(*exchanged), 16, peers).tolist() == [[16, 16, 32], [32, 32, 16]]
+        # A page that leads elsewhere as a whole may have been handed out so; what is given up leads nowhere.
+        assert led_apart(pairs((16, 16, True), (17, 17, True)), 16, peers).tolist() == []
+        assert led_apart(pairs((16, 16, False), (17, 33, True)), 16, peers).tolist() == []
 
     def test_what_was_cleared_to_another_number_than_0(self):
         mapping = np.zeros(65, np.int64)

@@ -9,7 +9,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.leak.ledger import generations_of
 from gemma4_runtime.probes import request_rows
-from gemma4_runtime.release.requests import held
+from gemma4_runtime.release.requests import held, prefilled_until
 from gemma4_runtime.rows import inserts
 from gemma4_triage.finding import Confidence
 from request_rows_server import DRAFTS, MODES, PROMPT, Server, named, trapped, trapped_by
@@ -47,6 +47,19 @@ class TestBegins:
 
         said = trapped(server, turn, ForwardMode.EXTEND)
         assert (said.scalars["why"], said.scalars["defect"]) == ("begin", "swapped")
+
+    def test_lengths_that_are_exchanged_are_not_taken_for_the_truth(self, server):
+        server.world.start(list(range(300, 320)))
+
+        def turn(made):
+            made.seq_lens[:] = made.seq_lens.flip(0)
+
+        said = trapped(server, turn, ForwardMode.EXTEND).scalars
+        first = server.world.requests[0]
+        assert (said["account"], said["defect"], said["expected"]) == ("batch", "swapped", prefilled_until(first))
+        finding = named(server)
+        assert (finding.rule, finding.structure) == ("request-state-differs", Structure.BATCH_LENGTHS)
+        assert "prefix_lens" not in finding.cause
 
 
 class TestBounds:

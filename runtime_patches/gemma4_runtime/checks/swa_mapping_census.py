@@ -83,6 +83,26 @@ def out_of_place(pairs: SlotPairs, page_size: int) -> np.ndarray:
     return np.unique(np.stack((pairs.full, pairs.swa, own), axis=1)[wrong], axis=0)
 
 
+def led_apart(pairs: SlotPairs, page_size: int, peers: np.ndarray) -> np.ndarray:
+    """Return live slots that lead to another SWA page than the rest of their full page, int64 [n, 3].
+
+    It, where the mapping leads from it, and where it belongs: the other slots lead to the page that the full page was
+    handed out with, so that the hand-out was right, and these entries were written since.
+
+    Args:
+        pairs: What somebody holds, and where the mapping leads from there.
+        page_size: In tokens.
+        peers: By full page the SWA page that its mapping was made with, 0 where that is not known; [full pages + 1].
+    """
+    full = pairs.full // page_size
+    known = pairs.live & (pairs.swa > 0) & (full > 0) & (full < peers.size)
+    peer = np.where(known, peers[np.where(known, full, 0)], 0)
+    right = known & (peer > 0) & (pairs.swa // page_size == peer)
+    wrong = known & (peer > 0) & ~right & np.isin(full, full[right])
+    own = peer * page_size + pairs.full % page_size
+    return np.unique(np.stack((pairs.full, pairs.swa, own), axis=1)[wrong], axis=0)
+
+
 def check_mapping(
     pairs: SlotPairs, free_swa: np.ndarray, pages: int, page_size: int, peers: np.ndarray | None = None
 ) -> list[Finding]:

@@ -10,7 +10,7 @@ import numpy as np
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.checks.page_ledger import LastEvent, Site
-from gemma4_runtime.checks.swa_mapping_census import out_of_place
+from gemma4_runtime.checks.swa_mapping_census import led_apart, out_of_place
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.evidence import offences
 from gemma4_runtime.guard import Guard
@@ -216,12 +216,26 @@ def _padding(audit: Audit) -> dict[str, int]:
 
 
 def _out_of_place(audit: Audit) -> dict[str, str | int]:
-    """Return which slots the mapping leads to another place of a page than their own, where it leads, and their own."""
-    if audit.reading.pairs is None:
+    """Return which slots the mapping leads to another place of a page than their own, where it leads, and their own.
+
+    Likewise those that it leads to another page than the rest of theirs.
+    """
+    pairs, size = audit.reading.pairs, audit.ledger.page_size
+    if pairs is None:
         return {}
-    found = out_of_place(audit.reading.pairs, audit.ledger.page_size)
-    told = ",".join(":".join(map(str, one)) for one in found[:MAX_LISTED].tolist())
-    return {"out_of_place": told, "out_of_place_count": len(found)} if len(found) else {}
+    found = {"out_of_place": out_of_place(pairs, size), "led_apart": led_apart(pairs, size, _peers(audit))}
+    told: dict[str, str | int] = {}
+    for name, slots in found.items():
+        if len(slots):
+            told[name] = ",".join(":".join(map(str, one)) for one in slots[:MAX_LISTED].tolist())
+            told[f"{name}_count"] = len(slots)
+    return told
+
+
+def _peers(audit: Audit) -> np.ndarray:
+    """Return by full page the SWA page that it was handed out with, 0 where that is not known."""
+    full = audit.ledger.pools.get("full")
+    return np.zeros(1, np.int64) if full is None or full.peer is None else full.peer
 
 
 def _stray(audit: Audit) -> str:

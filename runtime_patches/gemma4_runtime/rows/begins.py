@@ -11,7 +11,7 @@ from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.release.prefix_caches import path_length, unreadable_cache
 from gemma4_runtime.release.requests import held, prefilled_until, prefix_length
-from gemma4_runtime.rows.counts import known_tokens
+from gemma4_runtime.rows.counts import LENGTH_OF, known_tokens
 from gemma4_runtime.rows.report import EXTEND, INIT, LENGTH, METADATA, or_swapped, report_wrong
 from gemma4_runtime.rows.seen import launched_at, seen_of
 
@@ -40,6 +40,15 @@ def check_begins(scheduler: Any, requests: Sequence[Any], made: Any) -> bool:
         return False
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     slots = [held(request).req_pool_idx for request in requests]
+    ends = {one.row: begins[one.row] + sizes[one.row] for one in wrong}
+    if all(prefilled_until(requests[row]) == end for row, end in ends.items()):
+        # Where it begins and what is new come to what the request itself counts, so that the length is what differs.
+        wrong = [WrongEntry("unlike", row, 0, lengths[row], end) for row, end in ends.items()]
+        others = set(lengths) - {one.value for one in wrong} | set(ends.values())
+        kinds = or_swapped(wrong, [defect_of(w.value, w.expected, width + 1, foreign=others) for w in wrong])
+        had = {"as_before": None, "account": LENGTH_OF, "agreed_before": True}
+        report_wrong(scheduler, wrong, LENGTH, INIT, Structure.BATCH_LENGTHS, kinds, made, slots, had=had)
+        return True
     own = [_is_its_own(requests[one.row], one.value, lengths[one.row]) for one in wrong]
     # What begins before its sequence does is longer than it can be.
     if False not in own and (None not in own or any((one.expected or 0) < 0 for one in wrong)):

@@ -20,10 +20,6 @@ from gemma4_triage.finding import Evidence
 _OF_DECODES = ("alloc_for_decode", "spec_v2_decode")
 _FEWEST = 2
 """Requests that went on where they ended, beside one that did not, before it is told of that one."""
-ALL_AT_ONCE = (
-    " All of its requests were, which have tokens: their rows were read where nothing is written yet, as at the new "
-    "length in place of the one before, or they are other rows."
-)
 
 
 def mapping_since(dump: Dump) -> Wrong:
@@ -215,11 +211,31 @@ def asked_wrong(dump: Dump) -> Wrong:
     """
     if (drafts := _drafts_begin_elsewhere(dump)).structure is not None:
         return drafts
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    return Wrong(None) if bad is None else _asked_of(dump, bad.row, bad.value)
+
+
+def asked_elsewhere(dump: Dump) -> Wrong:
+    """Return why a decode gave a wrong slot to a request that it was asked to continue from another slot than its last.
+
+    No structure where it was asked for the last one, by the decode before, or the dump does not say.
+    """
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    call = (readable_events(dump) or [{}])[-1]
+    if bad is None or bad.table != "slots":
+        return Wrong(None)
+    at, asked = request_at(call, bad.row), call.get("last_loc")
+    if at is None or not isinstance(asked, list) or at >= len(asked) or not isinstance(asked[at], int):
+        return Wrong(None)
+    return _asked_of(dump, at, asked[at])
+
+
+def _asked_of(dump: Dump, at: int, value: int) -> Wrong:
+    """Return why the request at a place of a decode's batch was to continue from a slot, by the decode before."""
     decodes = [record for record in readable_events(dump)[-2:] if record.get("call") == "alloc_decode"]
-    if len(decodes) < 2 or not dump.manifest.offences:
+    if len(decodes) < 2:
         return Wrong(None)
     before, now = (record.get("seq_lens") for record in decodes)
-    at, value = dump.manifest.offences[0].row, dump.manifest.offences[0].value
     if not (isinstance(before, list) and isinstance(now, list) and len(before) == len(now) > 1 and at < len(now)):
         return Wrong(None)
     asked = decodes[-1].get("last_loc")
@@ -233,9 +249,12 @@ def asked_wrong(dump: Dump) -> Wrong:
         said = event(dump, number, f"seq_lens.{at}", "the length with the new token; every other request grew by one")
         return Wrong(Structure.BATCH_LENGTHS, _defect_of_length(length, before[at], others), (said,))
     last = slots_of(decodes[0].get("full"))
-    if at < len(last) and last[at] != value:
+    if at < len(last) and last[at] != value and len(last) == len(asked):
+        # Another batch of as many requests, each as long, has other slots throughout.
+        if any(slot != own for row, (slot, own) in enumerate(zip(asked, last, strict=True)) if row != at):
+            return Wrong(None)
         said = event(dump, number, f"last_loc.{at}", f"the row's last slot; the decode before gave it {last[at]}")
-        return Wrong(Structure.REQUEST_ROW, _invalid_slot(value), (said,))
+        return Wrong(Structure.REQUEST_ROW, _defect_of_slot(dump, value, last, at), (said,))
     return Wrong(None)
 
 
@@ -273,8 +292,16 @@ def _defect_of_length(length: int, right: int, others: set[int]) -> Defect | Non
     return Defect.FOREIGN if length in others else None
 
 
-def _invalid_slot(slot: int) -> Defect:
-    return Defect.ZERO if slot == 0 else Defect.NEGATIVE if slot < 0 else Defect.PAST_END
+def _defect_of_slot(dump: Dump, slot: int, last: list[int], at: int) -> Defect | None:
+    """Return what is wrong with the last slot of the row at a place, by what the decode before gave each request."""
+    pages, page = dump.manifest.extents.get("pages_full_pool"), dump.manifest.page_size or 1
+    if slot <= 0:
+        return Defect.NEGATIVE if slot else Defect.ZERO
+    if pages is not None and slot // page >= pages:
+        return Defect.PAST_END
+    if slot in last:
+        return Defect.FOREIGN
+    return Defect.OFF_BY_ONE if abs(slot - last[at]) in (1, page) else None
 
 
 def all_were_asked(dump: Dump) -> bool:

@@ -25,6 +25,7 @@ from gemma4_triage.diagnose.census import (
 )
 from gemma4_triage.diagnose.earlier_calls import freed_before
 from gemma4_triage.diagnose.evidence import cell, readable_events, said, tensor_or_none
+from gemma4_triage.diagnose.hand_out import is_what_the_pool_gave
 from gemma4_triage.diagnose.incident import LEAK, REQUEST_ROWS, Incident
 from gemma4_triage.diagnose.rule import calls_went_unseen
 from gemma4_triage.diagnose.unmapped_pages import EVICTION
@@ -280,7 +281,8 @@ def handed_out_since(incident: Incident, rule: str) -> Finding | None:
     """Return a finding where a hand-out was seen of a page that calls or events show to have been given back before."""
     dump = incident.first(verdict="alloc_overlap")
     freed = None if dump is None else freed_before(incident, dump)
-    if dump is None or freed is None:
+    if dump is None or freed is None or is_what_the_pool_gave(dump) is False:
+        # Where the mapping leads elsewhere than the pool gave, nothing of it was given back too early.
         return None
     return of_hand_out(incident, dump, rule, freed, _GOES_ON if freed.structure else _GOES_ON_SOMEWHERE)
 

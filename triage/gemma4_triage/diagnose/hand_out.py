@@ -62,13 +62,25 @@ def is_what_the_pool_gave(dump: Dump) -> bool | None:
 
     None where the dump does not say, and of a slot of the full pool, which no mapping stands behind.
     """
+    given, slots = tensor_or_none(dump, _GIVEN), tensor_or_none(dump, "slots")
+    row = _in_question(dump)
+    return None if row is None or given is None or slots is None else int(given[row]) == int(slots[row, 1])
+
+
+def _in_question(dump: Dump) -> int | None:
+    """Return the row of the slot of the sliding-window pool that is wrong; None where the dump does not say.
+
+    Of two slots in one page the later one is noticed, and the wrong one is that which the mapping led there.
+    """
     given, slots, offences = tensor_or_none(dump, _GIVEN), tensor_or_none(dump, "slots"), dump.manifest.offences
-    if not offences or offences[0].table != "slots" or offences[0].column != 1:
+    if not offences or (offences[0].table, offences[0].column) != ("slots", 1):
         return None
-    row = offences[0].row
+    row, page = offences[0].row, dump.manifest.page_size or 1
     if given is None or slots is None or slots.shape != (len(given), 2) or not 0 <= row < len(given):
         return None
-    return int(given[row]) == int(slots[row, 1])
+    pairs = enumerate(zip(given.tolist(), slots[:, 1].tolist(), strict=True))
+    led = [at for at, (own, has) in pairs if own != has and has // page == offences[0].value // page]
+    return row if int(given[row]) != int(slots[row, 1]) or len(led) != 1 else led[0]
 
 
 def led_elsewhere(dump: Dump) -> str:
@@ -167,11 +179,15 @@ class _Call:
         taken = Counter(before) - Counter(after)
         if is_what_the_pool_gave(self._dump) is False:
             # The mapping was written after the pool's own allocator had given another slot.
-            own = int(tensor_or_none(self._dump, _GIVEN)[self._bad.row])
-            proof = (cell(self._dump, _GIVEN, (self._bad.row,), "what the sliding-window pool itself gave"),)
+            row = _in_question(self._dump) or 0
+            own = int(tensor_or_none(self._dump, _GIVEN)[row])
+            proof = (cell(self._dump, _GIVEN, (row,), "what the sliding-window pool itself gave"),)
             if is_exchanged(self._dump):
                 return Wrong(Structure.SWA_MAPPING, Defect.SWAPPED, proof)
-            return Wrong(Structure.SWA_MAPPING, self._defect(self._page, [own // self._page_size], taken), proof)
+            full, has = self._slots[row]
+            defect = self._defect(self._page, [own // self._page_size], taken)
+            stale = next((peer for past in reversed(self._events[:-1]) if (peer := swa_peer(past, full) or 0) > 0), 0)
+            return Wrong(Structure.SWA_MAPPING, Defect.STALE if stale == has > 0 else defect, proof)
         given = {row[self._bad.column] // self._page_size for row in self._slots}
         unreturned = sorted(page for page in taken if page not in given)
         if unreturned:

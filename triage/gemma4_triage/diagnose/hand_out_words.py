@@ -19,6 +19,10 @@ WHENCE: dict[object, str] = {
     UNTRANSLATED: " It goes on with the full pool's slots, which were not translated.",
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
+ELSEWHERE = (
+    "A decode was asked to give a request the slot behind another than its last, so that what it handed out is not the "
+    "request's next, and neither list nor allocator is at fault."
+)
 GONE_ON = (
     "A decode goes on behind a slot that its request has left behind, by the calls before: its length is wrong, and "
     "what the allocator gave follows from it."
@@ -43,3 +47,19 @@ AT_FREES = (
 )
 AT_BATCH = "Look at what takes ended requests out of a batch, and at what adds others to it: filter_batch, merge_batch."
 AT_MAP = "Look at what writes the mapping after a hand-out: which entries it writes, and in which type."
+ALL_AT_ONCE = (
+    " All of its requests were, which have tokens: their rows were read where nothing is written yet, as at the new "
+    "length in place of the one before, or they are other rows."
+)
+
+
+def cause_of(asked: bool, beyond: bool, all_at_once: bool = False) -> str:
+    """Return the sentence of a slot that the pool does not have, or that was asked for."""
+    if asked:
+        return (
+            "The allocator was asked to continue from a slot that no request has: the row or the length that named it "
+            "is wrong, and not what the allocator handed out."
+        ) + (ALL_AT_ONCE if all_at_once else "")
+    if beyond:
+        return "The allocator handed out a slot beyond its pool; what lies there is another tensor's."
+    return "The allocator handed out a slot below the first of its pool: page 0, which is for padding, or none at all."

@@ -1,5 +1,7 @@
 """What a finding about the null page in a live column says, and what its dump tells of the SWA page's free."""
 
+from itertools import pairwise
+
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.evidence import said, tensor_or_none
@@ -121,8 +123,49 @@ _ROUNDED_UP = (
 )
 
 
+_TOO_LONG = (
+    "A length is wrong: the kernel is told of {told} keys of a request, and the table has columns for {most}. It is "
+    "the batch's own (seq_lens), or the kernel's copy of it (cache_seqlens)."
+)
+_TOO_SHORT = (
+    "A length is wrong: the kernel is told of {told} keys of a request of which this forward alone computes {most}. It "
+    "is the batch's own (seq_lens), or the kernel's copy of it (cache_seqlens)."
+)
+
+
+_TO_WRITE = (
+    "A token's keys and values are to be written to the null page: the hand-out of its slot was wrong, or the list "
+    "(out_cache_loc). Nobody looked at that hand-out."
+)
+
+
+def impossible_length(dump: Dump) -> tuple[int, str] | None:
+    """Return the row of a length that no request of this forward can have, and what is said of it; None if none is.
+
+    It reaches past the full layers' table, or is less than what the forward itself writes of that request.
+    """
+    told, table, page = tensor_or_none(dump, "cache_seqlens"), tensor_or_none(dump, FULL), dump.manifest.page_size or 1
+    if told is None or told.ndim != 1 or tensor_or_none(dump, BELIEVED) is not None:
+        return None
+    bounds = tensor_or_none(dump, "out_cache_loc_indptr")
+    parts = [0] * len(told)
+    if bounds is not None and bounds.ndim == 1 and len(bounds) == len(told) + 1 and dump.manifest.role == "target":
+        parts = [int(end) - int(begin) for begin, end in pairwise(bounds)]
+    most = table.shape[1] * page if table is not None and table.ndim == 2 else None
+    for row, keys in enumerate(told.tolist()):
+        if keys < parts[row]:
+            return row, _TOO_SHORT.format(told=keys, most=parts[row])
+        if most is not None and keys > most:
+            return row, _TOO_LONG.format(told=keys, most=most)
+    return None
+
+
 def cause_of(dump: Dump, wrong: Wrong, freed: bool, given: bool) -> str:
     """Return the sentence of a null page whose free, if there was one, nothing more is known of."""
+    if wrong.structure is None and (length := impossible_length(dump)) is not None:
+        return length[1]
+    if wrong.handed_out and dump.manifest.offences[0].table == "out_cache_loc":
+        return _TO_WRITE
     if wrong.structure is Structure.SWA_MAPPING and not (freed or given) and _is_empty(dump):
         return _EMPTY_MAP
     if wrong.structure is Structure.SWA_MAPPING and not (freed or given) and _is_kept(dump):

@@ -93,6 +93,33 @@ def row_has_another(dump: Dump) -> bool:
     return _Source(dump, dump.manifest.offences[0]).has_another_slot()
 
 
+def led_alone(dump: Dump) -> tuple[int, int, int] | None:
+    """Return the full slot, and to which SWA page the others of its page lead, and how many; None where none do.
+
+    Of a list of sliding layers' writes (swa_out_cache_loc): pages are handed out whole, so that one slot which leads
+    elsewhere than those beside it was given right.
+    """
+    bad, page = dump.manifest.offences[0] if dump.manifest.offences else None, dump.manifest.page_size or 1
+    full, swa = (tensor_or_none(dump, name) for name in _WRITE_LISTS)
+    if bad is None or bad.table != _WRITE_LISTS[1] or full is None or swa is None or full.shape != swa.shape:
+        return None
+    bounds = tensor_or_none(dump, f"{_WRITE_LISTS[1]}_indptr")
+    if full.ndim == 1 and bounds is not None and bounds.ndim == 1 and 0 <= bad.row < len(bounds) - 1:
+        full, swa = (one[int(bounds[bad.row]) : int(bounds[bad.row + 1])] for one in (full, swa))
+    elif full.ndim == 2 and 0 <= bad.row < len(full):
+        full, swa = full[bad.row], swa[bad.row]
+    else:
+        return None
+    # Where the server goes on, the list has the null page in its place by now.
+    if not 0 <= bad.column < len(full) or int(swa[bad.column]) not in (bad.value, 0):
+        return None
+    own = int(full[bad.column])
+    beside = [at for at in range(len(full)) if at != bad.column and int(full[at]) // page == own // page > 0]
+    to = {(int(swa[at]) // page, int(swa[at]) % page == int(full[at]) % page) for at in beside}
+    ((led, in_place),) = to if len(to) == 1 else ((0, False),)
+    return (own, led, len(beside)) if in_place and led > 0 and led != bad.value // page else None
+
+
 class _Source(EntryPlaces):
     """One bad entry, and what is wrong by the tensors that it can be held against."""
 
@@ -205,9 +232,16 @@ class _Source(EntryPlaces):
         return len(stored) > 1 and min(stored) > 0 and stored <= set(rows[self._bad.row].tolist())
 
     def _stores_elsewhere(self) -> bool:
-        """Return whether this forward stores the row's keys in several pages of which the row has none."""
+        """Return whether this forward stores the row's keys in several pages of which the row has none.
+
+        Of a row that is cut off before its newest token nothing is known there: it is as wide as the kernel's length.
+        """
         rows, stored = tensor_or_none(self._dump, ROWS), {page for page in self._written_pages() if page > 0}
         if rows is None or rows.ndim != 2 or not 0 <= self._bad.row < rows.shape[0]:
+            return False
+        believed = tensor_or_none(self._dump, BELIEVED)
+        lengths = [] if believed is None or believed.ndim != 1 else believed.tolist()
+        if self._bad.row < len(lengths) and lengths[self._bad.row] > rows.shape[1] * self._page_size:
             return False
         return len(stored) > 1 and not stored & set(rows[self._bad.row].tolist())
 
@@ -350,6 +384,9 @@ class _Source(EntryPlaces):
         lists, lengths, page = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, LENGTHS), self._page_size
         rows = ROWS if tensor_or_none(self._dump, ROWS) is not None else FULL
         table, row, column = tensor_or_none(self._dump, rows), self._bad.row, self._bad.column
+        if lists is not None and lists.ndim == 1 and not self._hand_outs_are_watched() and self._at(ROW_SLOTS) is None:
+            # Of a prefill's list the row has the same, as the hand-out gave it.
+            return Wrong(None, self._defect(), handed_out=True)
         if lists is None or lists.ndim != 2 or lengths is None or table is None or not 0 <= row < len(lengths):
             return Wrong(Structure.WRITE_LOCATIONS, self._defect())
         at = int(lengths[row]) - lists.shape[1] + column

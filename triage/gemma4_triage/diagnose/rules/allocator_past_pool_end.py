@@ -3,7 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.earlier_calls import ALL_AT_ONCE, all_were_asked, asked_wrong, seen_before
+from gemma4_triage.diagnose.earlier_calls import all_were_asked, asked_elsewhere, asked_wrong, seen_before
 from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.hand_out import hand_out_wrong, is_exchanged, is_what_the_pool_gave
 from gemma4_triage.diagnose.hand_out_words import (
@@ -12,11 +12,13 @@ from gemma4_triage.diagnose.hand_out_words import (
     AT_LISTS,
     AT_MAP,
     AT_ROWS,
+    ELSEWHERE,
     EXCHANGED,
     GONE_ON,
     SEEN,
     WHENCE,
     WRITTEN,
+    cause_of,
 )
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.last_slots import goes_on_for_the_ended
@@ -49,7 +51,8 @@ def find(incident: Incident) -> Finding | None:
             break
     if (ended := goes_on_for_the_ended(dump)) is not None:
         return _of_the_ended(incident, dump, (*evidence, *ended[1].proof), *ended)
-    asked = _was_asked(dump)
+    elsewhere = asked_elsewhere(dump).structure is not None
+    asked = _was_asked(dump) or elsewhere
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
     wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
     follows = seen_before(incident, dump) if wrong.structure in _LISTS else ()
@@ -60,7 +63,9 @@ def find(incident: Incident) -> Finding | None:
         rule=ID,
         structure=None if follows else wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
-        cause=GONE_ON if gone_on else written or _cause(asked, beyond, all_were_asked(dump)) + whence,
+        cause=GONE_ON
+        if gone_on
+        else written or (ELSEWHERE if elsewhere else cause_of(asked, beyond, all_were_asked(dump))) + whence,
         # A page 0 that no account says is wrong may follow from what asked for it: a length, a row or a mapping.
         confidence=Confidence.POSSIBLE
         if follows or (wrong.structure is None and not asked and not beyond)
@@ -91,17 +96,6 @@ def _of_the_ended(incident: Incident, dump: Dump, evidence: tuple[Evidence, ...]
     )
 
 
-def _cause(asked: bool, beyond: bool, all_at_once: bool = False) -> str:
-    if asked:
-        return (
-            "The allocator was asked to continue from a slot that no request has: the row or the length that named it "
-            "is wrong, and not what the allocator handed out."
-        ) + (ALL_AT_ONCE if all_at_once else "")
-    if beyond:
-        return "The allocator handed out a slot beyond its pool; what lies there is another tensor's."
-    return "The allocator handed out a slot below the first of its pool: page 0, which is for padding, or none at all."
-
-
 def _is_of_a_free(wrong: Wrong) -> bool:
     return (wrong.structure, wrong.defect) == (Structure.FREE_CALL, Defect.ZERO)
 
@@ -111,7 +105,10 @@ def _was_asked(dump: Dump) -> bool:
 
 
 def _whence(dump: Dump) -> Wrong:
-    return asked_wrong(dump) if _was_asked(dump) else hand_out_wrong(dump)
+    if _was_asked(dump):
+        return asked_wrong(dump)
+    elsewhere = asked_elsewhere(dump)
+    return elsewhere if elsewhere.structure is not None else hand_out_wrong(dump)
 
 
 def _is_from_before(dump: Dump) -> bool | None:

@@ -19,7 +19,7 @@ from gemma4_triage.diagnose.earlier_calls import mapping_since
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.freed_pages import was_freed
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.places_in_page import within_its_page
+from gemma4_triage.diagnose.places_in_page import led_apart, within_its_page
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
@@ -78,12 +78,16 @@ def _at_audit(incident: Incident) -> Finding | None:
     two = any(one.page == own for one in census.of("swa", HELD_TWICE))
     swapped = holder.leads_to != own and own in _turned(elsewhere, held)
     within = within_its_page(first) if holder.leads_to == own else None
+    apart = next((told for one in elsewhere if (told := led_apart(one)) is not None), None)
+    within = within or apart
+    two = two and apart is None
     # Where one leads to the page of another that is out of place too, pages beside each other may have been exchanged.
     full = (one for one in census.listed if one.suspect.pool == "full" and one.page != first.page)
     others_too = any(one.suspect.peer == holder.leads_to for one in full)
     defect = None if others_too else mapped_defect(census, first, holder, own)
     defect = Defect.SWAPPED if swapped else defect
     cause = _CAUSE + (", which the mapping of another full page leads to." if swapped else _TWO if two else ".")
+    listed = "led_apart" if apart is not None and within is apart else "out_of_place"
     return Finding(
         rule=ID,
         structure=None if two else Structure.SWA_MAPPING,
@@ -95,7 +99,7 @@ def _at_audit(incident: Incident) -> Finding | None:
             cell(first.dump, TABLE, (first.row, 10), "the SWA page that it was handed out with"),
             cell(census.dumps[0], "holders", (holder.row, _LEADS_TO), "where the mapping leads from it"),
             cell(census.dumps[0], "holders", (holder.row, _HOLDER), "the request slot that holds it; 0: the cache"),
-            *(() if within is None else (said(first.dump, "scalars.out_of_place", "slot, where it leads, its own"),)),
+            *(() if within is None else (said(first.dump, f"scalars.{listed}", "slot, where it leads, its own"),)),
             said(first.dump, "step", "the step of the audit that saw it first"),
         ),
         advice=_ADVICE,

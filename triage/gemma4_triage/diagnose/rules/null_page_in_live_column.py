@@ -13,6 +13,7 @@ from gemma4_triage.diagnose.null_page_causes import (
     cause_of,
     freed_by,
     given_back,
+    impossible_length,
     is_anothers,
     kept,
     may_be_the_row,
@@ -33,9 +34,11 @@ def find(incident: Incident) -> Finding | None:
     offences, lengths = dump.manifest.offences, tensor_or_none(dump, "cache_seqlens")
     row = offences[0].row if offences else -1
     length = ()
+    wrong, impossible = where_wrong(dump), impossible_length(dump)
+    of_length = wrong.structure is None and impossible is not None
+    row = impossible[0] if of_length and impossible is not None else row
     if lengths is not None and 0 <= row < lengths.shape[0]:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row"),)
-    wrong = where_wrong(dump)
     of_map, scalars = wrong.structure is Structure.SWA_MAPPING, dump.manifest.scalars
     of_map |= wrong.handed_out and offences[0].table == "swa_page_table"
     freed, given = of_map and scalars.get("peer_given_back") is True, of_map and scalars.get("null_page_given") is True
@@ -44,7 +47,7 @@ def find(incident: Incident) -> Finding | None:
     # What the prefix cache evicts has no lock: a lock is missing, or the eviction did not look at it.
     by_cache = freed and not taken_later and scalars.get("peer_free_site") == "evict_tree"
     structure = None if by_other or by_cache else freed_by(dump) if freed else None if given else wrong.structure
-    defect = wrong.defect if structure else Defect.ZERO
+    defect = wrong.defect if structure else None if of_length else Defect.ZERO
     if taken_later:
         structure, defect = Structure.TREE_NODE, Defect.STALE
     elif freed and not by_other:

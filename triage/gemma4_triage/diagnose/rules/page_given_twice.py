@@ -4,7 +4,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
 from gemma4_triage.diagnose.cut_lists import of_lists
-from gemma4_triage.diagnose.earlier_calls import freed_before
+from gemma4_triage.diagnose.earlier_calls import asked_elsewhere, freed_before
 from gemma4_triage.diagnose.evidence import cell, tensor_or_none
 from gemma4_triage.diagnose.freed_pages import of_hand_out
 from gemma4_triage.diagnose.hand_out import (
@@ -13,6 +13,7 @@ from gemma4_triage.diagnose.hand_out import (
     out_of_order,
     strayed_hand_out,
 )
+from gemma4_triage.diagnose.hand_out_words import ELSEWHERE, WHENCE
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.last_slots import asked_beside, firsts_behind_the_last, pages_uncounted
 from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
@@ -29,6 +30,10 @@ _CAUSES: dict[Structure | None, str] = {
     Structure.ALLOCATION: (
         "A hand-out returned what the allocator did not take off its list, or not the slot behind a request's last: "
         "the result is wrong, not the list."
+    ),
+    Structure.SWA_MAPPING: (
+        "The mapping leads from what was handed out to another slot than the sliding-window pool gave with it, which "
+        "lies in another's page: its entry was not written, or was written wrong."
     ),
 }
 
@@ -63,6 +68,8 @@ def find(incident: Incident) -> Finding | None:
     # Then either the list or an earlier hand-out is wrong, which the audit's finding says.
     wrong = Wrong(None) if _was_listed_while_held(incident, dump) else hand_out_wrong(dump)
     cause = _CAUSES.get(wrong.structure, _UNKNOWN)
+    if (elsewhere := asked_elsewhere(dump)).structure is not None:
+        return of_hand_out(incident, dump, ID, elsewhere, ELSEWHERE + WHENCE[elsewhere.structure], state)
     if (begun := firsts_behind_the_last(dump)) is not None:
         return of_hand_out(incident, dump, ID, begun[1], begun[0], state)
     if not goes_past_its_page(dump) and (short := pages_uncounted(dump)) is not None:
@@ -94,11 +101,11 @@ def _was_listed_while_held(incident: Incident, dump: Dump) -> bool:
 
 
 def _is_from_before(seen: Seen) -> bool | None:
-    """Return whether calls or events show that the page was freed; False where the call's result is wrong."""
+    """Return whether calls or events show that the page was freed; False where another thing is wrong."""
     if seen.dump is None:
         return None
     wrong = hand_out_wrong(seen.dump)
-    if wrong.structure is Structure.ALLOCATION and wrong.proof:
+    if wrong.structure in (Structure.ALLOCATION, Structure.SWA_MAPPING) and wrong.proof:
         return False
     return True if freed_before(seen.incident, seen.dump) is not None else None
 

@@ -16,8 +16,13 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 ID = "slot-beyond-the-map"
 _MESSAGE = re.compile(r"index (\d{1,18}) is out of bounds for dimension \d+ with size (\d{1,18})\b")
 _GIVES_BACK = re.compile(r"\.free(_\w+)?:")
+_INSERTS = re.compile(r"\.\w*(?:Cache|Tree)\.insert:")
 _STORES = re.compile(r"\bSWAKVPool\.set_\w*kv_buffer\b")
 """Both pools' stores, behind the lookup of the forward's slots in the mapping, which is as long as the full pool."""
+_INSERTED = (
+    "What was put into the prefix cache as a request was cached has a slot that the pools do not have, and no row of "
+    "the batch has it: the value that was inserted, or that of a node on its way, is wrong, and not the row."
+)
 _ROWS, _ALLOCATOR, _WRITES = "req_to_token", "swa-allocator", "out_cache_loc"
 
 
@@ -44,6 +49,8 @@ def _where(dump: Dump, slot: int) -> tuple[Structure, tuple[Evidence, ...]] | No
     if in_row is not None:
         return Structure.REQUEST_ROW, (cell(dump, _ROWS, in_row, "the same slot, in the row of a request"),)
     trace = str(dump.manifest.scalars.get("traceback"))
+    if _INSERTS.search(trace) and tensor_or_none(dump, _ROWS) is not None:
+        return Structure.TREE_NODE, ()
     # What a tree evicts it gives back too: then a node may be what is wrong.
     if _GIVES_BACK.search(trace) and "evict" not in trace and tensor_or_none(dump, _ROWS) is not None:
         return Structure.FREE_CALL, ()
@@ -66,6 +73,8 @@ def _finding(incident: Incident, dump: Dump, structure: Structure, proof: tuple[
             "A sliding layer's keys and values are stored at a token's slot of the full pool, which was not "
             "translated: the sliding-window pool is shorter. Where it has such a slot, another's page is written."
             if stores
+            else _INSERTED
+            if structure is Structure.TREE_NODE
             else "SGLang looked up a slot that its pools do not have: it stands in a request's row of req_to_token."
             if proof
             else "SGLang was given a slot to free that its pools do not have, and no row of the batch has it."

@@ -5,7 +5,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, met_by
-from gemma4_triage.diagnose.where_wrong import SWA_TABLE, where_wrong
+from gemma4_triage.diagnose.where_wrong import SWA_TABLE, led_alone, where_wrong
 from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
@@ -13,6 +13,10 @@ ID = "write-past-buffer"
 _OUTSIDE = "New keys and values are about to be written outside the pool's buffer, into another tensor; "
 _FROM_ROW = "the request's row has that slot for the token, and a verification's list is read from the row."
 _FROM_ELSEWHERE = "an allocator gave out the slot, or the list of slots is not this batch's."
+_ALONE = (
+    "the mapping's entry of full slot {0} is wrong, or what was made of it in this list: {2} of the same page lead to "
+    "page {1} of the sliding-window pool, which hands out whole pages."
+)
 _UNTRANSLATED = (
     "Sliding layers are about to write new keys and values at the full pool's slots, outside their own pool: the whole "
     "list that they write by is the full pool's (out_cache_loc), which was not translated, or is taken for the "
@@ -26,13 +30,15 @@ def find(incident: Incident) -> Finding | None:
         return None
     wrong = where_wrong(dump)
     untranslated, of_row = wrong.defect is Defect.OTHER_SPACE, wrong.structure is Structure.REQUEST_ROW
+    alone = led_alone(dump)
+    whence = _FROM_ROW if of_row else _FROM_ELSEWHERE if alone is None else _ALONE.format(*alone)
     # Where the table has another page of the same token, the map has too.
     certain = untranslated and any(piece.field.startswith(SWA_TABLE) for piece in wrong.proof)
     return Finding(
         rule=ID,
         structure=wrong.structure,
         defect=wrong.defect or Defect.PAST_END,
-        cause=_UNTRANSLATED if untranslated else _OUTSIDE + (_FROM_ROW if of_row else _FROM_ELSEWHERE),
+        cause=_UNTRANSLATED if untranslated else _OUTSIDE + whence,
         confidence=Confidence.CERTAIN if certain else Confidence.LIKELY if wrong.proof else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.value", "the slot"),
