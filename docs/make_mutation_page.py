@@ -42,6 +42,7 @@ RUNS |= {
     5021: 500,
     6021: 500,
     7129: 500,
+    8203: 240,
 }
 """How many mutations each seed's run has, by release and in the order in which they were run."""
 SHOWN = (2900, 7129, 4013)
