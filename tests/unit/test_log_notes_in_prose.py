@@ -130,9 +130,11 @@ class TestStanding:
             .startswith("without --enable-metrics")
         )
 
-    def test_a_note_of_another_try_alone_is_none_of_this_server(self):
-        assert found_in([START, prefill(1), decode(2), "# hangs; without --enable-metrics it hangs as well\n"])
-        assert found_in([START, prefill(1), decode(2), "# with --enable-metrics it works and never hangs\n"]) == ()
+    def test_of_another_try_that_works_this_server_does_not_stand_and_is_not_well(self):
+        assert only([START, prefill(1), decode(2), "# hangs; without --enable-metrics it hangs as well\n"])
+        finding = only([START, prefill(1), decode(2), "# with --enable-metrics it works and never hangs\n"])
+        assert (finding.rule, finding.confidence) == ("noted-trouble", "possible")
+        assert finding.advice[0].startswith("with --enable-metrics, with which all is well")
 
     @pytest.mark.parametrize("note", ["# the picture hangs on the wall\n", "# one client is stuck\n"])
     def test_what_is_not_of_the_whole_server_is_none(self, note):

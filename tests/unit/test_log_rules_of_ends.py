@@ -7,7 +7,7 @@ import pytest
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
-from made_logs import CANARY, COLLECTIVE, MADE, death, decode, found_in, only, stamp, started
+from made_logs import CANARY, COLLECTIVE, MADE, death, decode, found_in, only, prefill, stamp, started
 
 
 class TestWhatIsComputed:
@@ -379,6 +379,25 @@ class TestHangs:
         sizes = f"scheduler.cur_batch.batch_size()=24\nscheduler.cur_batch.batch_size()={other}\n"
         lines = [started(dp_size=parallel), decode(1), self.FIRED.format(stamp(400, "TP0")), sizes]
         assert ("decided differently" in only(lines).cause) is apart
+
+    @pytest.mark.parametrize(("new", "second", "apart"), [(900, 2, True), (1000, 2, False), (900, 5, False)])
+    def test_ranks_whose_last_prefills_differ_decided_differently(self, new, second, apart):
+        lines = [started(tp_size=2), prefill(2, rank="TP0"), prefill(second, new=new, rank="TP1")]
+        finding = only([*lines, self.FIRED.format(stamp(400, "TP0"))])
+        assert (f"prefilled {new} and 1000 tokens" in finding.cause) is apart
+        assert finding.advice[0].startswith("unset SGLANG_REQ_WAITING_TIMEOUT") is apart
+
+    def test_ranks_that_give_requests_up_by_their_own_clocks(self):
+        env = "# env: SGLANG_REQ_WAITING_TIMEOUT=10\n"
+        lines = [started(tp_size=2), env, decode(1), self.FIRED.format(stamp(400, "TP0"))]
+        finding = only(lines)
+        assert "each goes by its own clock" in finding.cause
+        assert finding.confidence is Confidence.POSSIBLE
+        assert "own clock" not in only([started(tp_size=1), *lines[1:]]).cause
+
+    def test_a_kernel_of_flashinfer_is_compiled_anew(self):
+        finding = self.hung(TP0=("cutlass_fused_moe (flashinfer/fused_moe/core.py)",))
+        assert any("rm -rf ~/.cache/flashinfer" in step for step in finding.advice)
 
     def test_drafts_that_each_rank_takes_for_itself(self):
         lines = [started(speculative_algorithm="EAGLE", tp_size=4), decode(1), self.FIRED.format(stamp(400, "TP0"))]

@@ -34,6 +34,11 @@ NOT_THERE = "OSError: {} does not appear to have a file named preprocessor_confi
 ARCHITECTURES = "RuntimeError: No supported CUDA architectures found for major versions [9, 10]."
 COMM = '  File "/v/site-packages/flashinfer/jit/comm.py", line 61, in gen_trtllm_comm_module\n'
 ACTIVATION = "RuntimeError: Invalid activation type. (moe_gemm_template_dispatch.h:1042)"
+UNKNOWN_GPU = (
+    "RuntimeError: Get GPU arch from rocminfo failed \"Unknown GPU architecture: gfx1101. Supported: ['gfx942']\""
+)
+BUILD = "RuntimeError: [aiter] build [module_moe_b16] under /opt/aiter/jit/build/module_moe_b16/build failed !!!!!!"
+TAKEN = "ray.exceptions.ActorAlreadyExistsError: The name sglang_scheduler_rank0node=10.0.0.7_pp0_tp0 is already taken."
 CONV = "RuntimeError: Expected conv_states_.scalar_type() == input_type to be true, but got false."
 
 
@@ -56,6 +61,13 @@ CONV = "RuntimeError: Expected conv_states_.scalar_type() == input_type to be tr
         (NOT_THERE.format("org/model"), "org/model has no file preprocessor_config.json", "hold the folder against"),
         (NOT_THERE.format("/models/m"), "A file of the checkpoint", "compare the folder"),
         ("RuntimeError: Tensor self not implemented for DT_UINT64", "tensors of type DT_UINT64", "a later release"),
+        (
+            UNKNOWN_GPU,
+            "does not know this GPU (gfx1101)",
+            "SGLANG_USE_AITER=0 with --attention-backend triton, and sgl-kernel built from source for gfx1101",
+        ),
+        (BUILD, "a variant that this release of AITER does not have", "the first error above: 'invalid choice'"),
+        (TAKEN, "two replicas on one node", "a --port (and --nccl-port) of its own"),
         (ACTIVATION, "activation function", "another --moe-runner-backend"),
         (CONV, "SGLANG_MAMBA_CONV_DTYPE", "--dtype bfloat16"),
         (
@@ -79,6 +91,12 @@ def test_an_assembler_that_may_know_the_gpu_is_a_guess():
 def test_an_exchange_between_gpus_is_not_an_attention_backend():
     assert leads(died(ARCHITECTURES, COMM)).advice[0].startswith("without --enable-flashinfer-allreduce-fusion")
     assert leads(died(ARCHITECTURES)).advice[0].startswith("another backend of what it computes")
+
+
+def test_what_cann_adds_to_an_exception_is_no_failure_of_its_own():
+    cann = "[ERROR] 2026-02-25-09:21:31 (PID:20114, Device:0, RankID:-1) ERR01100 OPS call acl api failed\n"
+    first = leads(died("RuntimeError: Tensor self not implemented for DT_UINT64"), cann)
+    assert first.rule == "told-by-words"
 
 
 def test_words_that_name_the_way_round_are_a_failure():

@@ -97,6 +97,24 @@ class TestTransfersAfterAPause:
         assert "idle" not in only([decode(1000, rank="TP0"), self.FAILED]).cause
 
 
+class TestARoomOfSeveralRequests:
+    LATE = TestTransfersAfterAPause.FAILED.replace(
+        "rank=0", "rank=0 decode_req.req.rid='{}' decode_req.req.bootstrap_room=8"
+    )
+    GONE = (
+        f"{stamp(1200, 'TP0')} Decode transfer failed for request rank=0 decode_req.req.rid='{{}}' "
+        "decode_req.req.bootstrap_room={} with exception KVTransferError(bootstrap_room={}): Aborted by AbortReq.\n"
+    )
+
+    @pytest.mark.parametrize(("room", "shared"), [(8, True), (9, False)])
+    def test_one_that_another_has_too_is_of_several_answers(self, room, shared):
+        first = found_in([decode(1100, rank="TP0"), self.LATE.format("a" * 9), self.GONE.format("b" * 9, room, room)])[
+            0
+        ]
+        assert ("shared one bootstrap_room (8)" in first.cause) is shared
+        assert first.advice[0].startswith("requests with n above 1") is shared
+
+
 class TestWhatSamplingSaw:
     ASSERTED = (
         "/pytorch/TensorCompare.cu:112: _assert_async_cuda_kernel: block: [0,0,0], thread: [0,0,0] Assertion "

@@ -218,6 +218,7 @@ MARKS = (
     (b"--cuda-graph-backend-prefill=", "prefill_graph"),
     (b"Using a slow tokenizer", "slow_tokenizer"),
     (b"due to insufficient hits (0)", "prefetch_revoked"),
+    *((name, "store_unread") for name in (b"is ever read back", b"never read back", b"are never read", b", Get 0")),
     (b"Patched sglang.", "patched"),
     *(
         (name, "rtx_blackwell")

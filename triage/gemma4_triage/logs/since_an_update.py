@@ -18,8 +18,8 @@ _OF_A_DAY = rf"of (?:the )?\d{{1,2}}(?:st|nd|rd|th)?\.? (?:of )?{_MONTH}|of \d{{
 _WELL_BEFORE = (
     pattern(rf"(?i)\b(?:old|older|previous|earlier|last (?:week|month)'s|former) {_THING}\b.{{0,40}}?\b{_FINE}\b"),
     pattern(
-        rf"(?i)\b{_THING} (?:\S+ ){{0,4}}(?:before|earlier|ago|{_OF_A_DAY}|of (?:the )?(?:last|early|mid|late|end of|"
-        rf"begin\w* of) \w+|from (?:last|early|\w+ (?:days|weeks|months))\b.{{0,20}})(?: \S+){{0,3}}? .{{0,20}}?"
+        rf"(?i)\b{_THING} (?:\S+ ){{0,4}}(?:before|earlier|ago|older|{_OF_A_DAY}|of (?:the )?(?:last|early|mid|late|"
+        rf"end of|begin\w* of) \w+|from (?:last|early|\w+ (?:days|weeks|months))\b.{{0,20}})(?: \S+){{0,3}}? .{{0,20}}?"
         rf"\b{_FINE}\b"
     ),
     pattern(rf"(?i)\b(?:fast|fine|right|ok|good|well) (?:with|in|on) the (?:old|older|previous|earlier) {_THING}\b"),

@@ -111,7 +111,7 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"\b(?:performance|speed|throughput) (?:regress\w*|collapses|halves|is (?:bad|poor))\b|\bspeed halves\b",
         r"\b(?:TTFT|first token) (?:is|takes) (?:(?:[5-9]|\d{2,})(?:\.\d+)? ?(?:s|sec|seconds)|\d+ minutes?)\b",
         r"\btakes (?:minutes|hours) (?:for|per) (?:a|one|each|every)\b|\bno (?:speed-?up|faster than)\b",
-        r"\bhardly (?:helps|faster)\b",
+        r"\bhardly (?:helps|faster)\b|\bnothing is (?:ever )?read back\b",
         r"\bGPU (?:util\w*|use) (?:falls|drops|is (?:about|only) [1-6]?\d ?%)",
         r"\baccept(?:ance)? (?:length|len|rate)\b.{0,40}\b\d\.\d+ \(\d\.\d+ (?:without|before|with)\b",
         r"\baccept(?:ance)? rate (?:is|stays at) (?:0|0\.0\d*)(?![.\d])",

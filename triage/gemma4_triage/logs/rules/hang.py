@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs import said_in_notes
+from gemma4_triage.logs import ranks_decided, said_in_notes
 from gemma4_triage.logs.alarm_words import FATAL
 from gemma4_triage.logs.begun_work import BegunWork, begun_before
 from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
@@ -106,14 +106,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause, confidence, advice = entered
     elif not places and (full := _full_pool(facts)) is not None:
         cause, advice = full
-    elif (sizes := _batches(facts)) is not None:
-        cause = (
-            f"Ranks of one server had batches of {sizes[0]} and of {sizes[1]} requests as the watchdog fired: they had "
-            "decided differently, and wait for each other for ever."
-        )
-        confidence, advice = Confidence.LIKELY, _DECIDED
-        missing = remarked(facts, "first_hung_batch", "one rank's batch")
-        missing += remarked(facts, "hung_batch", "another rank's batch")
+    elif (decided := ranks_decided.told(facts)) is not None:
+        cause, confidence, missing = decided.cause, decided.confidence, [*decided.evidence]
+        advice = ranks_decided.LOOK
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -220,24 +215,6 @@ def _full_pool(facts: LogFacts) -> tuple[str, tuple[str, ...]] | None:
 _APART = 0.2
 
 
-_BATCH = pattern(r"batch_size\(\)=(\d+)")
-_DECIDED = (
-    "unset SGLANG_REQ_WAITING_TIMEOUT and SGLANG_REQ_RUNNING_TIMEOUT, if they are set: each rank read its own clock, "
-    "before the change of SGLang 37143",
-    "once without --speculative-algorithm, and once with --disable-overlap-schedule: what ranks accept or abort has to "
-    "be one rank's word",
-)
-
-
-def _batches(facts: LogFacts) -> tuple[str, str] | None:
-    """Return two sizes of batches that ranks without data parallelism had at once; None if all had the same."""
-    both = [facts.remarks.get(name) for name in ("first_hung_batch", "hung_batch")]
-    found = [match[1] for one in both if one is not None and (match := _BATCH.search(one.text))]
-    if len(found) != 2 or found[0] == found[1] or facts.settings.get("dp_size", "1") not in ("1", "None"):
-        return None
-    return found[0], found[1]
-
-
 def _meets(facts: LogFacts) -> Remark | None:
     """Return where ranks began to form their groups, if nothing says that they did."""
     begun, ended = facts.remarks.get("groups_begin"), facts.remarks.get("groups_end")
@@ -321,12 +298,22 @@ _CHECKS = (
 )
 
 
+_COMPILED = pattern(r"(?:^|/)flashinfer/")
+_COMPILED_ANEW = (
+    "it is in a kernel of FlashInfer's: rm -rf ~/.cache/flashinfer, so that it is compiled anew: after a reinstall, of "
+    "the same release too, a kernel may be linked of old and new parts, and stand; then another backend of that part, "
+    "and another release of flashinfer-python, -cubin and -jit-cache, all of one number"
+)
+
+
 def _of_its_part(frame: str) -> tuple[str, ...]:
     """Return what to do about the part of SGLang that a frame of a stack is of; empty if it is another's."""
     found = _FILE.match(frame)
     part = part_of_file(found[1]) if found else None
     if frame.endswith("sanity_check"):
         return (_CHECKS,)
+    if part is None and _COMPILED.search(frame):
+        return (_COMPILED_ANEW,)
     return () if part is None else (f"it is in {part.what}: {part.look}",)
 
 

@@ -286,7 +286,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         why += f"; the server had been idle for {idle / 60:.0f} minutes before, and connections may be cut meanwhile"
         advice = (_IDLE, *advice)
     several = facts.remarks.get("samples")
-    if state == "WaitingForInput" and several is not None and _SEVERAL.search(several.text):
+    if state == "WaitingForInput" and (shared := _shared_room(facts, said)):
+        why = f"requests shared one bootstrap_room ({shared}), as a request for several answers (n above 1) makes them"
+        advice = (_ONE_ROOM, *advice)
+    elif state == "WaitingForInput" and several is not None and _SEVERAL.search(several.text):
         shown = [*shown, *remarked(facts, "samples", "a request for several answers")]
         advice = (_ONE_ROOM, *advice)
     if transport is not None and transport[0] == _NIXL and (unlike := of_unlike_attention(facts)):
@@ -344,6 +347,19 @@ _ONE_ROOM = (
     "bootstrap_room, and the first that takes its KV leaves the others waiting; then a later release. The network and "
     "longer time-outs change nothing"
 )
+_OF_ROOM = pattern(r"\brid='?([\w-]{8,})'?\W.{0,60}?bootstrap_room=(\d+)")
+
+
+def _shared_room(facts: LogFacts, said: str) -> str:
+    """Return the bootstrap room of several requests that failed, or were given up with it; "" if none is."""
+    given_up = facts.remarks.get("abort")
+    said = f"{said} {'' if given_up is None else given_up.text}"
+    rooms: dict[str, set[str]] = {}
+    for request, room in _OF_ROOM.findall(said):
+        rooms.setdefault(room, set()).add(request)
+    return next((room for room, requests in rooms.items() if len(requests) > 1), "")
+
+
 _WAITED = pattern(r"timed out after (\d+(?:\.\d+)?) ?s")
 _PAUSE_S = 120.0
 _IDLE = (
