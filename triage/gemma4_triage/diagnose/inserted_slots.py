@@ -88,7 +88,10 @@ def of_free_pages(incident: Incident, dump: Dump) -> Finding:
     structure, defect = None, None
     why = "whether they had been given back is not known: the leak ledger was not asked."
     if known and not given_back:
-        structure, why = Structure.FULL_FREE_LIST, "by the ledger nobody had given them back: the list is wrong."
+        why = (
+            "by the ledger nobody had given them back: the list was written beside all calls, or a group of frees gave "
+            "back others at its end than it was given (free_group_end)."
+        )
     elif given_back and own is True and _left_its_window(dump):
         structure, defect = Structure.WINDOW_EVICTION, Defect.EARLY
         why = (
