@@ -3,7 +3,7 @@
 import pytest
 
 from gemma4_triage.logs.implied_by_another import kind_of
-from made_logs import found_in, stamp, started, steady
+from made_logs import died, found_in, prefill, stamp, started, steady
 
 READY = f"{stamp(1)} The server is fired up and ready to roll!\n"
 LISTS = "something else was tried and is well, or better"
@@ -68,3 +68,38 @@ class TestScoresOfTwoBuilds:
     @pytest.mark.parametrize("score", ["0.9310", "0.4100"])
     def test_one_that_scored_alike_or_less_is_not(self, score):
         assert noted(self.NOW, f"main from half a day earlier, same machine: {score}") == ()
+
+
+class TestWordsBesideAServerThatRuns:
+    PROBE = (
+        '[DEBUG] <m> Health check error on http://h:30000/health, Get "http://h:30000/health": context deadline '
+        "exceeded (Client.Timeout exceeded while awaiting headers)\n"
+    )
+    PROBE += "[ERROR] <m> health check timed out after 120s\n"
+
+    def test_a_probe_that_gives_up_too_soon_is_told_apart_from_a_server_that_stands(self):
+        finding = found_in([started(model_path="m"), READY, *steady(3), self.PROBE])[0]
+        assert "their limit of time that is too short" in finding.cause
+        assert finding.advice[0].startswith("curl -w '%{time_total}' of /health")
+        assert all("too short" not in one.cause for one in found_in([started(model_path="m"), self.PROBE]))
+
+    def test_transformers_that_answers_well_accuses_the_class(self):
+        (finding,) = noted("every answer is \\u0000\\u0000\\u0000\\u0000. transformers itself reads it well")
+        assert finding.advice[0].startswith("with a later release, whose class of this model")
+
+    @pytest.mark.parametrize(("note", "leads"), [("is answered as if never seen", True), ("is answered wrong", False)])
+    def test_a_picture_that_was_never_seen_is_counted_in_tokens(self, note, leads):
+        (finding,) = noted(f"Text is good. Every picture {note}")
+        assert finding.advice[0].startswith("with usage.prompt_tokens") is leads
+
+    @pytest.mark.parametrize(("note", "leads"), [("# GKE node pool\n", True), ("# a VM\n", False)])
+    def test_gke_has_its_libraries_elsewhere(self, note, leads):
+        last = "RuntimeError: No accelerator (CUDA, XPU, HPU) is available."
+        assert found_in([note, died(last, ("utils.py", "get_device", "raise"))])[0].advice[0].startswith("GKE") is leads
+
+    def test_blocks_of_a_kernel_are_so_many_tokens(self):
+        operator = "RuntimeError: The Inner error is reported as above, and the current working operator name is norm."
+        grid = "EE1001: The argument is invalid.Reason: coreDim=123408 can't be greater than UINT16_MAX.\n"
+        finding = found_in([prefill(1, new=7713), died(operator), grid])[0]
+        assert "asked for 123408 blocks" in finding.cause
+        assert "fewer than 4095 tokens" in finding.advice[0]

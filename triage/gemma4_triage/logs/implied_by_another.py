@@ -13,11 +13,12 @@ from gemma4_triage.logs.trouble_in_words import Seen
 _ELSEWHERE = pattern(
     rb"(?i)(?:^#+ *|^\W*)(?:but |while |only )?(?:with(?:out)?|on|under|in|via|through|from)\b [\w\"'./:=-]+|"
     rb"\bwith(?:out)? (?:the |an? )?[\w\"'./:=-]+|\bon (?:the |an? |another )[\w-]+|"
+    rb"\b(?:transformers|vllm|llama\.cpp|ollama|hf)\b(?: itself)? (?:reads|writes|answers|gives|gets|is|has)\b|"
     rb"\b(?:the )?same (?:\w+ ){1,3}(?:with|without|on|in|under|via|by)\b|\b(?:an)?other \w+"
 )
 _WELL = pattern(
     rb"(?i)\bas (?:expected|(?:it|they) should(?: be)?)\b|\b(?:do|does|did) not change\b|\b(?:is|are) not affected\b|"
-    rb"\b(?:is|are|was|were|gives?|gets?|comes?|stays?|looks?|reads?|scores?)\b(?: [\w'-]+){0,3}? "
+    rb"\b(?:is|are|was|were|gives?|gets?|comes?|stays?|looks?|reads?|writes?|answers?|scores?)\b(?: [\w'-]+){0,3}? "
     rb"(?:right|fine|well|good|correct(?:ly)?|complete(?:ly)?|intact|whole|normal(?:ly)?|ok|coherent|sane)\b|"
     rb"\bworks?(?: \w+)?(?=\W*$|[.;,)])"
 )
@@ -42,11 +43,17 @@ _CLAUSES = pattern(rb"[;()]\s*|\.\s+|,? but ")
 _LOOKED_AT = 400  # bytes
 
 
+def clause_of(note: bytes) -> bytes:
+    """Return what a note says of something else that is well; b"" if it says nothing so."""
+    for clause in _CLAUSES.split(note[:_LOOKED_AT]):
+        if _ELSEWHERE.search(clause) and _WELL.search(clause) and not _NOT.search(clause):
+            return clause
+    return b""
+
+
 def kind_of(note: bytes) -> Seen | None:
     """Return of what kind something else is well by a note; None if it says nothing so."""
-    note = note[:_LOOKED_AT]
-    for clause in _CLAUSES.split(note):
-        if _ELSEWHERE.search(clause) and _WELL.search(clause) and not _NOT.search(clause):
-            of: list[Seen] = [kind for kind, words in _OF if words.search(note)]
-            return of[0] if of else "answers"
-    return None
+    if not clause_of(note):
+        return None
+    of: list[Seen] = [kind for kind, words in _OF if words.search(note[:_LOOKED_AT])]
+    return of[0] if of else "answers"

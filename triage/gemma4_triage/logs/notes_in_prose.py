@@ -128,8 +128,8 @@ def keep(kept: dict[str, Remark], line: bytes, place: Place) -> bool:
     else:
         if LOOSELY not in kept and trouble_in_other_words.kind_of(line) is not None:
             kept[LOOSELY] = said
-        elif IMPLIED not in kept and implied_by_another.kind_of(line) is not None:
-            kept[IMPLIED] = said
+    if IMPLIED not in kept and implied_by_another.kind_of(line) is not None:
+        kept[IMPLIED] = said
     if "wrong_as_it_samples" in kept:
         kept.setdefault(NOTED.format("answers"), kept["wrong_as_it_samples"])
     if change := difference_in(said.text.lstrip("# "), worse.text if worse is not None else ""):

@@ -239,6 +239,14 @@ MARKS = (
     (b"Exception in background task", "background"),
     (b"Pyspy failed to dump", "no_pyspy"),
     (b"errors detected in the compilation", "compiler"),
+    (b"coreDim=", "npu_grid"),
+    *(
+        (name, "picture_unseen")
+        for name in (b"as if never seen", b"never sees the ", b"not see the image", b"not see the picture")
+    ),
+    *((name, "picture_unseen") for name in (b"mage is ignored", b"icture is ignored", b"mages are ignored")),
+    (b"/usr/local/nvidia/lib64", "libraries_of_gke"),
+    (b"GKE", "libraries_of_gke"),
     # What somebody writes of a server beside a stack of it.
     (b"not answer", "stands"),
     (b"o batch line", "stands"),

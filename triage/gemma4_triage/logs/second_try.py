@@ -8,6 +8,8 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from gemma4_triage.logs.facts import LogFacts, Remark
+from gemma4_triage.logs.implied_by_another import clause_of
+from gemma4_triage.logs.notes_in_prose import DIFFERENCE, IMPLIED
 from gemma4_triage.logs.pasted import GARBLED
 from gemma4_triage.logs.scores_noted import between_scores
 
@@ -15,7 +17,9 @@ _NOTHING_NEW = re.compile(
     r"(?i)\b(?:same (?:error|crash|result|output|answer|garbage|failure)|no (?:change|difference)|also|too|still|"
     r"alike|fails?|garbage|wrong)\b"
 )
-_RIGHT = re.compile(r"(?i)\b(?:normal(?:ly)?|fine|right|ok|works?|worked|correct(?:ly)?|good|sane|clean|as expected)\b")
+_RIGHT = re.compile(
+    r"(?i)\b(?:normal(?:ly)?|fine|right|ok|well|works?|worked|correct(?:ly)?|good|sane|clean|as expected)\b"
+)
 _ENGINE = re.compile(r"(?i)\b(vllm|sglang|transformers|hf|hugging ?face|llama\.cpp|ollama|lmdeploy|tensorrt-llm)\b")
 _VERB = r"(?:gives?|gets?|is|are|was|were|has|had|works?|worked|starts?|started|answers?|runs?|ran|serves?|it|all)\b"
 _ONE = rf"--[a-z][\w-]*(?:[ =](?!-|{_VERB})[^\s,;:)]+)?"
@@ -29,6 +33,8 @@ _CHECKPOINT = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*/[A-Za-z][\w.-]*\d[\w.-]*|[
 _OF_FORM = re.compile(r"chat_template_kwargs|tool|reasoning|thinking|response_format|schema|stream|grammar")
 _STREAMS = re.compile(r"(?i)\bstream(?:ing)?\b\W{1,3}false|\b(?:non-?streaming|not streaming|without stream(?:ing)?)\b")
 _TIMES_SLOWER = 1.3
+ELSEWHERE = "another-engine"
+"""What a note only mentions says less than what is known of such a start."""
 
 
 class Tried(NamedTuple):
@@ -63,6 +69,10 @@ def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Tried]:
     if (benches := _between_benchmarks(facts)) is not None:
         yield benches
         return
+    if tried is None and (elsewhere := _well_elsewhere(facts)) is not None:
+        if (engine := _other_engine(elsewhere.text, of_vllm)) is not None:
+            yield _of_an_engine(elsewhere, engine, of_vllm)._replace(id=ELSEWHERE)
+        return
     if tried is None or _NOTHING_NEW.search(tried.text) or re.search(GARBLED, tried.text):
         return
     at = f"line {tried.place.line}"
@@ -88,13 +98,34 @@ def second_tries(facts: LogFacts, of_vllm: bool) -> Iterator[Tried]:
         if found := _CHECKPOINT.search(tried.text):
             yield _of_a_checkpoint(facts, tried, found[1], ", if its answers are right")
         return
-    other = next((name for name in _ENGINE.findall(tried.text) if (name.lower() == "vllm") is not of_vllm), "")
-    if other and (of_vllm or other.lower() != "sglang"):
-        change = _KERNELS_OF_VLLM if of_vllm else _KERNELS
-        why = f"{at} says that the same files are right under {other}: neither checkpoint, template nor sampling is at "
-        yield Tried("second-try", change, f"{why}fault, but a kernel or the class of this engine", "answers")
+    if (other := _other_engine(tried.text, of_vllm)) is not None:
+        yield _of_an_engine(tried, other, of_vllm)
     elif found := _CHECKPOINT.search(tried.text):
         yield _of_a_checkpoint(facts, tried, found[1], "")
+
+
+def _other_engine(text: str, of_vllm: bool) -> str | None:
+    """Return the engine that a note names beside the log's own; None if it names none."""
+    own = "vllm" if of_vllm else "sglang"
+    return next((name for name in _ENGINE.findall(text) if name.lower() != own), None)
+
+
+def _of_an_engine(said: Remark, engine: str, of_vllm: bool) -> Tried:
+    """Return what to try where the same files are right under another engine."""
+    change = _KERNELS_OF_VLLM if of_vllm else _KERNELS
+    why = (
+        f"line {said.place.line} says that the same files are right under {engine}: neither checkpoint, template nor "
+        "sampling is at fault, but a kernel or the class of this engine"
+    )
+    return Tried("second-try", change, why, "answers")
+
+
+def _well_elsewhere(facts: LogFacts) -> Remark | None:
+    """Return the note of something else that is well, where no try is told otherwise."""
+    said = facts.remarks.get(IMPLIED)
+    if said is None or DIFFERENCE in facts.remarks:
+        return None
+    return Remark(said.place, said.rank, clause_of(said.text.encode()).decode())
 
 
 def _whole(facts: LogFacts, named: str) -> str:
@@ -124,8 +155,9 @@ _GRAMMAR = (
     "both"
 )
 _KERNELS = (
-    "with other kernels than it chose: of quantised weights those without Marlin (--quantization gptq or awq) or "
-    "another GEMM backend, another --attention-backend, --disable-cuda-graph; then a later release"
+    "with a later release, whose class of this model may be another, and other kernels than it chose: of quantised "
+    "weights those without Marlin (--quantization gptq or awq) or another GEMM backend, another --attention-backend, "
+    "--disable-cuda-graph"
 )
 _KERNELS_OF_VLLM = (
     "with other kernels than it chose: another --quantization or linear backend, another --attention-backend, "

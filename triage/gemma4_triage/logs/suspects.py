@@ -430,7 +430,7 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
     # What reads records takes time to import.
     from gemma4_triage.known_issues.catalog import quiet_suspects
     from gemma4_triage.known_issues.match import has_value
-    from gemma4_triage.logs.second_try import second_tries
+    from gemma4_triage.logs.second_try import ELSEWHERE, second_tries
 
     known = {**facts.arguments, **facts.settings, **numbers_of_load(facts)}
 
@@ -475,7 +475,7 @@ def _of_records(facts: LogFacts, start: Started, vllm: bool) -> Iterator[Suspect
             of = kind if kind != "requests" else of
         yield Suspect(NOTED_DIFFERENCE, change, WELL_WITH_IT, (), of, shown=True)
     for one in second_tries(facts, vllm):
-        yield Suspect(one.id, one.change, one.why, (), one.of, shown=True)
+        yield Suspect(one.id, one.change, one.why, (), one.of, shown=one.id != ELSEWHERE)
     yield from that_hold(of_engine)
 
 

@@ -70,6 +70,11 @@ _WORDS: dict[Seen, tuple[str, ...]] = {
         r"\bthe same (?!prompts?\b|requests?\b|questions?\b)(?:\w+ ){1,2}again and again\b",
         r"\bempty (?:final )?(?:answers?|finals?|outputs?|replies)\b",
         r"\b(?:keeps|starts) repeating\b|\brepeats itself\b|\banswers? in (?:Chinese|another language|the wrong)\b",
+        # NUL or one escape again and again, in a pasted answer or in words of it.
+        r"(?:\\u0000){3}|\\u0000 characters",
+        r"\b(?:gsm8k|mmlu|aime|gpqa|accuracy|scores?)\b.{0,20}\bnear (?:zero|0)\b",
+        r"\bwanders? off\b",
+        r"\bas if (?:it (?:was|were) |they were )?(?:never|not) (?:seen|there|sent|given|read|heard)\b",
         r"\bwrong (?:outputs?|results?|language|transcriptions?|numbers)\b|\b(?:bad|poor) quality\b",
         r"\bquality is (?:bad|poor)\b",
         # They differ where they should not.

@@ -73,7 +73,7 @@ def _of_its_kernel(death: Death) -> Iterator[str]:
         )
 
 
-_GRID = pattern(r"value (\d+) for parameter coreDim .{0,80}?(\d+)\.?$")
+_GRID = pattern(r"value (\d+) for parameter coreDim .{0,80}?(\d+)\.?$|coreDim=(\d+) can't be greater than UINT16_MAX")
 _FAULT = pattern(r"fault kernel_name=(\w+?)(?:_\d+)?\b")
 _FEWER = (
     "a smaller --chunked-prefill-size and --max-prefill-tokens (fewer than {0} tokens in one step), fewer requests at "
@@ -85,15 +85,23 @@ _A_KERNEL_OF_TRITON = (
 )
 
 
+def _tokens_at_most(facts: LogFacts, blocks: int, most: int) -> int:
+    """Return how many tokens of a prefill an NPU takes, where each of the last one's had as many blocks as another."""
+    last = [rank.series["new_tokens"][-1] for rank in facts.schedulers if len(rank.series.get("new_tokens", ()))]
+    tokens = max((int(one or 0) for one in last), default=0)
+    return most * tokens // blocks if tokens and blocks % tokens == 0 else most
+
+
 def _of_an_npu(facts: LogFacts, found: Finding) -> Finding:
     """Return the finding with what lines before it say of the kernel that failed on an NPU."""
     if (line := facts.remarks.get("npu_grid")) is not None and (sizes := _GRID.search(line.text)):
+        blocks, most = sizes[1] or sizes[3], sizes[2] or "65535"
         return found.model_copy(
             update={
-                "cause": f"A kernel was asked for {sizes[1]} blocks, and the NPU takes at most {sizes[2]} at once: too "
+                "cause": f"A kernel was asked for {blocks} blocks, and the NPU takes at most {most} at once: too "
                 "many tokens are in one step.",
                 "evidence": (*found.evidence, *remarked(facts, "npu_grid", "what the NPU said of it")),
-                "advice": (_FEWER.format(sizes[2]), *found.advice[1:]),
+                "advice": (_FEWER.format(_tokens_at_most(facts, int(blocks), int(most))), *found.advice[1:]),
             }
         )
     if (line := facts.remarks.get("npu_kernel")) is not None and (kernel := _FAULT.search(line.text)):

@@ -65,6 +65,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         confidence=Confidence.CERTAIN,
         evidence=tuple(of_failure(facts, death, "what the start said")),
         advice=(
+            *((_OF_GKE,) if "libraries_of_gke" in facts.remarks else ()),
             *((_OF_AMD,) if "HIP" in death.message or platform(facts) == "rocm" else ()),
             "docker: --gpus all and the NVIDIA container toolkit; CUDA_VISIBLE_DEVICES; nvidia-smi in the same "
             "container",
@@ -74,6 +75,11 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
+_OF_GKE = (
+    "GKE's device plugin mounts the driver's libraries and tools under /usr/local/nvidia, and not by the container "
+    "toolkit: LD_LIBRARY_PATH=/usr/local/nvidia/lib64:$LD_LIBRARY_PATH and PATH=/usr/local/nvidia/bin:$PATH in the "
+    "pod's environment, or a later image, which has both; ls there says whether the node has them"
+)
 _OF_TORCH = pattern(r"not compiled with CUDA|No CUDA GPUs|no CUDA-capable device|Found no NVIDIA driver")
 _FOR_CUDA_ALONE = (
     "a later release of SGLang, whose code of that step may know {0}, or an earlier one with which this model ran "

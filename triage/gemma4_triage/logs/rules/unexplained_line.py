@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs import host_pinning, native_crashes, split_warmup
+from gemma4_triage.logs import host_pinning, native_crashes, short_probes, split_warmup
 from gemma4_triage.logs.begun_work import begun_before
 from gemma4_triage.logs.facts import Alarm, Death, LogFacts
 from gemma4_triage.logs.handled import commanded
@@ -234,6 +234,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(lead.text)) else ()), *look)
     if (lead.kind in ("no-start", "library", "device") or kind is _LAST) and (told := kind_by_words(lead.text)):
         what, look = f"{what}; by its words {told.clause(lead.text)}", (told.advice, *look)
+    if (kind is _LAST or lead.kind == "health") and (short := short_probes.answered_all_the_same(facts, left)):
+        what, look = short
     if lead.kind == "leak" and (lost := slots_lost(facts, lead)) is not None:
         what, look = lost
     beside = next(filter(None, (kind_by_words(one.text) for one in others)), None) if lead.kind == "signalled" else None
