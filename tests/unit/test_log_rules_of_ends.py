@@ -386,6 +386,10 @@ class TestHangs:
         finding = only([*lines, self.FIRED.format(stamp(400, "TP0"))])
         assert (f"prefilled {new} and 1000 tokens" in finding.cause) is apart
         assert finding.advice[0].startswith("unset SGLANG_REQ_WAITING_TIMEOUT") is apart
+        assert (finding.confidence is Confidence.LIKELY) is apart
+        if apart:
+            ahead = only([*lines[:1], prefill(1, rank="TP0"), *lines[1:], self.FIRED.format(stamp(400, "TP0"))])
+            assert ahead.confidence is Confidence.POSSIBLE
 
     def test_ranks_that_give_requests_up_by_their_own_clocks(self):
         env = "# env: SGLANG_REQ_WAITING_TIMEOUT=10\n"

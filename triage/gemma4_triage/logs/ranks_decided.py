@@ -46,7 +46,10 @@ def told(facts: LogFacts) -> Decided | None:
             over(facts, "prefill batches", count, f"new tokens of the last one, on {rank}")
             for rank, count in zip(prefills[2], prefills[:2], strict=True)
         ]
-        return Decided(cause + _FOREVER, Confidence.LIKELY, (*shown, *of_settings(facts, *_CLOCKS)))
+        # One that shows more of them may be a step ahead.
+        alike = len({rank.prefill_lines for rank in facts.schedulers if rank.rank in prefills[2]}) == 1
+        confidence = Confidence.LIKELY if alike else Confidence.POSSIBLE
+        return Decided(cause + _FOREVER, confidence, (*shown, *of_settings(facts, *_CLOCKS)))
     if any(name in facts.arguments for name in _CLOCKS) and facts.settings.get("tp_size", "1") not in _ALONE:
         cause = (
             "A scheduler made no progress until its watchdog fired. Its ranks give requests up after a time that is "
