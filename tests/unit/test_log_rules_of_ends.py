@@ -390,6 +390,8 @@ class TestHangs:
         if apart:
             ahead = only([*lines[:1], prefill(1, rank="TP0"), *lines[1:], self.FIRED.format(stamp(400, "TP0"))])
             assert ahead.confidence is Confidence.POSSIBLE
+            staged = only([started(tp_size=2, pp_size=2), *lines[1:], self.FIRED.format(stamp(400, "TP0"))])
+            assert "decided differently" not in staged.cause
 
     def test_ranks_that_give_requests_up_by_their_own_clocks(self):
         env = "# env: SGLANG_REQ_WAITING_TIMEOUT=10\n"

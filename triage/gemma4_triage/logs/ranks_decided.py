@@ -40,7 +40,9 @@ def told(facts: LogFacts) -> Decided | None:
         shown = remarked(facts, "first_hung_batch", "one rank's batch")
         shown += remarked(facts, "hung_batch", "another rank's batch")
         return Decided(cause + _FOREVER, Confidence.LIKELY, tuple(shown))
-    if (prefills := _last_prefills(facts)) is not None:
+    # Stages of a pipeline are at different batches as a matter of course.
+    in_step = facts.settings.get("pp_size", "1") in _ALONE
+    if in_step and (prefills := _last_prefills(facts)) is not None:
         cause = f"Ranks of one server prefilled {prefills[0]} and {prefills[1]} tokens in their last, same step: "
         shown = [
             over(facts, "prefill batches", count, f"new tokens of the last one, on {rank}")
