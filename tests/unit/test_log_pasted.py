@@ -117,7 +117,7 @@ class TestSecondTries:
             ("# same command with --attention-backend triton", "with --attention-backend triton, as line 3"),
             ("# same request without --speculative-config", "without --speculative-config, as line 3"),
             ("# the same body without chat_template_kwargs", "without chat_template_kwargs, as line 3"),
-            ("# the same folder under vllm 0.18 answers normally", "with other kernels than it chose"),
+            ("# the same folder under vllm 0.18 answers normally", "with a later release, whose class of this model"),
             ("# same image with org/Model-4B: text normal", "or the last one in which it was right"),
         ],
     )
