@@ -5,6 +5,7 @@ from gemma4_triage.finding import Confidence
 
 S, D, C = Structure, Defect, Confidence
 CASES = {
+    "slot-of-a-hand-out-that-nobody-watched": ("null-page-in-live-column", None, D.ZERO, C.POSSIBLE),
     "page-of-a-group-freed-in-another-s-place": ("cache-insert-wrong", None, None, C.POSSIBLE),
     "mapping-of-two-first-slots-exchanged": ("mapping-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
     "last-slot-of-a-row-a-token-too-far": ("allocator-past-pool-end", S.REQUEST_ROW, D.OFF_BY_ONE, C.LIKELY),

@@ -1,9 +1,12 @@
 """Causes that were put into the live engine, one entry at a time: what was wrong is named first."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
-from diagnose_examples import altered, changed
+from diagnose_examples import altered, changed, rewritten
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.finding import Confidence
 from mutation_cases import CASES
@@ -443,3 +446,59 @@ def test_a_list_that_has_another_page_twice_was_not_made_too_short(tmp_path):
     faults = str(dump.manifest.scalars["faults"]).split(",")
     table[1, COLUMNS.index("page")], table[1, COLUMNS.index("fault")] = 20, faults.index("free_twice")
     assert "made anew" not in named_of(changed(tmp_path, dump, suspects=table))[0].cause
+
+
+class TestWhatNobodyWatched:
+    """Of a server that serves on: what its dumps still tell of lengths, one entry of the mapping, and a hand-out."""
+
+    def test_fewer_keys_than_the_forward_computes_is_a_wrong_length(self, tmp_path):
+        (dump,) = dumps_of("fewer-keys-than-queries-and-no-account")
+        assert "told of 64 keys of a request of which this forward alone computes 116" in named_of(dump)[0].cause
+        right = np.array([500, 64], np.int32)
+        assert "A length is wrong" not in named_of(changed(tmp_path, dump, cache_seqlens=right))[0].cause
+
+    def test_more_keys_than_the_table_has_columns_is_a_wrong_length(self):
+        kept = dumps_of("more-keys-than-the-table-has-columns")
+        dump = next(one for one in kept if one.manifest.verdict == "null_page_live")
+        assert "told of 4122 keys of a request, and the table has columns for 4096" in named_of(dump)[0].cause
+        # A table that is wider than what the dump shows of it has room for them.
+        wider = altered(dump, extents=dump.manifest.extents | {"table_columns": 512})
+        assert "A length is wrong" not in named_of(wider)[0].cause
+
+    def test_one_entry_among_those_of_its_page_is_the_mapping_s_or_the_list_s(self, tmp_path):
+        (dump,) = dumps_of("mapping-of-one-slot-past-its-pool")
+        assert "full slot 191 is wrong" in named_of(dump)[0].cause
+        lists = dump.tensor("swa_out_cache_loc").copy()
+        # Where the others of that page lead to two pages, no one of them is right.
+        lists[70] += 16
+        assert "full slot 191" not in named_of(changed(tmp_path, dump, swa_out_cache_loc=lists))[0].cause
+
+    def test_of_a_prefill_s_slot_nobody_says_that_its_row_has_another(self):
+        (dump,) = dumps_of("slot-of-a-hand-out-that-nobody-watched")
+        told = named_of(dump)[0]
+        assert "Nobody looked at that hand-out" in told.cause
+        assert told.structure is None
+
+
+def test_a_row_that_left_the_batch_may_be_what_an_insert_was_given():
+    (dump,) = dumps_of("inserted-slot-past-the-pools")
+    first = named_of(dump)[0]
+    assert "or the row of a request that has left the batch" in first.cause
+    assert first.confidence is C.LIKELY
+    # Without the insert in the traceback nobody knows whose index it was.
+    trace = str(dump.manifest.scalars["traceback"]).replace(".insert:", ".match:")
+    elsewhere = named_of(altered(dump, scalars=dump.manifest.scalars | {"traceback": trace}))[0]
+    assert elsewhere.rule == "scheduler-exception"
+
+
+def test_a_last_slot_is_the_row_s_fault_where_all_others_go_on(tmp_path):
+    (dump,) = dumps_of("last-slot-of-a-row-a-token-too-far")
+    assert named_of(dump)[0].structure is S.REQUEST_ROW
+    folder = tmp_path / dump.path.name
+    shutil.copytree(dump.path, folder)
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    call = json.loads(lines[-1])
+    call["last_loc"] = [slot + 32 for slot in call["last_loc"]]
+    (folder / "events.jsonl").write_text("\n".join([*lines[:-1], json.dumps(call)]) + "\n", encoding="utf-8")
+    # Another batch of as many requests has other last slots throughout.
+    assert named_of(rewritten(folder, dump))[0].structure is not S.REQUEST_ROW

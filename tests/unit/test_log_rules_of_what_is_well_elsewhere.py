@@ -79,7 +79,7 @@ class TestWordsBesideAServerThatRuns:
 
     def test_a_probe_that_gives_up_too_soon_is_told_apart_from_a_server_that_stands(self):
         finding = found_in([started(model_path="m"), READY, *steady(3), self.PROBE])[0]
-        assert "their limit of time that is too short" in finding.cause
+        assert "stands since, or their limit of time is too short" in finding.cause
         assert finding.advice[0].startswith("curl -w '%{time_total}' of /health")
         assert all("too short" not in one.cause for one in found_in([started(model_path="m"), self.PROBE]))
 

@@ -87,7 +87,7 @@ def led_apart(pairs: SlotPairs, page_size: int, peers: np.ndarray) -> np.ndarray
     """Return live slots that lead to another SWA page than the rest of their full page, int64 [n, 3].
 
     It, where the mapping leads from it, and where it belongs: the other slots lead to the page that the full page was
-    handed out with, so that the hand-out was right, and these entries were written since.
+    handed out with, so that the hand-out was right, and these entries were written wrong, with it or since.
 
     Args:
         pairs: What somebody holds, and where the mapping leads from there.

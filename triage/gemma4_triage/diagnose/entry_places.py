@@ -11,6 +11,7 @@ from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.finding import Evidence
 
 FULL, WRITES, SWA_TABLE = "page_table", "out_cache_loc", "swa_page_table"
+WRITE_LISTS = (WRITES, "swa_out_cache_loc")
 TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
 
 
@@ -79,3 +80,30 @@ class EntryPlaces:
     def _said(self, name: str, meaning: str) -> tuple[Evidence, ...]:
         place = self._place(name)
         return () if place is None else (cell(self._dump, name, place, meaning),)
+
+
+def led_alone(dump: Dump) -> tuple[int, int, int] | None:
+    """Return the full slot, and to which SWA page the others of its page lead, and how many; None where none do.
+
+    Of a list of sliding layers' writes (swa_out_cache_loc): pages are handed out whole, so that one slot which leads
+    elsewhere than those beside it was given right.
+    """
+    bad, page = dump.manifest.offences[0] if dump.manifest.offences else None, dump.manifest.page_size or 1
+    full, swa = (tensor_or_none(dump, name) for name in WRITE_LISTS)
+    if bad is None or bad.table != WRITE_LISTS[1] or full is None or swa is None or full.shape != swa.shape:
+        return None
+    bounds = tensor_or_none(dump, f"{WRITE_LISTS[1]}_indptr")
+    if full.ndim == 1 and bounds is not None and bounds.ndim == 1 and 0 <= bad.row < len(bounds) - 1:
+        full, swa = (one[int(bounds[bad.row]) : int(bounds[bad.row + 1])] for one in (full, swa))
+    elif full.ndim == 2 and 0 <= bad.row < len(full):
+        full, swa = full[bad.row], swa[bad.row]
+    else:
+        return None
+    # Where the server goes on, the list has the null page in its place by now.
+    if not 0 <= bad.column < len(full) or int(swa[bad.column]) not in (bad.value, 0):
+        return None
+    own = int(full[bad.column])
+    beside = [at for at in range(len(full)) if at != bad.column and int(full[at]) // page == own // page > 0]
+    to = {(int(swa[at]) // page, int(swa[at]) % page == int(full[at]) % page) for at in beside}
+    ((led, in_place),) = to if len(to) == 1 else ((0, False),)
+    return (own, led, len(beside)) if in_place and led > 0 and led != bad.value // page else None

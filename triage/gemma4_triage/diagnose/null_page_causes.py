@@ -144,14 +144,15 @@ def impossible_length(dump: Dump) -> tuple[int, str] | None:
 
     It reaches past the full layers' table, or is less than what the forward itself writes of that request.
     """
-    told, table, page = tensor_or_none(dump, "cache_seqlens"), tensor_or_none(dump, FULL), dump.manifest.page_size or 1
+    told, columns = tensor_or_none(dump, "cache_seqlens"), dump.manifest.extents.get("table_columns")
     if told is None or told.ndim != 1 or tensor_or_none(dump, BELIEVED) is not None:
         return None
     bounds = tensor_or_none(dump, "out_cache_loc_indptr")
     parts = [0] * len(told)
     if bounds is not None and bounds.ndim == 1 and len(bounds) == len(told) + 1 and dump.manifest.role == "target":
         parts = [int(end) - int(begin) for begin, end in pairwise(bounds)]
-    most = table.shape[1] * page if table is not None and table.ndim == 2 else None
+    # A dump may hold fewer columns of a table than it has.
+    most = None if columns is None else columns * (dump.manifest.page_size or 1)
     for row, keys in enumerate(told.tolist()):
         if keys < parts[row]:
             return row, _TOO_SHORT.format(told=keys, most=parts[row])

@@ -31,7 +31,7 @@ def led_apart(listed: Listed) -> Within | None:
     cause = (
         f"{slots} of pages that are in use {lead} to another SWA page than the rest of the page, which leads to the "
         "one that was handed out with it: the hand-out was right, and entries of the full-to-SWA mapping were written "
-        f"since. Slot {slot} leads to {leads} where {belongs} belongs.{exchanged}"
+        f"wrong, with it or since. Slot {slot} leads to {leads} where {belongs} belongs.{exchanged}"
     )
     apart = {abs(leads - belongs) for _, leads, belongs in every}
     defect = Defect.SWAPPED if turned else Defect.OFF_BY_ONE if apart <= {1, size} else None

@@ -27,7 +27,17 @@ from typing import Any
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_triage.diagnose.entry_places import FULL, LENGTHS, ROWS, SLOTS, SWA_TABLE, TRANSLATED, WRITES, EntryPlaces
+from gemma4_triage.diagnose.entry_places import (
+    FULL,
+    LENGTHS,
+    ROWS,
+    SLOTS,
+    SWA_TABLE,
+    TRANSLATED,
+    WRITE_LISTS,
+    WRITES,
+    EntryPlaces,
+)
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.finding import Evidence
 
@@ -35,7 +45,6 @@ ROW_SLOTS = "row_slots"
 BELIEVED, ROWS_THERE_ARE = "believed_lengths", "rows_of_requests"
 _ENOUGH = 3
 """Of how many pages a row tells whose it is."""
-_WRITE_LISTS = ("out_cache_loc", "swa_out_cache_loc")
 _FREE_LISTS = {"full": Structure.FULL_FREE_LIST, "swa": Structure.SWA_FREE_LIST}
 
 
@@ -91,33 +100,6 @@ def row_has_another(dump: Dump) -> bool:
         # A draft counts its tokens otherwise.
         return False
     return _Source(dump, dump.manifest.offences[0]).has_another_slot()
-
-
-def led_alone(dump: Dump) -> tuple[int, int, int] | None:
-    """Return the full slot, and to which SWA page the others of its page lead, and how many; None where none do.
-
-    Of a list of sliding layers' writes (swa_out_cache_loc): pages are handed out whole, so that one slot which leads
-    elsewhere than those beside it was given right.
-    """
-    bad, page = dump.manifest.offences[0] if dump.manifest.offences else None, dump.manifest.page_size or 1
-    full, swa = (tensor_or_none(dump, name) for name in _WRITE_LISTS)
-    if bad is None or bad.table != _WRITE_LISTS[1] or full is None or swa is None or full.shape != swa.shape:
-        return None
-    bounds = tensor_or_none(dump, f"{_WRITE_LISTS[1]}_indptr")
-    if full.ndim == 1 and bounds is not None and bounds.ndim == 1 and 0 <= bad.row < len(bounds) - 1:
-        full, swa = (one[int(bounds[bad.row]) : int(bounds[bad.row + 1])] for one in (full, swa))
-    elif full.ndim == 2 and 0 <= bad.row < len(full):
-        full, swa = full[bad.row], swa[bad.row]
-    else:
-        return None
-    # Where the server goes on, the list has the null page in its place by now.
-    if not 0 <= bad.column < len(full) or int(swa[bad.column]) not in (bad.value, 0):
-        return None
-    own = int(full[bad.column])
-    beside = [at for at in range(len(full)) if at != bad.column and int(full[at]) // page == own // page > 0]
-    to = {(int(swa[at]) // page, int(swa[at]) % page == int(full[at]) % page) for at in beside}
-    ((led, in_place),) = to if len(to) == 1 else ((0, False),)
-    return (own, led, len(beside)) if in_place and led > 0 and led != bad.value // page else None
 
 
 class _Source(EntryPlaces):
@@ -497,7 +479,7 @@ class _Source(EntryPlaces):
 def index_list(dump: Dump) -> Structure | None:
     """Return the list that holds a page-table dump's first bad index; None if the dump does not say which it is."""
     manifest = dump.manifest
-    if manifest.offences and manifest.offences[0].table in _WRITE_LISTS:
+    if manifest.offences and manifest.offences[0].table in WRITE_LISTS:
         return Structure.WRITE_LOCATIONS
     match manifest.provenance.buffer_space:
         case "swa":

@@ -1,4 +1,4 @@
-"""A health check that timed out at somebody who asks, while the server itself answered others of the same kind."""
+"""A health check that timed out at whoever asks, of a server that had worked: it stands, or the limit is short."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LATE = pattern(
     r".{0,400}(?:deadline exceeded|Client\.Timeout)"
 )
 _WHAT = (
-    "whoever checks its health gave up before an answer came, while the server worked: it may be "
-    "their limit of time that is too short"
+    "whoever checks its health gave up before an answer came: the server, which had worked before, stands since, or "
+    "their limit of time is too short"
 )
 _LOOK = (
     "curl -w '%{time_total}' of /health on the server's host: it runs a small generation, which takes a second and "
@@ -23,8 +23,8 @@ _LOOK = (
 )
 
 
-def answered_all_the_same(facts: LogFacts, alarms: Iterable[Alarm]) -> tuple[str, tuple[str, ...]] | None:
-    """Return what is said of a check that timed out, and what to do, where others were answered; None elsewhere.
+def gave_up(facts: LogFacts, alarms: Iterable[Alarm]) -> tuple[str, tuple[str, ...]] | None:
+    """Return what is said of a check that timed out, and what to do first, of a server that had worked; else None.
 
     Args:
         facts: of the log.

@@ -21,7 +21,8 @@ _STORES = re.compile(r"\bSWAKVPool\.set_\w*kv_buffer\b")
 """Both pools' stores, behind the lookup of the forward's slots in the mapping, which is as long as the full pool."""
 _INSERTED = (
     "What was put into the prefix cache as a request was cached has a slot that the pools do not have, and no row of "
-    "the batch has it: the value that was inserted, or that of a node on its way, is wrong, and not the row."
+    "the batch has it: the value that was inserted is wrong, or that of a node on its way, or the row of a request "
+    "that has left the batch."
 )
 _ROWS, _ALLOCATOR, _WRITES = "req_to_token", "swa-allocator", "out_cache_loc"
 
@@ -79,7 +80,7 @@ def _finding(incident: Incident, dump: Dump, structure: Structure, proof: tuple[
             if proof
             else "SGLang was given a slot to free that its pools do not have, and no row of the batch has it."
         ),
-        confidence=Confidence.CERTAIN,
+        confidence=Confidence.LIKELY if structure is Structure.TREE_NODE else Confidence.CERTAIN,
         evidence=(
             said(dump, "scalars.message", "the index, and how many there are"),
             said(dump, "scalars.traceback", "where it was looked up"),

@@ -2,10 +2,11 @@
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.entry_places import led_alone
 from gemma4_triage.diagnose.evidence import lies_inside, said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump, met_by
-from gemma4_triage.diagnose.where_wrong import SWA_TABLE, led_alone, where_wrong
+from gemma4_triage.diagnose.where_wrong import SWA_TABLE, where_wrong
 from gemma4_triage.diagnose.written_by import where_to_look
 from gemma4_triage.finding import Confidence, Finding
 
@@ -14,8 +15,8 @@ _OUTSIDE = "New keys and values are about to be written outside the pool's buffe
 _FROM_ROW = "the request's row has that slot for the token, and a verification's list is read from the row."
 _FROM_ELSEWHERE = "an allocator gave out the slot, or the list of slots is not this batch's."
 _ALONE = (
-    "the mapping's entry of full slot {0} is wrong, or what was made of it in this list: {2} of the same page lead to "
-    "page {1} of the sliding-window pool, which hands out whole pages."
+    "the mapping's entry of full slot {0} is wrong, or what was made of it in this list: each of the {2} other slots "
+    "of its page here leads to page {1} of the sliding-window pool, which hands out whole pages."
 )
 _UNTRANSLATED = (
     "Sliding layers are about to write new keys and values at the full pool's slots, outside their own pool: the whole "

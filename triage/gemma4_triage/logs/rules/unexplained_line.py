@@ -234,8 +234,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(lead.text)) else ()), *look)
     if (lead.kind in ("no-start", "library", "device") or kind is _LAST) and (told := kind_by_words(lead.text)):
         what, look = f"{what}; by its words {told.clause(lead.text)}", (told.advice, *look)
-    if (kind is _LAST or lead.kind == "health") and (short := short_probes.answered_all_the_same(facts, left)):
-        what, look = short
+    if (kind is _LAST or lead.kind == "health") and (short := short_probes.gave_up(facts, left)):
+        what, look = short[0], (*short[1], *look)
     if lead.kind == "leak" and (lost := slots_lost(facts, lead)) is not None:
         what, look = lost
     beside = next(filter(None, (kind_by_words(one.text) for one in others)), None) if lead.kind == "signalled" else None
