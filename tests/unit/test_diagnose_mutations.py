@@ -449,7 +449,7 @@ def test_a_list_that_has_another_page_twice_was_not_made_too_short(tmp_path):
 
 
 class TestWhatNobodyWatched:
-    """Of a server that serves on: what its dumps still tell of lengths, one entry of the mapping, and a hand-out."""
+    """Dumps of a server that serves on tell of impossible lengths, one entry of the mapping, and a hand-out."""
 
     def test_fewer_keys_than_the_forward_computes_is_a_wrong_length(self, tmp_path):
         (dump,) = dumps_of("fewer-keys-than-queries-and-no-account")

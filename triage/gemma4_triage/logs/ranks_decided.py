@@ -15,6 +15,7 @@ LOOK = (
     "once without --speculative-algorithm, and once with --disable-overlap-schedule: what ranks accept or abort has to "
     "be one rank's word",
 )
+"""What to do about ranks that decided differently."""
 _CLOCKS = ("SGLANG_REQ_WAITING_TIMEOUT", "SGLANG_REQ_RUNNING_TIMEOUT")
 _BATCH = pattern(r"batch_size\(\)=(\d+)")
 _ALONE = ("1", "None")

@@ -34,7 +34,7 @@ _OF_FORM = re.compile(r"chat_template_kwargs|tool|reasoning|thinking|response_fo
 _STREAMS = re.compile(r"(?i)\bstream(?:ing)?\b\W{1,3}false|\b(?:non-?streaming|not streaming|without stream(?:ing)?)\b")
 _TIMES_SLOWER = 1.3
 ELSEWHERE = "another-engine"
-"""What a note only mentions says less than what is known of such a start."""
+"""The id of a suspect that a note only mentions; what is known of such a start stands before it."""
 
 
 class Tried(NamedTuple):
